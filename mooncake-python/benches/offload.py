@@ -1,11 +1,14 @@
-"""How long it takes until objects are on a disk, and until they are read back from there: our package, and the existing one beside it, each with
-its own master, in turn in one run.
+"""Time to write objects to a disk and to read them back: this package and Mooncake C++, each with
+its own master, alternating in one run.
 
-    python offload.py HOST FOLDER --ours PYTHON MASTER [--peer PYTHON MASTER] [--rounds N] [--mib N] [--heartbeat SECONDS]
+    python offload.py HOST FOLDER --ours PYTHON MASTER [--peer PYTHON MASTER]
+        [--rounds N] [--mib N] [--heartbeat SECONDS]
 
-A process owns memory and a folder; another one puts objects of 1 MiB there, waits until all are on the disk, has the copies in memory dropped,
-and reads all of them. Masters must have been started with `--enable_offload=true --default_kv_lease_ttl=500`. `--own` and `--measure` are what those
-processes are started with. Exits with 1 when ours does not take half the peer's time at most, or a byte is wrong.
+One process contributes memory and a folder. Another process puts objects of 1 MiB, waits until all
+are on the disk, drops the replicas in memory, and reads all objects. Masters must have been started
+with `--enable_offload=true --default_kv_lease_ttl=500`. `--own` and `--measure` are the arguments
+of those processes. The script exits with 1 if this package takes more than half the time of
+Mooncake C++, or a byte is wrong.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ import time
 
 MIB = 1 << 20
 BATCH = 64
-# Times the peer's speed that is wanted.
+# Required speed, as a multiple of that of Mooncake C++.
 TIMES = 2.0
-# The peer writes an object once so many are there for one file.
+# Mooncake C++ writes objects once there are this many for one file.
 SETTINGS = {"MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": str(BATCH)}
 PATIENCE = 180
 
 
 def own(host, folder, master, mib):
-    """Offers memory for all objects, and the folder."""
+    """Contributes memory for all objects, and the folder."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -41,7 +44,7 @@ def own(host, folder, master, mib):
 
 
 def measure(host, segment, master, mib):
-    """Seconds to the disk of the owner of a segment and back, as JSON."""
+    """Prints seconds to the disk of a segment's owner and back, as JSON."""
     import numpy as np
     from mooncake.store import MooncakeDistributedStore
 
@@ -71,14 +74,14 @@ def measure(host, segment, master, mib):
         there = {key for key, all in known.items() if any(one.is_local_disk_replica() for one in all)}
         waiting = [key for key in waiting if key not in there]
         if not there:
-            # Nothing tells who waits for it.
+            # No event announces the condition.
             time.sleep(0.02)
     offloaded = time.perf_counter() - begun
 
     left = keys
     while left:
         assert time.perf_counter() - begun < PATIENCE, f"{len(left)} objects stay in memory"
-        # Until the leases are over that the question gave.
+        # The leases that this query granted must expire.
         time.sleep(0.6)
         cleared = set(store.batch_replica_clear(left, segment))
         left = [key for key in left if key not in cleared]
@@ -101,7 +104,7 @@ def measure(host, segment, master, mib):
 
 
 def forget_pages():
-    """What was just written is not to be read from the kernel's memory."""
+    """Drops the kernel's page cache, so that reads come from the disk."""
     os.sync()
     try:
         with open("/proc/sys/vm/drop_caches", "w") as pages:
@@ -111,7 +114,7 @@ def forget_pages():
 
 
 def turn(side, host, folder, mib, heartbeat):
-    """One owner and one measurement."""
+    """Runs one owner and one measurement."""
     python, master = side
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
@@ -167,7 +170,7 @@ def main():
     parser.add_argument("--peer", nargs=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mib", type=int, default=2048)
-    # The default of both.
+    # Both packages have this default.
     parser.add_argument("--heartbeat", type=int, default=10)
     parser.add_argument("--master")
     parser.add_argument("--own", action="store_true")

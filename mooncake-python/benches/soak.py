@@ -1,9 +1,11 @@
-"""Many calls, and many comings and goings: resident memory and file descriptors stay where they are.
+"""Soak test of many calls, and of many setups and closes: resident memory and file descriptors stay
+constant.
 
     python soak.py [--calls 1000000] [--cycles 10000]
 
-Starts a master of its own. What both processes hold is looked at ten times; it may end up `--slack-mib` and a few
-descriptors more than the least of the first half. Says what it saw, and exits with 1 when something grows.
+The script starts its own master. It samples the resources of both processes ten times. The last
+sample may exceed the least of the first half by `--slack-mib` and a few descriptors. The script
+prints the samples, and exits with 1 if a process grew.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from pathlib import Path
 from mooncake.store import MooncakeDistributedStore
 
 MIB = 1 << 20
-# Connections come and go with what is under way.
+# The number of connections varies with the running calls.
 DESCRIPTORS = 8
 
 
 def free_port() -> int:
-    """A port nobody listens on now, and not one of those that the system gives to outgoing connections."""
+    """Returns a free port below those that the system assigns to outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -39,7 +41,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def master() -> Iterator[tuple[str, int]]:
-    """A master's address and process number."""
+    """Starts a master. Yields its address and process number."""
     port, log = free_port(), tempfile.TemporaryFile()
     command = [sys.executable, "-c", "from mooncake.cli import master; master()"]
     flags = [f"--rpc_port={port}", f"--metrics_port={free_port()}", "--default_kv_lease_ttl=2000"]
@@ -67,14 +69,16 @@ def joined(address: str, segment: int = 128 * MIB) -> MooncakeDistributedStore:
 
 
 def held(process: int) -> tuple[int, int]:
-    """Resident bytes of its own, and open descriptors. What it offers to the cluster is shared memory, of which more is touched with time."""
+    """Returns private resident bytes and open descriptors of a process. Its segment is shared
+    memory, of which more becomes resident over time.
+    """
     status = Path(f"/proc/{process}/status").read_text()
     resident = next(line for line in status.splitlines() if line.startswith("RssAnon"))
     return int(resident.split()[1]) * 1024, len(os.listdir(f"/proc/{process}/fd"))
 
 
 def steady(what: str, count: int, step: Callable[[int], None], processes: dict[str, int], slack: int) -> bool:
-    """Makes so many steps; whether none of the processes grew."""
+    """Makes so many steps. Returns whether no process grew."""
     if count < 20:
         return True
     seen: dict[str, list[tuple[int, int]]] = {name: [] for name in processes}
@@ -115,7 +119,7 @@ def main() -> int:
         store = joined(address)
 
         def calls(number: int) -> None:
-            # A put, a get, and the way back, over keys that come again: 4096 of them, of which the oldest is replaced.
+            # Upserts and gets over 4096 recurring keys, of which each upsert replaces the oldest.
             key = f"key-{number % 4096}"
             if number % 2:
                 code = store.upsert(key, value)

@@ -1,13 +1,16 @@
-"""What the store's calls take: our package, the existing one and our Rust interface, row by row in turn, in one run.
+"""Throughput and latency of the store's calls: this package, Mooncake C++ and the Rust interface,
+row by row, alternating in one run.
 
-    python store.py HOST --ours PYTHON MASTER [--rust PROGRAM] [--peer PYTHON MASTER] [--rows WORD..] [--rounds N]
+    python store.py HOST --ours PYTHON MASTER [--rust PROGRAM]
+        [--peer PYTHON MASTER] [--rows WORD..] [--rounds N]
 
-Every one of them is a process that offers no memory; a second process of the same kind owns it, as on another machine. `--serve` and
-`--own` are what those processes are started with. Ours is measured as it is when nothing is said, where both share memory, and once
-more over TCP.
+Each of them is a process that contributes no memory. A second process of the same kind contributes
+it, as on another machine. `--serve` and `--own` are the arguments of those processes. This package
+is measured with its defaults, where both processes share memory, and again over TCP.
 
-With a peer it exits with 1 when a row has less than 1.5 times its throughput, or less than twice where values have 1 to 4 MiB; with
-the Rust interface, when the package adds more than 5 us to a call.
+With `--peer`, the script exits with 1 if a row has less than 1.5 times the throughput of Mooncake
+C++, or less than twice for values of 1 to 4 MiB. With `--rust`, it exits with 1 if the package adds
+more than 5 us to a call.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ import sys
 import time
 
 KIB, MIB = 1 << 10, 1 << 20
-# Seconds of one row in one round, and rounds that count, after one that touches all memory.
+# Seconds of one row in one round, and number of rounds after the first one, which touches all
+# memory.
 SECONDS = 0.25
 ROUNDS = 3
-# Bytes that one row of puts may take of the owner's memory, which has twice that.
+# Bytes of the owner's memory that one row of puts may take. The owner has twice that.
 MOST = 1 << 30
 LAYERS, PAGE = 61, 128 * KIB
-# What each row must reach: times the peer's throughput, and microseconds more than Rust takes.
+# Requirements for each row: throughput as a multiple of that of Mooncake C++, and microseconds in
+# addition to Rust.
 TIMES, TIMES_AT_1_TO_4_MIB, MORE_US = 1.5, 2.0, 5.0
 
 SIZES = [4 * KIB, 64 * KIB, MIB, 4 * MIB, 64 * MIB]
@@ -35,7 +40,7 @@ SINGLE = ["put", "put_from", "get", "get_into", "put_tensor", "get_tensor"]
 
 
 def rows():
-    """Kinds of calls, bytes of a value, and values of a call."""
+    """Yields kinds of calls, bytes of a value, and values of a call."""
     for kind in SINGLE:
         yield from ((kind, size, 1) for size in SIZES)
     for kind in ("batch_put_from", "batch_get_into"):
@@ -52,7 +57,7 @@ def label(kind, size, count):
 
 
 class Bench:
-    """Calls of one package against memory that is elsewhere."""
+    """Calls of one package against memory of another process."""
 
     def __init__(self, master, host):
         import numpy as np
@@ -65,7 +70,7 @@ class Bench:
         assert self.store.register_buffer(self.at, self.memory.nbytes) == 0
 
     def measure(self, kind, size, count, seconds, tag):
-        """Megabytes a second and the median of a call in microseconds."""
+        """Returns megabytes per second and the median of a call in microseconds."""
         prepare = getattr(self, kind)
         call, expected = prepare(size, count, tag)
         moved = size * count
@@ -145,7 +150,7 @@ class Bench:
 
 
 def serve(master, host):
-    """Measures rows as they are asked for."""
+    """Measures rows on request."""
     bench = Bench(master, host)
     print('=>"ready"', flush=True)
     for line in sys.stdin:
@@ -156,7 +161,7 @@ def serve(master, host):
 
 
 def own(master, host):
-    """Offers memory until it is told to stop."""
+    """Contributes memory until its input ends."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -167,7 +172,7 @@ def own(master, host):
 
 
 class Process:
-    """One that is asked for lines; the existing package writes its log among the answers."""
+    """Process that measures on request. Mooncake C++ writes its log between the responses."""
 
     def __init__(self, name, words, **environment):
         self.name, self.best, self.skips = name, {}, ()
@@ -202,7 +207,7 @@ def has_torch(python):
 
 
 def compare(options):
-    """All rows of all processes, in turn, the best of some rounds each."""
+    """Measures all rows of all processes, alternating, and keeps the best of the rounds."""
     pythons = {"ours": options.ours, "peer": options.peer}
     owners, measured = [], []
     for name, given in pythons.items():
@@ -237,7 +242,7 @@ def compare(options):
 
 
 def table(wanted, best):
-    """Prints what was measured, and gives what falls short."""
+    """Prints the results, and returns the rows that miss their requirements."""
     missed = []
     print(f"{'':26}{'ours':>18}{'over tcp':>18}{'rust':>12}{'adds':>8}{'peer':>18}{'ratio':>7}{'tcp':>6}  (MB/s, us a call)")
     for row in wanted:
@@ -246,7 +251,7 @@ def table(wanted, best):
         rust = best.get("rust", {}).get(row)
         adds = ours["us"] - rust["us"] if rust else None
         line += f"{rust['us']:12.0f}{adds:8.1f}" if rust else " " * 20
-        # A batch is one call, but of as many values.
+        # A batch is one call, but with as many values.
         if adds is not None and row[1] == SIZES[0] and row[2] == 1 and adds > MORE_US:
             missed.append(f"{name}: {adds:.1f} us more than in Rust, at most {MORE_US:.0f}")
         peer = best.get("peer", {}).get(row)

@@ -1,4 +1,5 @@
-//! Functions that PyTorch's pluggable allocator finds in this very library, by the names and shapes of the existing system's `nvlink_allocator.so`.
+//! Functions for PyTorch's pluggable allocator, which finds them in this library. Names and
+//! signatures are those of `nvlink_allocator.so` of Mooncake C++.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -10,46 +11,47 @@ fn allocate(size: isize, device: c_int) -> *mut c_void {
     match allocator::allocate(len, device) {
         Ok(at) => with_exposed_provenance_mut(at as usize),
         Err(error) => {
-            tracing::error!(%error, len, device, "no memory of a GPU");
+            tracing::error!(%error, len, device, "cannot allocate GPU memory");
             null_mut()
         }
     }
 }
 
 fn free(ptr: *mut c_void, stream: *mut c_void) {
-    // SAFETY: PyTorch gives the stream the memory was used on.
+    // SAFETY: PyTorch passes the stream on which the memory was used.
     let known =
         ptr.is_null() || unsafe { allocator::free(ptr.expose_provenance() as u64, stream.addr() as u64) };
     if !known {
-        tracing::error!(?ptr, "memory of a GPU that was not allocated here is not freed");
+        tracing::error!(?ptr, "cannot free GPU memory: it was not allocated by this allocator");
     }
 }
 
-/// Memory that peers can open, of `size` bytes; null when there is none.
+/// Allocates `size` bytes of GPU memory that other processes can open. Returns null on failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn mc_nvlink_malloc(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
     allocate(size, device)
 }
 
-/// Frees it when the stream's work so far is over.
+/// Frees GPU memory when the current work of the stream is done.
 #[unsafe(no_mangle)]
 pub extern "C" fn mc_nvlink_free(ptr: *mut c_void, _size: isize, _device: c_int, stream: *mut c_void) {
     free(ptr, stream);
 }
 
-/// The same under the existing system's other name.
+/// Alias of [`mc_nvlink_malloc`]. Mooncake C++ has this name as well.
 #[unsafe(no_mangle)]
 pub extern "C" fn mc_allocator_malloc(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
     allocate(size, device)
 }
 
-/// The same under the existing system's other name.
+/// Alias of [`mc_nvlink_free`]. Mooncake C++ has this name as well.
 #[unsafe(no_mangle)]
 pub extern "C" fn mc_allocator_free(ptr: *mut c_void, _size: isize, _device: c_int, stream: *mut c_void) {
     free(ptr, stream);
 }
 
-/// What that memory is made of: 0 `cuMemAlloc`, 1 `cuMemCreate` for the fabric, -1 there is no such device, -2 there is no driver.
+/// Returns how memory is allocated: 0 with `cuMemAlloc`, 1 with `cuMemCreate` for the fabric.
+/// Returns -1 if there is no such device, -2 if there is no driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn mc_allocator_probe(device: c_int) -> c_int {
     u32::try_from(device).map_or(allocator::Backend::Unknown, allocator::probe) as c_int

@@ -1,4 +1,4 @@
-//! Arguments as Python gives them.
+//! Conversion of Python arguments.
 
 use mooncake_core::memory::MemorySpan;
 use pyo3::buffer::PyUntypedBuffer;
@@ -9,7 +9,8 @@ use std::ptr::NonNull;
 
 use crate::delivery::{deliver, is_worker};
 
-/// An address, a length or a count: what does not fit is a `TypeError`, as for every other wrong argument.
+/// Address, length or count. An integer that does not fit is a `TypeError`, like any other wrong
+/// argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Uint(pub(crate) u64);
 
@@ -28,13 +29,13 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Uint {
 }
 
 impl Uint {
-    /// As a length in this process; what is not one is too long for anything.
+    /// Returns the number as a length in this process, or the largest one if it does not fit.
     pub(crate) fn len(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }
 
-/// A `str`, or its bytes: the existing package takes either wherever it takes words.
+/// A `str` or its UTF-8 bytes. Mooncake C++ accepts either wherever it takes a string.
 struct Text(String);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Text {
@@ -48,29 +49,30 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Text {
         };
         match String::from_utf8(bytes) {
             Ok(text) => Ok(Self(text)),
-            Err(error) => Err(PyValueError::new_err(format!("bytes that are no UTF-8: {error}"))),
+            Err(error) => Err(PyValueError::new_err(format!("invalid UTF-8 in bytes: {error}"))),
         }
     }
 }
 
-/// An argument that is a word.
+/// Converts an argument that is a string.
 pub(crate) fn text(obj: &Bound<'_, PyAny>) -> PyResult<String> {
     obj.extract().map(|Text(text)| text)
 }
 
-/// An argument that is a list of words.
+/// Converts an argument that is a list of strings.
 pub(crate) fn texts(obj: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     let texts: Vec<Text> = obj.extract()?;
     Ok(texts.into_iter().map(|Text(text)| text).collect())
 }
 
-/// An argument that is a list of lists of words.
+/// Converts an argument that is a list of lists of strings.
 pub(crate) fn texts_of_each(obj: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<String>>> {
     let each: Vec<Bound<'_, PyAny>> = obj.extract()?;
     each.iter().map(texts).collect()
 }
 
-/// An argument that is yes or no. As in the existing package also `None`, and what has a truth of its own, as numbers have, but no words or lists.
+/// Converts an argument that is a truth value. As in Mooncake C++, `None` and objects with
+/// `__bool__` (such as numbers) are accepted, strings and lists are not.
 pub(crate) fn truth(obj: &Bound<'_, PyAny>) -> PyResult<bool> {
     match obj.extract() {
         Err(_) if obj.is_none() || obj.hasattr("__bool__")? => obj.is_truthy(),
@@ -78,7 +80,7 @@ pub(crate) fn truth(obj: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// Python objects that must stay as they are while somebody uses their bytes.
+/// Python objects that stay alive and unchanged while their bytes are in use.
 #[derive(Default)]
 pub(crate) struct Keep {
     buffers: Vec<PyUntypedBuffer>,
@@ -98,18 +100,19 @@ impl Drop for Keep {
             return;
         }
         if is_worker() {
-            // Without an interpreter there is nobody to give them back to.
+            // Without an interpreter the objects cannot be freed.
             let _ = deliver(Box::new(move |_| drop((buffers, objects))));
             return;
         }
-        // The caller's thread, attached or about to be.
+        // This is the caller's thread, which is attached or can attach.
         let mut held = Some((buffers, objects));
         Python::try_attach(|_| drop(held.take()));
         std::mem::forget(held);
     }
 }
 
-/// The bytes of an object with the buffer protocol, in order. Those that do not lie in one piece are copied.
+/// Returns the bytes of an object with the buffer protocol, in C order. Bytes that are not
+/// contiguous are copied.
 pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
     let buffer = buffer_of(object)?;
     let buffer = if buffer.is_c_contiguous() {
@@ -125,10 +128,11 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<O
     Ok(span)
 }
 
-/// An object's buffer. Arrays of ctypes say no strides, and numbers no shape; through a `memoryview` they do, and a number is copied.
+/// Returns an object's buffer. ctypes arrays report no strides and ctypes numbers no shape. A
+/// `memoryview` of them does, and a number is copied.
 fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
     let of_objects =
-        || PyTypeError::new_err("an array of Python objects has no bytes to store, only their addresses");
+        || PyTypeError::new_err("cannot store an array of Python objects: it holds only their addresses");
     let buffer = match PyUntypedBuffer::get(object) {
         Err(error) if error.is_instance_of::<PyBufferError>(object.py()) => {
             let view = PyMemoryView::from(object)?;
@@ -145,12 +149,13 @@ fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
     Ok(buffer)
 }
 
-/// Whether items of that format are, or have, Python objects. Names of fields are between colons.
+/// Returns whether items of that format contain Python objects. Names of fields lie between colons.
 fn holds_objects(format: &[u8]) -> bool {
     format.split(|&c| c == b':').step_by(2).any(|types| types.contains(&b'O'))
 }
 
-/// [`bytes_of`] one part of a value: one dimension of single bytes.
+/// Returns [`bytes_of`] one part of a value, which must be a one-dimensional buffer of single
+/// bytes.
 pub(crate) fn part_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
     let buffer = buffer_of(object)?;
     if buffer.dimensions() != 1 || buffer.item_size() != 1 {
@@ -160,15 +165,15 @@ pub(crate) fn part_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Op
     bytes_of(object, keep)
 }
 
-/// From here on, others run while bytes are copied.
+/// Smallest copy in bytes that releases the interpreter.
 const LONG: usize = 8 << 10;
 
-/// Does what copies so many bytes, without holding the interpreter when that takes longer than letting go of it.
+/// Runs `copy`, which copies `len` bytes. A long copy runs without the interpreter.
 pub(crate) fn copying<R: Send>(py: Python<'_>, len: usize, copy: impl FnOnce() -> R + Send) -> R {
     if len < LONG { copy() } else { py.detach(copy) }
 }
 
-/// A new `bytes` object of that length, whose bytes `fill` writes.
+/// Returns a new `bytes` object of that length, whose bytes `fill` writes.
 #[allow(unsafe_code)]
 pub(crate) fn bytes_with<'py>(
     py: Python<'py>,
@@ -178,7 +183,8 @@ pub(crate) fn bytes_with<'py>(
     let (object, span) = new_bytes(py, len)?;
     let filled = copying(py, len, || {
         let Some(span) = span else { return fill(&mut []) };
-        // SAFETY: the object is new, that long, and nobody else's yet; zeroes make its bytes readable before `fill` has them.
+        // SAFETY: the object is new, that long, and has no other user. Zeroes make its bytes
+        // readable before `fill` gets them.
         let bytes = unsafe {
             span.ptr.write_bytes(0, span.len);
             std::slice::from_raw_parts_mut(span.ptr.as_ptr(), span.len)
@@ -189,15 +195,16 @@ pub(crate) fn bytes_with<'py>(
     Ok(object)
 }
 
-/// A new `bytes` object of that length and where its bytes lie. They must be written before anybody else sees it.
+/// Returns a new `bytes` object of that length and the location of its bytes. They must be written
+/// before the object has another user.
 #[allow(unsafe_code)]
 pub(crate) fn new_bytes<'py>(
     py: Python<'py>,
     len: usize,
 ) -> PyResult<(Bound<'py, PyBytes>, Option<MemorySpan>)> {
     let len = isize::try_from(len)
-        .map_err(|_| PyOverflowError::new_err("a value longer than the address space"))?;
-    // SAFETY: without bytes to copy the interpreter makes an object of that length, or says why not.
+        .map_err(|_| PyOverflowError::new_err("value is longer than the address space"))?;
+    // SAFETY: without bytes to copy, the interpreter creates an object of that length or raises.
     let object = unsafe {
         let raw = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
         Bound::from_owned_ptr_or_err(py, raw)?.cast_into_unchecked::<PyBytes>()

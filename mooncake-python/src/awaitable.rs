@@ -1,4 +1,5 @@
-//! Calls that asyncio awaits: the work runs on the runtime, no thread waits for it, and its outcome is handed to the loop.
+//! Calls for asyncio: the work runs on the runtime, no thread waits for it, and its outcome is
+//! passed to the event loop.
 
 use std::panic::AssertUnwindSafe;
 
@@ -12,7 +13,7 @@ use crate::delivery::deliver;
 use crate::error::exception;
 use crate::runtime::{panicked, runtime};
 
-/// Stops work that nobody awaits any more.
+/// Canceller of work that nothing awaits any more.
 #[pyclass(frozen, module = "mooncake._mooncake", name = "Canceller")]
 pub(crate) struct Canceller {
     running: AbortHandle,
@@ -20,17 +21,18 @@ pub(crate) struct Canceller {
 
 #[pymethods]
 impl Canceller {
-    /// Called when the future is done, one way or the other.
+    /// Aborts the work. asyncio calls this when the future is done or cancelled.
     fn __call__(&self, future: &Bound<'_, PyAny>) {
         let _ = future;
         self.running.abort();
     }
 }
 
-/// Settles the future with `finish` of the outcome of `work`.
+/// Resolves the future with `finish` of the outcome of `work`.
 ///
-/// Nothing here calls what is written in Python, which could let another thread have the interpreter: a thread that finds it ending then is
-/// ended where it stands, and Rust cannot be unwound so.
+/// No code on the runtime's threads calls Python functions, which could hand the interpreter to
+/// another thread. A thread that then finds the interpreter ending is ended in place, and Rust
+/// cannot be unwound that way.
 pub(crate) fn awaitable<R: Send + 'static>(
     future: &Bound<'_, PyAny>,
     work: impl Future<Output = Result<R>> + Send + 'static,
@@ -46,8 +48,8 @@ pub(crate) fn awaitable<R: Send + 'static>(
         let hand_over = move |py: Python<'_>| {
             let settled = settle(py, &of, &at, finish(py, outcome));
             if let Err(error) = settled {
-                // The loop is closed: nobody is left to be told.
-                tracing::debug!("an outcome was not wanted any more: {error}");
+                // The event loop is closed, so nothing can receive the outcome.
+                tracing::debug!("outcome of an asyncio call dropped: {error}");
             }
         };
         let _ = deliver(Box::new(hand_over));
@@ -71,7 +73,7 @@ fn settle(
     at.call_method1(py, "call_soon_threadsafe", arguments).map(drop)
 }
 
-/// Settles it at once.
+/// Resolves the future at once.
 pub(crate) fn ready<'py>(future: &Bound<'py, PyAny>, value: impl IntoPyObject<'py>) -> PyResult<()> {
     future.call_method1("set_result", (value,)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! How objects are to be kept: `ReplicateConfig` as Python has it.
+//! `ReplicateConfig` as Python has it.
 
 use mooncake_core::replica::{self, DataType, SoftPin};
 use mooncake_core::{Error, Result};
@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use crate::args::{Uint, text, texts, truth};
 
-/// How a put wants its object kept: copies, pins, placement, groups.
+/// Settings for storing an object: replicas, pins, placement and groups.
 #[pyclass(subclass, weakref, module = "mooncake.store", name = "ReplicateConfig")]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReplicateConfig {
@@ -29,7 +29,7 @@ fn number_of(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u8> {
 
 #[pymethods]
 impl ReplicateConfig {
-    /// Without arguments, but for those of a class made from this one.
+    /// Accepts no arguments. A subclass may have its own.
     #[new]
     #[classmethod]
     #[pyo3(signature = (*args, **kwargs))]
@@ -41,7 +41,7 @@ impl ReplicateConfig {
         let given = args.len() + kwargs.map_or(0, |kwargs| kwargs.len());
         if given > 0 && class.is(class.py().get_type::<Self>()) {
             return Err(PyTypeError::new_err(
-                "incompatible constructor arguments: ReplicateConfig takes none",
+                "incompatible constructor arguments: ReplicateConfig takes no arguments",
             ));
         }
         Ok(Self::default())
@@ -95,7 +95,7 @@ impl ReplicateConfig {
     #[setter]
     fn set_soft_pin_action(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let number = number_of(value, "SoftPinAction")?;
-        let unknown = || PyValueError::new_err(format!("{number} is no SoftPinAction"));
+        let unknown = || PyValueError::new_err(format!("invalid SoftPinAction: {number}"));
         self.inner.soft_pin = SoftPin::from_number(number).ok_or_else(unknown)?;
         Ok(())
     }
@@ -162,7 +162,7 @@ impl ReplicateConfig {
             Ok(text) => match text.to_str()?.to_ascii_lowercase().as_str() {
                 "true" | "1" | "yes" | "on" => true,
                 "false" | "0" | "no" | "off" | "" => false,
-                other => return Err(PyValueError::new_err(format!("{other:?} is neither true nor false"))),
+                other => return Err(PyValueError::new_err(format!("invalid truth value: {other:?}"))),
             },
             Err(_) => truth(value)?,
         };
@@ -206,9 +206,10 @@ impl ReplicateConfig {
         let names = |names: &[String]| format!("[{}]", names.join(", "));
         let data_type: String = self.data_type(py)?.getattr("name")?.extract()?;
         Ok(format!(
-            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, soft_pin_action: {}, \
-             soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, preferred_nof_segments: {}, \
-             preferred_segment: {}, prefer_alloc_in_same_node: {}, group_ids: {}, data_type: {data_type} }}",
+            "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, \
+             soft_pin_action: {}, soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, \
+             preferred_nof_segments: {}, preferred_segment: {}, prefer_alloc_in_same_node: {}, \
+             group_ids: {}, data_type: {data_type} }}",
             c.replicas,
             c.nof_replicas,
             c.dfs_replicas,
@@ -228,12 +229,13 @@ impl ReplicateConfig {
     }
 }
 
-/// One of the same class, which may have been made from ours, with a copy of what its users have added to it.
+/// Returns a copy of the same class, which may be a subclass, with a copy of the attributes that
+/// were added to it.
 fn copy_of<'py>(
     config: &Bound<'py, ReplicateConfig>,
     attributes: impl FnOnce(Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // Not by calling the class, which may want arguments.
+    // The constructor of a subclass may require arguments, so it is not called.
     let made = config.py().get_type::<ReplicateConfig>().call_method1("__new__", (config.get_type(),))?;
     made.cast::<ReplicateConfig>()?.borrow_mut().inner = config.borrow().inner.clone();
     if let Some(own) = config.getattr_opt("__dict__")? {
@@ -242,26 +244,34 @@ fn copy_of<'py>(
     Ok(made)
 }
 
-/// The configuration of a call: the default one when none is given, or `None`.
+/// Optional configuration of a call. `None` means the default.
 pub(crate) type Config<'py> = Option<PyRef<'py, ReplicateConfig>>;
 
-/// What a call makes of it for that many keys. Only some calls place on the writer's own host.
-pub(crate) fn of_call(config: &Config<'_>, keys: usize, same_node: bool) -> Result<replica::ReplicateConfig> {
+/// Checks the configuration for a call with that many keys. Only some calls support placement on
+/// the writer's own host.
+pub(crate) fn for_call(
+    config: &Config<'_>,
+    keys: usize,
+    same_node: bool,
+) -> Result<replica::ReplicateConfig> {
     let Some(config) = config else { return Ok(replica::ReplicateConfig::default()) };
     let config = &config.inner;
     if config.same_node && !same_node {
         return Err(Error::invalid(
-            "prefer_alloc_in_same_node works with the multi-buffer and session puts only",
+            "prefer_alloc_in_same_node is supported by the multi-buffer and session puts only",
         ));
     }
     if config.same_node && config.replicas != 1 {
-        return Err(Error::invalid("prefer_alloc_in_same_node goes with exactly one replica"));
+        return Err(Error::invalid("prefer_alloc_in_same_node requires exactly one replica"));
     }
     if let Some(groups) = config.group_ids.as_ref().filter(|groups| groups.len() != keys) {
-        return Err(Error::invalid(format!("{} group_ids for {keys} keys", groups.len())));
+        return Err(Error::invalid(format!(
+            "group_ids and keys differ in number. group_ids={} keys={keys}",
+            groups.len()
+        )));
     }
     if config.soft_pin_ttl_ms.is_some() && config.soft_pin != SoftPin::Enable {
-        return Err(Error::invalid("soft_pin_ttl_ms needs soft_pin_action ENABLE"));
+        return Err(Error::invalid("soft_pin_ttl_ms requires soft_pin_action ENABLE"));
     }
     Ok(config.clone())
 }

@@ -1,5 +1,6 @@
-//! The thread that goes to the interpreter for the workers of the runtime, which must not wait for it, nor be caught waiting when it ends:
-//! the interpreter ends a thread that asks for it then, and Rust's stack is not to be unwound so.
+//! Thread that attaches to the interpreter on behalf of the runtime's workers. A worker must not
+//! wait for the interpreter: an interpreter that ends also ends the threads that wait to attach to
+//! it, and Rust's stack must not be unwound that way.
 
 use std::cell::Cell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -9,10 +10,11 @@ use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
-/// Something to do with the interpreter attached.
+/// Closure to run while attached to the interpreter.
 pub(crate) type Delivery = Box<dyn FnOnce(Python<'_>) + Send>;
 
-/// How long the end of the interpreter waits for what is under way: an event loop that takes what it is handed, and objects that go.
+/// Time that the end of the interpreter waits for running deliveries: event loops that take
+/// results, and objects that are freed.
 const LIMIT: Duration = Duration::from_secs(2);
 
 static DELIVERIES: Mutex<State> = Mutex::new(State::Idle);
@@ -22,7 +24,7 @@ thread_local! {
 }
 
 enum State {
-    /// Nothing was to be delivered yet.
+    /// Initial state, before the first delivery.
     Idle,
     Runs {
         queue: Sender<Delivery>,
@@ -32,18 +34,20 @@ enum State {
     Over,
 }
 
-/// Called on every thread of the runtime.
+/// Marks this thread as a worker of the runtime. Every worker calls it once.
 pub(crate) fn mark_worker() {
     IS_WORKER.set(true);
 }
 
-/// Whether the thread is one of the runtime's.
+/// Returns whether this thread is a worker of the runtime.
 pub(crate) fn is_worker() -> bool {
     IS_WORKER.get()
 }
 
-/// Has it done by the thread, in order. An error when there is no interpreter to go to; it is forgotten then, as whatever it
-/// holds of the interpreter cannot be given back.
+/// Queues a closure for the thread, which runs closures in order.
+///
+/// # Errors Returns an error if the interpreter has ended. The closure is leaked then, because its
+/// Python objects can no longer be freed.
 pub(crate) fn deliver(delivery: Delivery) -> Result<()> {
     let mut state = DELIVERIES.lock();
     if matches!(*state, State::Idle) {
@@ -57,7 +61,7 @@ pub(crate) fn deliver(delivery: Delivery) -> Result<()> {
         State::Idle | State::Over => delivery,
     };
     std::mem::forget(undelivered);
-    Err(Error::internal("the interpreter is gone"))
+    Err(Error::internal("cannot run Python code: the interpreter has ended"))
 }
 
 fn start() -> Result<State> {
@@ -65,7 +69,7 @@ fn start() -> Result<State> {
     let (ending, ended) = channel();
     let run = move || {
         run(&deliveries);
-        // Dropped at the very end, which is what is waited for.
+        // The last action of the thread, which `stop` waits for.
         drop(ending);
     };
     std::thread::Builder::new().name("mooncake-loop".to_owned()).spawn(run)?;
@@ -76,7 +80,7 @@ fn run(deliveries: &Receiver<Delivery>) {
     while let Ok(first) = deliveries.recv() {
         let mut first = Some(first);
         let attached = Python::try_attach(|py| {
-            // As many as there are, while we are attached.
+            // Runs all queued closures while attached.
             first.take().into_iter().chain(deliveries.try_iter()).for_each(|next| next(py));
         });
         if attached.is_none() {
@@ -86,13 +90,13 @@ fn run(deliveries: &Receiver<Delivery>) {
     }
 }
 
-/// Delivers what is there and nothing more. For the end of the interpreter.
+/// Runs the queued closures and accepts no more. Called when the interpreter ends.
 pub(crate) fn stop(py: Python<'_>) {
     let before = std::mem::replace(&mut *DELIVERIES.lock(), State::Over);
     let State::Runs { queue, ended } = before else { return };
     drop(queue);
     let waited = py.detach(move || ended.recv_timeout(LIMIT));
     if waited == Err(RecvTimeoutError::Timeout) {
-        tracing::debug!("an event loop did not take what it was handed in {LIMIT:?}");
+        tracing::debug!("event loop did not take its results in {LIMIT:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of GPUs, as far as this process reaches it.
+//! GPU memory, as far as this process can access it.
 
 use mooncake_core::memory::{Location, device_driver};
 use mooncake_nvlink::CudaDriver;
@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 
 use crate::args::Uint;
 
-/// Number of the GPU whose memory an address lies in; `None` for memory of nobody, and for a GPU that is not reached from here.
+/// Returns the number of the GPU whose memory contains an address. Returns `None` for unallocated
+/// memory and for a GPU that this process cannot use.
 #[pyfunction]
 pub(crate) fn device_of(address: Uint) -> Option<u32> {
     let allocation = device_driver()?.allocation(address.0)?;
@@ -16,7 +17,8 @@ pub(crate) fn device_of(address: Uint) -> Option<u32> {
     }
 }
 
-/// Why CUDA cannot be used here; `None` where it can. Loads the driver's library.
+/// Returns the reason why CUDA is unavailable, or `None` if it is available. Loads the driver's
+/// library.
 #[pyfunction]
 pub(crate) fn cuda_missing(py: Python<'_>) -> Option<String> {
     py.detach(|| CudaDriver::serve(None).and_then(|driver| driver.cuda().map(drop)).err())

@@ -1,4 +1,5 @@
-//! The transfer engine under `mooncake.engine.TransferEngine`: what Python names by numbers and addresses.
+//! Transfer engine under `mooncake.engine.TransferEngine`, whose calls name memory by address and
+//! batches by number.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -9,7 +10,9 @@ use std::time::Duration;
 use mooncake_core::memory::{Location, MemorySpan, copy_memory};
 use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_engine::addressed::Regions;
-use mooncake_engine::{AddressRequest, TransferEngine, TransferEngineBuilder, TransportOptions};
+use mooncake_engine::{
+    AddressRequest, TransferEngine, TransferEngineBuilder, TransportOptions, TransportSet,
+};
 use mooncake_transport::engine::{EngineCode, HandshakePort, Target};
 use mooncake_transport::handshake::Notification;
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
@@ -22,26 +25,25 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::args::{Keep, Uint, bytes_of, copying, new_bytes, text};
 use crate::error::{Errors, LastError, exception};
 use crate::exit;
-use crate::memory::Wire;
 use crate::runtime::{not_forked, wait};
 
-/// How long a peer has for a probe.
-const PROBE: Duration = Duration::from_secs(3);
-/// What an unanswered probe returns.
+/// Time that a target has to answer a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Result of `send_probe` if the target does not answer.
 const UNREACHABLE: i64 = -102;
-/// Finished batches that can still be asked about.
-const KEPT: usize = 4096;
-/// How much longer than its own deadline says a stream waits for a transfer.
+/// Maximum number of finished batches whose outcome can still be queried.
+const MAX_FINISHED: usize = 4096;
+/// Time that a stream waits for a transfer beyond the deadline of the transfer.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// An engine that a store may share.
+/// Engine that a store can share.
 #[pyclass(frozen, weakref, module = "mooncake.engine", name = "InnerTransferEngine")]
 pub(crate) struct InnerTransferEngine {
     engine: TransferEngine,
-    /// Where it is found.
+    /// Metadata address that `initialize` was given.
     metadata: String,
-    /// Outcomes of batches that were asked about, the oldest first.
-    over: Mutex<VecDeque<(u64, Outcome)>>,
+    /// Outcomes of finished batches that were queried, oldest first.
+    finished: Mutex<VecDeque<(u64, Outcome)>>,
 }
 
 #[pymethods]
@@ -51,19 +53,19 @@ impl InnerTransferEngine {
     }
 }
 
-/// How a batch ended.
+/// Outcome of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
     Failed,
-    Late,
+    TimedOut,
 }
 
 impl Outcome {
-    fn of(result: Result<()>) -> Self {
+    fn from_result(result: Result<()>) -> Self {
         match result {
             Ok(()) => Outcome::Done,
-            Err(error) if error.kind() == ErrorKind::Timeout => Outcome::Late,
+            Err(error) if error.kind() == ErrorKind::Timeout => Outcome::TimedOut,
             Err(_) => Outcome::Failed,
         }
     }
@@ -72,21 +74,21 @@ impl Outcome {
         match self {
             Outcome::Done => 1,
             Outcome::Failed => -1,
-            Outcome::Late => -2,
+            Outcome::TimedOut => -2,
         }
     }
 }
 
-/// Transfers to or from one target, as Python names them.
-struct Work {
+/// Transfers to or from one target, with the names and addresses that Python gave.
+struct TransferCall {
     target: String,
     opcode: Opcode,
     notify: Option<Notification>,
-    /// Local address, remote address, bytes.
+    /// Local address, remote address and length in bytes.
     pieces: Vec<(u64, u64, usize)>,
 }
 
-impl Work {
+impl TransferCall {
     fn new(
         target: String,
         buffers: &[Uint],
@@ -96,7 +98,9 @@ impl Work {
         notify: Option<(String, String)>,
     ) -> Result<Self> {
         if buffers.len() != peers.len() || peers.len() != lengths.len() {
-            return Err(Error::invalid("buffers, peer addresses and lengths are not as many"));
+            return Err(Error::invalid(
+                "cannot transfer: buffers, peer addresses and lengths differ in number",
+            ));
         }
         let pieces = buffers.iter().zip(peers).zip(lengths);
         Ok(Self {
@@ -107,7 +111,7 @@ impl Work {
         })
     }
 
-    fn requests(&self, target: &Target<Wire>) -> Vec<AddressRequest> {
+    fn requests(&self, target: &Target<TransportSet>) -> Vec<AddressRequest> {
         let request = |&(local, remote, len): &(u64, u64, usize)| AddressRequest {
             opcode: self.opcode,
             local,
@@ -123,13 +127,14 @@ impl Work {
     }
 }
 
-/// An engine as the arguments of Python say, and the environment over them.
+/// Returns the builder of an engine with these arguments and the settings of the environment.
 fn builder(host: &str, metadata: &str, protocol: &str, devices: &str) -> Result<TransferEngineBuilder> {
     if protocol == "xgmi" {
-        // The one that the existing system refuses.
+        // Mooncake C++ refuses this protocol as well.
         TransportOptions::named(protocol)?;
     }
-    // An address that we are called by is one that others reach us at; a mere name may be nobody's address.
+    // An IP address in `host` is the address that others connect to. A host name may not resolve to
+    // an address of this host.
     let told = HostPort::parse(host, DEFAULT_PORT).host;
     let is_address = told == "localhost" || told.parse::<IpAddr>().is_ok();
     let port = HandshakePort { host: is_address.then_some(told), ..HandshakePort::default() };
@@ -138,7 +143,7 @@ fn builder(host: &str, metadata: &str, protocol: &str, devices: &str) -> Result<
         .metadata(metadata)
         .protocol(protocol)
         .devices(devices)
-        // As in the existing system, whose hosts without devices take part all the same.
+        // As in Mooncake C++, a host without RDMA devices falls back to TCP.
         .or_tcp()
         .handshake(port)
         .environment())
@@ -149,23 +154,23 @@ impl InnerTransferEngine {
         &self.engine
     }
 
-    /// Where it is found, as `initialize` was told.
+    /// Returns the metadata address that `initialize` was given.
     pub(crate) fn metadata(&self) -> &str {
         &self.metadata
     }
 
-    /// The memory registered with it.
+    /// Returns the memory that is registered with the engine.
     pub(crate) fn regions(&self) -> Arc<Regions> {
         self.engine.regions().clone()
     }
 
     #[allow(unsafe_code)]
     async fn register(&self, pieces: &[(u64, usize)]) -> Result<()> {
-        // SAFETY: whoever registers memory by its address vouches for it until it is unregistered.
+        // SAFETY: the program guarantees that the memory stays valid until it unregisters it.
         unsafe { self.engine.register_raw_many(pieces) }.await
     }
 
-    /// Closes several ranges: those that are registered, even if others are not.
+    /// Unregisters several ranges. Registered ranges are unregistered even if others are unknown.
     async fn unregister(&self, addresses: &[u64]) -> Result<()> {
         match self.engine.unregister_raw(addresses).await {
             Err(error) if addresses.len() > 1 && error.engine_code() == EngineCode::AddressNotRegistered => {
@@ -179,33 +184,34 @@ impl InnerTransferEngine {
         }
     }
 
-    async fn open(&self, work: &Work) -> Result<Target<Wire>> {
-        let deadline = self.engine.clock().now().after(self.engine.patience(work.bytes()));
-        self.engine.open_by(&work.target, deadline).await
+    async fn open(&self, call: &TransferCall) -> Result<Target<TransportSet>> {
+        let deadline = self.engine.clock().now().after(self.engine.patience(call.bytes()));
+        self.engine.open_by(&call.target, deadline).await
     }
 
-    async fn run(&self, work: Work) -> Result<()> {
-        let target = self.open(&work).await?;
-        self.engine.after_default_streams(&work.requests(&target))?;
-        let outcome = match &work.notify {
-            Some(notification) if work.pieces.is_empty() => {
-                self.engine.notify(&work.target, notification).await
+    async fn run(&self, call: TransferCall) -> Result<()> {
+        let target = self.open(&call).await?;
+        self.engine.after_default_streams(&call.requests(&target))?;
+        let outcome = match &call.notify {
+            Some(notification) if call.pieces.is_empty() => {
+                self.engine.notify(&call.target, notification).await
             }
-            _ => self.engine.transfer(&work.requests(&target), work.notify, None).await,
+            _ => self.engine.transfer(&call.requests(&target), call.notify, None).await,
         };
         outcome.map_err(|error| {
-            // It may be back with other memory or at another port: looked up again next time.
-            self.engine.forget(&work.target);
-            error.context(format!("member {}", work.target))
+            // The target may have restarted with other memory or at another port: look it up again
+            // next time.
+            self.engine.forget(&call.target);
+            error.context(format!("target {}", call.target))
         })
     }
 
-    async fn submit(&self, work: Work) -> Result<u64> {
-        let target = self.open(&work).await?;
-        let requests = work.requests(&target);
+    async fn submit(&self, call: TransferCall) -> Result<u64> {
+        let target = self.open(&call).await?;
+        let requests = call.requests(&target);
         self.engine.after_default_streams(&requests)?;
         let id = self.engine.allocate_batch(requests.len());
-        if let Err(error) = self.engine.submit_batch(id, &requests, work.notify, None) {
+        if let Err(error) = self.engine.submit_batch(id, &requests, call.notify, None) {
             self.engine.free_batch(id)?;
             return Err(error);
         }
@@ -213,45 +219,47 @@ impl InnerTransferEngine {
     }
 
     #[allow(unsafe_code)]
-    fn begin_on_stream(&self, work: &Work, target: &Target<Wire>, stream: u64) -> Result<()> {
-        let (engine, requests) = (self.engine.clone(), work.requests(target));
+    fn begin_on_stream(&self, call: &TransferCall, target: &Target<TransportSet>, stream: u64) -> Result<()> {
+        let (engine, requests) = (self.engine.clone(), call.requests(target));
         let transfer = async move { engine.transfer(&requests, None, None).await };
-        // Its own deadline comes first, where it has a say.
-        let limit = self.engine.patience(work.bytes()).saturating_add(GRACE);
-        // SAFETY: the program names a stream of its own, as it does to every library that is given one, and keeps it.
+        // The deadline of the transfer comes first, if it has one.
+        let limit = self.engine.patience(call.bytes()).saturating_add(GRACE);
+        // SAFETY: the program names a stream of its own and keeps it, as for every library that
+        // takes one.
         unsafe { self.engine.after_stream(stream, limit, transfer) }
     }
 
-    /// How a batch stands; `None` while it runs. One that is over is freed then, and only its outcome is kept.
+    /// Returns the outcome of a batch, or `None` while it runs. A finished batch is freed, and only
+    /// its outcome is kept.
     async fn poll(&self, id: u64) -> Option<Outcome> {
-        let known = |over: &VecDeque<(u64, Outcome)>| {
-            over.iter().find(|(known, _)| *known == id).map(|(_, how)| *how)
+        let known = |finished: &VecDeque<(u64, Outcome)>| {
+            finished.iter().find(|(known, _)| *known == id).map(|(_, how)| *how)
         };
         match self.engine.batch_is_over(id) {
             Ok(false) => return None,
-            Err(_) => return Some(known(&self.over.lock()).unwrap_or(Outcome::Failed)),
+            Err(_) => return Some(known(&self.finished.lock()).unwrap_or(Outcome::Failed)),
             Ok(true) => {}
         }
-        let outcome = Outcome::of(self.engine.finish_batch(id).await);
-        let mut over = self.over.lock();
-        // Another thread may have been quicker.
+        let outcome = Outcome::from_result(self.engine.finish_batch(id).await);
+        let mut finished = self.finished.lock();
+        // Another thread may have freed the batch first.
         if self.engine.free_batch(id).is_ok() {
-            if over.len() == KEPT {
-                over.pop_front();
+            if finished.len() == MAX_FINISHED {
+                finished.pop_front();
             }
-            over.push_back((id, outcome));
+            finished.push_back((id, outcome));
         }
-        Some(known(&over).unwrap_or(outcome))
+        Some(known(&finished).unwrap_or(outcome))
     }
 
     async fn finish(&self, id: u64) -> Outcome {
-        // What it comes to, `poll` says.
+        // `poll` returns the outcome.
         let _ = self.engine.finish_batch(id).await;
         self.poll(id).await.unwrap_or(Outcome::Failed)
     }
 }
 
-/// The engine, with the names that `mooncake.engine` gives its calls.
+/// Engine with the calls that `mooncake.engine` is built on.
 #[pyclass(subclass, frozen, module = "mooncake._mooncake", name = "Engine")]
 #[derive(Default)]
 pub(crate) struct EngineCalls {
@@ -266,14 +274,14 @@ impl EngineCalls {
     }
 
     fn failed(&self, error: &Error) -> i64 {
-        self.errors.note(error);
+        self.errors.record(error);
         -1
     }
 
     fn code(&self, outcome: Result<()>) -> i64 {
         outcome.map_or_else(
             |error| {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 error.engine_code().number().into()
             },
             |()| 0,
@@ -283,14 +291,15 @@ impl EngineCalls {
 
 #[pymethods]
 impl EngineCalls {
-    /// Takes what the `__init__` of a class made from this one takes.
+    /// Accepts and ignores the arguments that the `__init__` of a subclass takes.
     #[new]
     #[pyo3(signature = (*_args, **_kwargs))]
     fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
         Self::default()
     }
 
-    /// Starts the engine: 0 or -1. With 0 and an error the engine has TCP in place of the protocol, for that reason.
+    /// Starts the engine and returns 0, or -1 on failure. If it returns 0 and records an error, the
+    /// engine uses TCP instead of the protocol, for the reason in that error.
     fn _initialize(
         &self,
         py: Python<'_>,
@@ -301,9 +310,9 @@ impl EngineCalls {
     ) -> PyResult<i64> {
         not_forked()?;
         if self.inner.read().is_some() {
-            return Ok(self.failed(&Error::invalid("the engine is initialized already")));
+            return Ok(self.failed(&Error::invalid("cannot initialize engine: it is already initialized")));
         }
-        // While no other thread can change the environment.
+        // The environment is read while no other thread can change it.
         let started = match builder(&local_hostname, &metadata_server, &protocol, &devices) {
             Ok(builder) => wait(py, builder.start()),
             Err(error) => Err(error),
@@ -311,10 +320,11 @@ impl EngineCalls {
         match started {
             Ok(engine) => {
                 if let Some(error) = engine.instead() {
-                    self.errors.note(error);
+                    self.errors.record(error);
                 }
                 exit::watch(engine.regions());
-                let inner = InnerTransferEngine { engine, metadata: metadata_server, over: Mutex::default() };
+                let inner =
+                    InnerTransferEngine { engine, metadata: metadata_server, finished: Mutex::default() };
                 *self.inner.write() = Some(Py::new(py, inner)?);
                 Ok(0)
             }
@@ -322,69 +332,71 @@ impl EngineCalls {
         }
     }
 
-    /// The engine, for a store to share; `None` before it is initialized.
+    /// Returns the engine, for a store to share, or `None` before it is initialized.
     fn get_engine(&self, py: Python<'_>) -> PyResult<Option<Py<InnerTransferEngine>>> {
         self.inner(py)
     }
 
-    /// The port that peers ask for this engine's memory; 0 before it is initialized.
+    /// Returns the port where this engine answers handshakes, or 0 before it is initialized.
     fn get_rpc_port(&self, py: Python<'_>) -> PyResult<u16> {
         let inner = self.inner(py)?;
         Ok(inner.and_then(|inner| inner.get().engine.handshake_addr().map(|at| at.port)).unwrap_or(0))
     }
 
-    /// What went wrong last on this engine; `None` when nothing has.
+    /// Returns the last error of this engine, or `None` if there was none.
     fn last_error(&self) -> Option<LastError> {
         self.errors.last()
     }
 
-    /// Opens ranges to peers, all or none: 0 or the engine's code.
+    /// Registers ranges for transfers, all or none. Returns 0 or an engine error code.
     fn _register(&self, py: Python<'_>, addresses: Vec<Uint>, lengths: Vec<Uint>) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         if addresses.len() != lengths.len() {
-            return Ok(self.failed(&Error::invalid("addresses and lengths are not as many")));
+            return Ok(self
+                .failed(&Error::invalid("cannot register memory: addresses and lengths differ in number")));
         }
         let pieces: Vec<_> = addresses.iter().zip(&lengths).map(|(at, len)| (at.0, len.len())).collect();
         Ok(self.code(wait(py, inner.get().register(&pieces))))
     }
 
-    /// Closes ranges again, after waiting for transfers that use them: 0 or the engine's code.
+    /// Unregisters ranges after waiting for transfers that use them. Returns 0 or an engine error
+    /// code.
     fn _unregister(&self, py: Python<'_>, addresses: Vec<Uint>) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         let addresses: Vec<_> = addresses.iter().map(|address| address.0).collect();
         Ok(self.code(wait(py, inner.get().unregister(&addresses))))
     }
 
-    /// New registered memory; 0 when there is none.
+    /// Allocates registered memory and returns its address, or 0 on failure.
     fn allocate_managed_buffer(&self, py: Python<'_>, length: Uint) -> PyResult<u64> {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
         let allocated = wait(py, inner.get().engine.allocate_managed(length.0));
         Ok(allocated.unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             0
         }))
     }
 
-    /// Gives managed memory back: 0, -1 for what is none.
+    /// Frees managed memory. Returns 0, or -1 if the address is not that of a managed buffer.
     fn free_managed_buffer(&self, py: Python<'_>, buffer_addr: Uint, length: Uint) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         let freed = py.detach(|| inner.get().engine.free_managed(buffer_addr.0, length.0));
         Ok(freed.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
-    /// Address of a segment's first buffer; 0 when it is unknown or has none.
+    /// Returns the address of a segment's first buffer, or 0 if the segment is unknown or has none.
     fn get_first_buffer_address(&self, py: Python<'_>, segment_name: String) -> PyResult<u64> {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
         let inner = inner.get();
         let found = wait(py, async {
-            // What it has by now, not what it had when it was opened.
+            // Reads the current descriptor rather than the one from when the segment was opened.
             inner.engine.forget(&segment_name);
             inner.engine.open(&segment_name).await
         });
         Ok(match found {
             Ok(target) => target.descriptor().buffers.first().map_or(0, |buffer| buffer.addr),
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 0
             }
         })
@@ -403,8 +415,8 @@ impl EngineCalls {
         notify: Option<(String, String)>,
     ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let outcome = Work::new(target, &buffers, &peers, &lengths, write, notify)
-            .and_then(|work| wait(py, inner.get().run(work)));
+        let outcome = TransferCall::new(target, &buffers, &peers, &lengths, write, notify)
+            .and_then(|call| wait(py, inner.get().run(call)));
         Ok(outcome.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -418,16 +430,17 @@ impl EngineCalls {
         write: bool,
     ) -> PyResult<u64> {
         let Some(inner) = self.inner(py)? else { return Ok(0) };
-        let submitted = Work::new(target, &buffers, &peers, &lengths, write, None)
-            .and_then(|work| wait(py, inner.get().submit(work)));
+        let submitted = TransferCall::new(target, &buffers, &peers, &lengths, write, None)
+            .and_then(|call| wait(py, inner.get().submit(call)));
         Ok(submitted.unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             0
         }))
     }
 
-    /// Has transfers begin when the work that a CUDA stream has now is over, and the stream's further work wait for them. An error of theirs is kept, and
-    /// raised by the next such call, or by `check_on_cuda`.
+    /// Starts transfers when the current work of a CUDA stream is done, and makes the stream's
+    /// later work wait for them. An error of these transfers is kept and raised by the next such
+    /// call, or by `check_on_cuda`.
     #[allow(clippy::too_many_arguments, reason = "as Python gives them")]
     fn _on_stream(
         &self,
@@ -440,20 +453,23 @@ impl EngineCalls {
         stream: Uint,
     ) -> PyResult<()> {
         let begun = match self.inner(py)? {
-            None => Err(Error::invalid("the engine is not initialized")),
-            Some(inner) => Work::new(target, &buffers, &peers, &lengths, write, None).and_then(|work| {
-                let inner = inner.get();
-                let target = wait(py, inner.open(&work))?;
-                py.detach(|| inner.begin_on_stream(&work, &target, stream.0))
-            }),
+            None => Err(Error::invalid("cannot start transfer: the engine is not initialized")),
+            Some(inner) => {
+                TransferCall::new(target, &buffers, &peers, &lengths, write, None).and_then(|call| {
+                    let inner = inner.get();
+                    let target = wait(py, inner.open(&call))?;
+                    py.detach(|| inner.begin_on_stream(&call, &target, stream.0))
+                })
+            }
         };
         begun.map_err(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             exception(py, &error)
         })
     }
 
-    /// Raises the first error of a transfer in stream order that was not raised yet; with `wait`, when none is under way any more.
+    /// Raises the first error of a transfer in stream order that was not raised yet. With `wait`,
+    /// waits until no such transfer is running.
     fn _check_streams(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
         let Some(inner) = self.inner(py)? else { return Ok(()) };
         let engine = &inner.get().engine;
@@ -461,14 +477,15 @@ impl EngineCalls {
         checked.map_err(|error| exception(py, &error))
     }
 
-    /// How a batch stands: 1 done, 0 under way, -1 failed or unknown, -2 out of time.
+    /// Returns the status of a batch: 1 done, 0 running, -1 failed or unknown, -2 timed out.
     fn transfer_check_status(&self, py: Python<'_>, batch_id: Uint) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         let stands = wait(py, async { Ok(inner.get().poll(batch_id.0).await) });
         Ok(stands.unwrap_or(Some(Outcome::Failed)).map_or(0, Outcome::code))
     }
 
-    /// Waits for batches: 0 when all were done, else -1. A batch that is over may be asked about again.
+    /// Waits for batches and returns 0 if all succeeded, else -1. A finished batch can be queried
+    /// again.
     fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Vec<Uint>) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         let inner = inner.get();
@@ -484,7 +501,7 @@ impl EngineCalls {
         Ok(all.unwrap_or_else(|error| self.failed(&error)))
     }
 
-    /// Copies bytes into registered memory: 0 or -1.
+    /// Copies bytes into registered memory. Returns 0 or -1.
     fn write_bytes_to_buffer(
         &self,
         py: Python<'_>,
@@ -503,7 +520,10 @@ impl EngineCalls {
         };
         let Some(span) = span.filter(|_| length.0 > 0) else { return Ok(if length.0 == 0 { 0 } else { -1 }) };
         if span.len < length.len() {
-            let text = format!("{} bytes were given, {} are to be copied", span.len, length.0);
+            let text = format!(
+                "cannot copy into buffer: data is shorter than length. data={} length={}",
+                span.len, length.0
+            );
             return Ok(self.failed(&Error::invalid(text)));
         }
         let to = inner.get().engine.regions().slice_mut(dest_address.0, length.len());
@@ -519,7 +539,7 @@ impl EngineCalls {
         length: Uint,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let Some(inner) = self.inner(py)? else {
-            return Err(exception(py, &Error::invalid("the engine is not initialized")));
+            return Err(exception(py, &Error::invalid("cannot read buffer: the engine is not initialized")));
         };
         if length.0 == 0 {
             return Ok(PyBytes::new(py, b""));
@@ -527,38 +547,38 @@ impl EngineCalls {
         let from = inner.get().engine.regions().slice(source_address.0, length.len());
         let from = from.map_err(|error| exception(py, &error))?;
         let (bytes, span) = new_bytes(py, length.len())?;
-        let span = span.ok_or_else(|| PyTypeError::new_err("no bytes"))?;
+        let span = span.ok_or_else(|| PyTypeError::new_err("cannot allocate a bytes object"))?;
         let copied = copying(py, span.len, || copy_out(&from, span));
         copied.map_err(|error| exception(py, &error))?;
         Ok(bytes)
     }
 
-    /// Notifications that arrived since the last call, as name and message.
+    /// Returns the notifications that arrived since the last call, each as name and message.
     fn _notifications(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         let Some(inner) = self.inner(py)? else { return Ok(Vec::new()) };
         let all = inner.get().engine.take_notifications();
         Ok(all.into_iter().map(|notification| (notification.name, notification.message)).collect())
     }
 
-    /// Whether a peer's engine answers: 0, or -102.
+    /// Probes the engine of a target. Returns 0 if it answers, else -102.
     fn send_probe(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = text)] peer_server_name: String,
     ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let answered = wait(py, inner.get().engine.probe(&peer_server_name, PROBE));
-        Ok(match answered {
+        let probed = wait(py, inner.get().engine.probe(&peer_server_name, PROBE_TIMEOUT));
+        Ok(match probed {
             Ok(true) => 0,
             Ok(false) => UNREACHABLE,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 UNREACHABLE
             }
         })
     }
 
-    /// Withdraws the engine's memory and stops answering.
+    /// Withdraws the engine's memory from the metadata service and closes the engine.
     fn _close(&self, py: Python<'_>) -> PyResult<()> {
         not_forked()?;
         let Some(inner) = self.inner.write().take() else { return Ok(()) };
@@ -573,21 +593,21 @@ impl EngineCalls {
 }
 
 #[allow(unsafe_code)]
-fn copy(from: MemorySpan, to: &SliceMut<Wire>) -> Result<()> {
+fn copy(from: MemorySpan, to: &SliceMut<TransportSet>) -> Result<()> {
     if !to.location().is_device() {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(to.addr() as usize);
-        // SAFETY: the destination is registered and that long, the source at least as long (checked by the caller); a program may
-        // copy inside its own memory.
+        // SAFETY: the destination is registered and that long, and the caller checked that the
+        // source is at least as long. A program may copy inside its own memory.
         unsafe { std::ptr::copy(from.ptr.as_ptr(), start, to.len().min(from.len)) };
         return Ok(());
     }
     let to = registered(to.addr(), to.len(), to.location())?;
-    // SAFETY: as above; one is a Python object's, the other a device's.
+    // SAFETY: as above. The source is a Python object's memory, the destination a device's.
     unsafe { copy_memory(MemorySpan { len: to.len, ..from }, to) }
 }
 
 #[allow(unsafe_code)]
-fn copy_out(from: &Slice<Wire>, to: MemorySpan) -> Result<()> {
+fn copy_out(from: &Slice<TransportSet>, to: MemorySpan) -> Result<()> {
     let from = registered(from.addr(), to.len.min(from.len()), from.location())?;
     // SAFETY: the source is registered and as long as the new object, which overlaps nothing.
     unsafe { copy_memory(from, MemorySpan { len: from.len, ..to }) }

@@ -1,4 +1,4 @@
-//! Errors: the integer codes that the calls return, and what lies behind the last of them.
+//! Errors: the integer codes that calls return, the last error of each object, and the exceptions.
 
 use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_core::{Error, ErrorCode, ErrorKind};
@@ -7,25 +7,25 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-create_exception!(mooncake, MooncakeError, PyRuntimeError, "Base of what mooncake raises.");
-create_exception!(mooncake, InvalidArgumentError, MooncakeError, "The call itself is wrong.");
+create_exception!(mooncake, MooncakeError, PyRuntimeError, "Base class of mooncake's exceptions.");
+create_exception!(mooncake, InvalidArgumentError, MooncakeError, "Invalid argument or call.");
 create_exception!(mooncake, NotFoundError, MooncakeError, "No such object, segment, client or task.");
-create_exception!(mooncake, NoSpaceError, MooncakeError, "There is no room now.");
-create_exception!(mooncake, BusyError, MooncakeError, "Somebody else is using or writing it.");
+create_exception!(mooncake, NoSpaceError, MooncakeError, "Not enough free space.");
+create_exception!(mooncake, BusyError, MooncakeError, "Object is in use, being written, or already exists.");
 create_exception!(
     mooncake,
     UnavailableError,
     MooncakeError,
-    "The other side cannot be reached, or did not answer in time."
+    "Master or client is unreachable, or a call timed out."
 );
-create_exception!(mooncake, CorruptError, MooncakeError, "The bytes are not the ones written.");
+create_exception!(mooncake, CorruptError, MooncakeError, "Bytes differ from those written.");
 create_exception!(
     mooncake,
     UnsupportedError,
     MooncakeError,
-    "Not built, not switched on, or not possible here."
+    "Feature is not built, not enabled, or not possible on this host."
 );
-create_exception!(mooncake, ForkedError, MooncakeError, "Used in the child of a fork.");
+create_exception!(mooncake, ForkedError, MooncakeError, "Use of mooncake in the child of a fork.");
 
 /// Adds the exceptions to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -46,16 +46,17 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// The exception of an error, with its number as `code`.
+/// Returns the exception of an error, with its number as `code`.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     exception_of(py, error, error.to_string())
 }
 
-/// What every call raises in the child of a fork.
+/// Returns the exception that every call raises in the child of a fork.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
     let raised = ForkedError::new_err(
-        "this process was forked after mooncake was used in it, and its connections belong to the parent. Start workers with the \
-         `spawn` method, or use mooncake only after the fork",
+        "cannot use mooncake: this process was forked after mooncake was used in it, and its \
+         connections belong to the parent; start workers with the `spawn` method, or use mooncake \
+         only after the fork",
     );
     let _ = raised.value(py).setattr("code", ErrorCode::NotSupported.number());
     raised
@@ -72,24 +73,30 @@ fn exception_of(py: Python<'_>, error: &Error, text: String) -> PyErr {
         ErrorKind::Unsupported => UnsupportedError::new_err(text),
         _ => MooncakeError::new_err(text),
     };
-    // Raised without the number rather than not at all.
+    // If `code` cannot be set, the exception is raised without it.
     let _ = raised.value(py).setattr("code", error.code().number());
     raised
 }
 
-/// What went wrong last, in words.
+/// Returns the error of a response that has fewer results than the request has items.
+pub(crate) fn missing_result<T>() -> mooncake_core::Result<T> {
+    Err(Error::internal("the response has fewer results than the request has items"))
+}
+
+/// Last error of a store or engine.
 #[pyclass(frozen, get_all, module = "mooncake", name = "LastError")]
 #[derive(Clone)]
 pub(crate) struct LastError {
-    /// The number the call returned.
+    /// Number that the call returned.
     code: i32,
-    /// The existing system's name for it.
+    /// Name of the code in Mooncake C++.
     name: &'static str,
-    /// What was wrong and, where that is known, what to do.
+    /// Description of the error and, where known, how to fix it.
     message: String,
-    /// The member or master it has to do with, empty when there is none.
+    /// Client or master that the error concerns. Empty if there is none.
     peer: String,
-    /// Time of day of the error, in seconds since 1970 UTC. A later call that succeeds leaves the error as it is.
+    /// Time of day of the error, in seconds since 1970 UTC. A later call that succeeds does not
+    /// change it.
     time: f64,
 }
 
@@ -109,7 +116,7 @@ impl LastError {
 
 impl LastError {
     pub(crate) fn exception(&self, py: Python<'_>) -> PyErr {
-        // The message has the code's name already.
+        // The message already contains the name of the code.
         let error = Error::new(ErrorCode::from_number(self.code), String::new());
         exception_of(py, &error, self.message.clone())
     }
@@ -118,7 +125,8 @@ impl LastError {
 impl From<&Error> for LastError {
     fn from(error: &Error) -> Self {
         let message = error.to_string();
-        let peer = message.split_once("member ").map_or("", |(_, rest)| {
+        let after = ["member ", "target "].iter().find_map(|word| message.split_once(word));
+        let peer = after.map_or("", |(_, rest)| {
             rest.split(|c: char| c.is_whitespace() || c == ',').next().unwrap_or("").trim_end_matches(':')
         });
         let time = SystemClock::new().wall_ms() as f64 / 1e3;
@@ -126,29 +134,29 @@ impl From<&Error> for LastError {
     }
 }
 
-/// Keeps the last error of one store or engine.
+/// Last error of one store or engine.
 #[derive(Default)]
 pub(crate) struct Errors(Mutex<Option<LastError>>);
 
 impl Errors {
-    /// Notes an error and gives its number.
-    pub(crate) fn note(&self, error: &Error) -> i32 {
+    /// Records an error and returns its number.
+    pub(crate) fn record(&self, error: &Error) -> i32 {
         tracing::debug!("{error}");
         *self.0.lock() = Some(error.into());
         error.code().number()
     }
 
-    /// Zero, or the number of the error.
+    /// Returns 0, or records the error and returns its number.
     pub(crate) fn code<T>(&self, outcome: mooncake_core::Result<T>) -> i32 {
-        outcome.map_or_else(|error| self.note(&error), |_| 0)
+        outcome.map_or_else(|error| self.record(&error), |_| 0)
     }
 
-    /// Forgets the last one.
+    /// Clears the last error.
     pub(crate) fn clear(&self) {
         *self.0.lock() = None;
     }
 
-    /// The last one noted.
+    /// Returns the last error.
     pub(crate) fn last(&self) -> Option<LastError> {
         self.0.lock().clone()
     }

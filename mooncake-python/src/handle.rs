@@ -1,4 +1,5 @@
-//! Memory of the store's that Python programs look into: values read without a copy, and leases of a buffer pool.
+//! Store memory that Python programs can view: values that were read without a copy, and leases of
+//! a buffer pool.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,7 +11,7 @@ use pyo3::types::PyBytes;
 use crate::args::bytes_with;
 use crate::lease::Lease;
 
-/// A value in the store's memory, given back when the last view of it is gone.
+/// Value in the store's memory. The memory is freed when the last view of it is gone.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferHandle")]
 pub(crate) struct BufferHandle {
     lease: Lease,
@@ -21,23 +22,23 @@ impl BufferHandle {
         Self { lease }
     }
 
-    /// A copy of the value.
+    /// Returns a copy of the value.
     pub(crate) fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         bytes_with(py, self.lease.len(), |to| self.lease.copy_to(to))
     }
 }
 
-/// Signed characters, as the existing handles have.
+/// Buffer format of signed characters, as in Mooncake C++.
 const SIGNED: &std::ffi::CStr = c"b";
 
 #[pymethods]
 impl BufferHandle {
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     fn ptr(&self) -> u64 {
         self.lease.address()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn size(&self) -> usize {
         self.lease.len()
     }
@@ -53,15 +54,16 @@ impl BufferHandle {
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let (address, len) = (slf.get().lease.address(), slf.get().lease.len());
-        // SAFETY: the interpreter's own view; the memory lives as long as this object, which the view keeps.
+        // SAFETY: the interpreter owns the view. The memory lives as long as this object, which the
+        // view keeps alive.
         unsafe { fill(view, flags, slf.into_any(), address, len, Some(SIGNED)) }
     }
 }
 
 /// Fills a view of writable memory.
 ///
-/// # Safety
-/// `view` is one that the interpreter asks to be filled, and the bytes stay while `owner` lives.
+/// # Safety The interpreter must have passed `view` to be filled, and the bytes must stay valid
+/// while `owner` lives.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn fill(
     view: *mut ffi::Py_buffer,
@@ -72,19 +74,19 @@ pub(crate) unsafe fn fill(
     format: Option<&'static std::ffi::CStr>,
 ) -> PyResult<()> {
     if view.is_null() {
-        return Err(PyBufferError::new_err("a view is needed"));
+        return Err(PyBufferError::new_err("cannot fill buffer: the view is null"));
     }
     let (Ok(address), Ok(len)) = (usize::try_from(address), isize::try_from(len)) else {
-        return Err(PyBufferError::new_err("outside the address space"));
+        return Err(PyBufferError::new_err("cannot fill buffer: the memory is outside the address space"));
     };
     let start = std::ptr::with_exposed_provenance_mut::<c_void>(address);
-    // SAFETY: as promised by the caller; the call keeps a reference to the owner in the view.
+    // SAFETY: as promised by the caller. The call stores a reference to the owner in the view.
     let rc = unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, len, 0, flags) };
     if rc != 0 {
         return Err(PyErr::fetch(owner.py()));
     }
     if let Some(format) = format.filter(|_| flags & ffi::PyBUF_FORMAT == ffi::PyBUF_FORMAT) {
-        // SAFETY: the view was just filled; the format is never written through.
+        // SAFETY: the view was just filled, and the format is never written through.
         unsafe { (*view).format = format.as_ptr().cast_mut() };
     }
     Ok(())

@@ -11,19 +11,19 @@ use pyo3::prelude::*;
 
 use crate::args::Uint;
 
-/// Memory that was handed out by address.
+/// Allocated memory by address.
 static HANDED_OUT: Mutex<Option<HashMap<u64, HostMemory>>> = Mutex::new(None);
 
-/// Length of the pages of what is allocated here, 0 for ordinary ones.
+/// Length of the pages that are allocated, 0 for ordinary ones.
 static PAGE: AtomicU64 = AtomicU64::new(0);
 
-/// Sets what the package read from the environment.
+/// Applies settings that the Python half has read from the environment.
 #[pyfunction]
 pub(crate) fn _configure(huge_page_size: Uint) {
     PAGE.store(huge_page_size.0, Ordering::Relaxed);
 }
 
-/// Pages as the environment asked for them.
+/// Returns the huge pages that the environment selects.
 pub(crate) fn huge_pages() -> HugePages {
     match PAGE.load(Ordering::Relaxed) {
         0 => HugePages::Off,
@@ -49,7 +49,8 @@ fn free(address: u64) -> bool {
     taken.is_some()
 }
 
-/// Host memory shared with other processes on request, of huge pages with `MC_STORE_USE_HUGEPAGE=1`.
+/// Allocator of host memory that can be shared with other processes. `MC_STORE_USE_HUGEPAGE=1`
+/// selects huge pages.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "MooncakeHostMemAllocator")]
 pub(crate) struct HostMemAllocator;
 
@@ -60,7 +61,7 @@ impl HostMemAllocator {
         Self
     }
 
-    /// Address of that many new bytes; `RuntimeError` when there are none.
+    /// Allocates memory and returns its address. Raises `RuntimeError` on failure.
     fn alloc(&self, py: Python<'_>, size: Uint) -> PyResult<u64> {
         if size.0 == 0 {
             return Err(PyRuntimeError::new_err("Failed to map shared memory: Invalid argument"));
@@ -69,7 +70,7 @@ impl HostMemAllocator {
         allocated.map_err(|error| PyRuntimeError::new_err(format!("Failed to map shared memory: {error}")))
     }
 
-    /// Gives memory of `alloc` back: 0, -1 for what is none.
+    /// Frees memory of `alloc`. Returns 0, or -1 if it was not allocated here.
     fn free(&self, py: Python<'_>, ptr: Uint) -> i64 {
         if py.detach(|| free(ptr.0)) { 0 } else { -1 }
     }
@@ -84,26 +85,27 @@ extern "C" fn free_hook(memory: *mut c_void) {
     let _ = std::panic::catch_unwind(|| free(memory.addr() as u64));
 }
 
-/// Address of a C function `void *(size_t)`.
+/// Returns the address of the C function `void *(size_t)`, which allocates memory.
 #[pyfunction]
 pub(crate) fn get_alloc_func_addr() -> usize {
     alloc_hook as *const c_void as usize
 }
 
-/// Address of a C function `void (void *)` for what that one returned.
+/// Returns the address of the C function `void (void *)`, which frees memory of that allocator.
 #[pyfunction]
 pub(crate) fn get_free_func_addr() -> usize {
     free_hook as *const c_void as usize
 }
 
-/// Runs the calling thread on the processors of a NUMA node, and prefers its memory. What cannot be done is a warning.
+/// Binds the calling thread to the processors of a NUMA node and prefers the node's memory.
+/// Failures are logged as warnings.
 #[pyfunction]
 #[allow(unsafe_code)]
 pub(crate) fn bind_to_numa_node(node: i64) {
     const MPOL_PREFERRED: libc::c_int = 1;
     let listed = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
     let Ok(listed) = listed else {
-        tracing::warn!("there is no NUMA node {node}");
+        tracing::warn!("cannot bind thread: NUMA node does not exist. node={node}");
         return;
     };
     // SAFETY: an all-zero set is an empty one.
@@ -116,14 +118,14 @@ pub(crate) fn bind_to_numa_node(node: i64) {
             unsafe { libc::CPU_SET(cpu, &mut set) };
         }
     }
-    // SAFETY: the set is ours and as long as the call is told.
+    // SAFETY: the set is a local variable, and its length is passed.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } != 0 {
         tracing::warn!("cannot run on NUMA node {node}: {}", std::io::Error::last_os_error());
     }
     let mut mask = [0u64; 16];
     if let Some(word) = usize::try_from(node).ok().and_then(|n| mask.get_mut(n / 64)) {
         *word = 1 << (node % 64);
-        // SAFETY: the mask outlives the call and is as long as the call is told.
+        // SAFETY: the mask outlives the call, and its length is passed.
         let rc =
             unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_PREFERRED, mask.as_ptr(), mask.len() * 64) };
         if rc != 0 {

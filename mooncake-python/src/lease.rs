@@ -1,32 +1,33 @@
-//! Registered memory that is lent out in pieces: the store's local buffer first, memory of its own when that is full.
+//! Registered memory that is lent out in parts: from the store's local buffer first, then newly
+//! allocated.
 
 use std::sync::Arc;
 
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
+use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::{Gone, Regions};
 use mooncake_store::local::LocalBuf;
 use mooncake_transport::{Region, RegionPool, SliceMut};
 
-use crate::member::Member;
-use crate::memory::Wire;
+use crate::client::StoreClient;
 
-/// Address alignment of what is lent out.
+/// Alignment of leased addresses.
 const ALIGN: u64 = 64;
 
-/// Where leases come from.
+/// Allocator of leases.
 pub(crate) struct Arena {
     regions: Arc<Regions>,
-    local: Option<RegionPool<Wire>>,
+    local: Option<RegionPool<TransportSet>>,
 }
 
-/// Host memory that says when it is gone.
+/// Host memory that reports when it is freed.
 struct Watched {
     memory: HostMemory,
     gone: Arc<Gone>,
 }
 
-// SAFETY: the memory inside keeps the promise.
+// SAFETY: the memory inside upholds the contract.
 #[allow(unsafe_code)]
 unsafe impl MemorySource for Watched {
     fn span(&self) -> MemorySpan {
@@ -41,8 +42,9 @@ impl Drop for Watched {
 }
 
 impl Arena {
-    /// An arena over as much new memory as the local buffer has; pages cost nothing before they are used.
-    pub(crate) fn new(client: &Member, regions: Arc<Regions>) -> Result<Self> {
+    /// Creates an arena over as much new memory as the local buffer has. Pages are not populated
+    /// before they are used.
+    pub(crate) fn new(client: &StoreClient, regions: Arc<Regions>) -> Result<Self> {
         let capacity = client.local_buffer();
         let local = match usize::try_from(capacity) {
             Ok(len) if len > 0 => {
@@ -58,87 +60,88 @@ impl Arena {
         Ok(Self { regions, local })
     }
 
-    /// Bytes of the local buffer.
+    /// Returns the size of the local buffer in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.local.as_ref().map_or(0, RegionPool::capacity)
     }
 
-    /// Memory out of the local buffer, if there is room.
-    fn try_local(&self, len: usize) -> Option<Lease> {
+    /// Allocates from the local buffer, if it has enough free space.
+    fn lend_local(&self, len: usize) -> Option<Lease> {
         let part = self.local.as_ref()?.lend(len, ALIGN).ok()?;
-        Some(Lease { home: Home::Local(part) })
+        Some(Lease { backing: Backing::Local(part) })
     }
 
-    /// New registered memory.
-    fn overflow(&self, client: &Member, len: usize) -> Result<Lease> {
+    /// Allocates and registers new memory.
+    fn allocate_region(&self, client: &StoreClient, len: usize) -> Result<Lease> {
         let (region, gone) = new_region(client, len)?;
         self.regions.add_ours(region.clone(), gone);
-        Ok(Lease { home: Home::Overflow(region, self.regions.clone()) })
+        Ok(Lease { backing: Backing::Overflow(region, self.regions.clone()) })
     }
 
-    /// Memory from wherever there is some.
-    pub(crate) fn take(&self, client: &Member, len: usize) -> Result<Lease> {
-        self.try_local(len).map_or_else(|| self.overflow(client, len), Ok)
+    /// Allocates from the local buffer, else new memory.
+    pub(crate) fn take(&self, client: &StoreClient, len: usize) -> Result<Lease> {
+        self.lend_local(len).map_or_else(|| self.allocate_region(client, len), Ok)
     }
 }
 
-fn new_region(client: &Member, len: usize) -> Result<(Region<Wire>, Arc<Gone>)> {
+fn new_region(client: &StoreClient, len: usize) -> Result<(Region<TransportSet>, Arc<Gone>)> {
     let gone = Arc::new(Gone::default());
     let memory = client.memory(len)?;
     let region = client.register(Arc::new(Watched { memory, gone: gone.clone() }))?;
     Ok((region, gone))
 }
 
-/// Lent memory, given back when it is dropped and no transfer uses it any more.
+/// Leased memory. It is freed once it is dropped and no transfer uses it any more.
 pub(crate) struct Lease {
-    home: Home,
+    backing: Backing,
 }
 
-enum Home {
-    /// Part of the local buffer. A slice of it keeps its space, too.
-    Local(Region<Wire>),
-    /// Memory of its own, listed there.
-    Overflow(Region<Wire>, Arc<Regions>),
-    /// Memory of a light client, which a value was read into.
+enum Backing {
+    /// Part of the local buffer. A slice of it keeps its space allocated, too.
+    Local(Region<TransportSet>),
+    /// Separate memory, listed in these regions.
+    Overflow(Region<TransportSet>, Arc<Regions>),
+    /// Memory of an IPC client, which a value was read into.
     Shared(LocalBuf),
 }
 
 impl Lease {
-    /// A value that a light client read, where it lies.
+    /// Wraps a value that an IPC client read, without a copy.
     pub(crate) fn shared(value: LocalBuf) -> Self {
-        Self { home: Home::Shared(value) }
+        Self { backing: Backing::Shared(value) }
     }
 
-    fn region(&self) -> Option<&Region<Wire>> {
-        match &self.home {
-            Home::Local(region) | Home::Overflow(region, _) => Some(region),
-            Home::Shared(_) => None,
+    fn region(&self) -> Option<&Region<TransportSet>> {
+        match &self.backing {
+            Backing::Local(region) | Backing::Overflow(region, _) => Some(region),
+            Backing::Shared(_) => None,
         }
     }
 
-    /// First address.
+    /// Returns the first address.
     pub(crate) fn address(&self) -> u64 {
-        match &self.home {
-            Home::Local(region) | Home::Overflow(region, _) => region.addr(),
-            Home::Shared(value) => value.address(),
+        match &self.backing {
+            Backing::Local(region) | Backing::Overflow(region, _) => region.addr(),
+            Backing::Shared(value) => value.address(),
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
-        match &self.home {
-            Home::Local(region) | Home::Overflow(region, _) => region.len(),
-            Home::Shared(value) => value.len(),
+        match &self.backing {
+            Backing::Local(region) | Backing::Overflow(region, _) => region.len(),
+            Backing::Shared(value) => value.len(),
         }
     }
 
-    /// All of it, to read into.
+    /// Returns all of the memory, to read into.
     #[allow(unsafe_code)]
-    pub(crate) fn slice_mut(&self) -> Result<SliceMut<Wire>> {
-        let region = self
-            .region()
-            .ok_or_else(|| Error::internal("memory of a light client is filled by its owner"))?;
-        // SAFETY: parts do not overlap, and who reads into a new lease is the only one to know it.
+    pub(crate) fn slice_mut(&self) -> Result<SliceMut<TransportSet>> {
+        let region = self.region().ok_or_else(|| {
+            Error::internal("internal error: memory of an IPC client is filled by mooncake_client")
+        })?;
+        // SAFETY: parts do not overlap, and only the reader that took the new lease knows its
+        // memory.
         unsafe { region.slice_mut_unchecked(0..region.len()) }
     }
 }
@@ -146,10 +149,11 @@ impl Lease {
 impl Lease {
     /// Copies the first bytes out.
     pub(crate) fn copy_to(&self, to: &mut [u8]) -> Result<()> {
-        match &self.home {
-            Home::Shared(value) => {
-                let bytes =
-                    value.get(..to.len()).ok_or_else(|| Error::invalid("more bytes than there are"))?;
+        match &self.backing {
+            Backing::Shared(value) => {
+                let bytes = value
+                    .get(..to.len())
+                    .ok_or_else(|| Error::invalid("internal error: lease is shorter than the read"))?;
                 to.copy_from_slice(bytes);
                 Ok(())
             }
@@ -160,8 +164,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Home::Overflow(region, regions) = &self.home {
-            // The store may be closed by now, and then it is off the list.
+        if let Backing::Overflow(region, regions) = &self.backing {
+            // A closed store has already removed the region from the list.
             regions.forget(region.addr());
         }
     }

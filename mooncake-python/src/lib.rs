@@ -1,4 +1,4 @@
-//! The native half of the Python package `mooncake`. What users import is in `python/mooncake`.
+//! Native half of the Python package `mooncake`. Users import the Python half, `python/mooncake`.
 #![deny(unsafe_code)]
 #![allow(
     clippy::needless_pass_by_value,
@@ -10,6 +10,7 @@
 pub mod allocator;
 mod args;
 mod awaitable;
+mod client;
 mod config;
 mod delivery;
 mod device;
@@ -21,7 +22,6 @@ mod handle;
 mod host;
 mod lease;
 mod log;
-mod member;
 mod memory;
 mod pool;
 mod programs;
@@ -74,14 +74,17 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Stores, log and handlers of signals are one for the process: another interpreter's end would close them under the first. From 3.12 on the
-/// interpreter refuses by itself.
+/// Refuses subinterpreters. Stores, log and signal handlers are shared by the whole process, so the
+/// end of a second interpreter would close those of the first. Python 3.12 and later refuse by
+/// themselves.
 fn in_main_interpreter() -> PyResult<()> {
-    // SAFETY: the caller is attached to an interpreter, whose number is asked for.
+    // SAFETY: the caller is attached to an interpreter, whose identifier is read.
     #[allow(unsafe_code)]
     let number = unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
     match number {
         0 => Ok(()),
-        _ => Err(PyImportError::new_err("mooncake works in the main interpreter of a process only")),
+        _ => Err(PyImportError::new_err(
+            "cannot import mooncake in a subinterpreter: only the main interpreter is supported",
+        )),
     }
 }

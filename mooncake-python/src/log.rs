@@ -1,5 +1,6 @@
-//! What the native part logs, on its way to Python's `logging`: events wait in a queue that a Python thread empties. Whoever logs never waits
-//! for the interpreter; when the queue is full, events are lost and counted.
+//! Bridge from the log of the native half to Python's `logging`: events wait in a queue that a
+//! Python thread empties. Logging never waits for the interpreter. If the queue is full, events are
+//! dropped and counted.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -14,10 +15,10 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Events that wait at most.
+/// Maximum number of queued events.
 const QUEUE: usize = 1024;
 
-/// Level as Python counts, where it comes from, and what it says; `None` ends the log.
+/// Level as a Python number, target, and text. `None` ends the log.
 type Record = Option<(u8, String, String)>;
 
 struct Queue {
@@ -63,7 +64,8 @@ impl<S: Subscriber> Layer<S> for ToPython {
     }
 }
 
-/// Begins to keep events of a level and above, by its name in Python; false when something else does so in this process.
+/// Starts to record events of a level and above, by its name in Python. Returns false if this
+/// process already has another log subscriber.
 #[pyfunction]
 pub(crate) fn _start_log(level: &str) -> bool {
     let filter = match level.to_ascii_uppercase().as_str() {
@@ -78,7 +80,7 @@ pub(crate) fn _start_log(level: &str) -> bool {
         && tracing_subscriber::registry().with(ToPython.with_filter(filter)).try_init().is_ok()
 }
 
-/// Waits for the next event: level, origin and text. `None` when the log has ended.
+/// Waits for the next event: level, target and text. Returns `None` when the log has ended.
 #[pyfunction]
 pub(crate) fn _next_record(py: Python<'_>) -> Record {
     py.detach(|| {
@@ -87,13 +89,13 @@ pub(crate) fn _next_record(py: Python<'_>) -> Record {
         let lost = queue.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
             // Writing to a string does not fail.
-            let _ = write!(text, " ({lost} earlier events were lost)");
+            let _ = write!(text, " ({lost} earlier events were dropped)");
         }
         Some((level, origin, text))
     })
 }
 
-/// Ends the log, once what is queued has been taken.
+/// Ends the log after the queued events.
 #[pyfunction]
 pub(crate) fn _stop_log(py: Python<'_>) {
     py.detach(|| {

@@ -1,4 +1,5 @@
-//! Memory of Python objects, as transfers use it. (What is named by its address is `mooncake_engine::addressed`.)
+//! Memory of Python objects as a source or destination of transfers. (For memory that is named by
+//! its address, see `mooncake_engine::addressed`.)
 
 use std::sync::Arc;
 
@@ -8,46 +9,47 @@ use mooncake_engine::TransportSet;
 use mooncake_transport::{Region, Slice, SliceMut};
 
 use crate::args::Keep;
-use crate::member::Member;
+use crate::client::StoreClient;
 
-/// The wires of a Python client.
-pub(crate) type Wire = TransportSet;
-
-/// Memory of Python objects.
-struct Foreign {
+/// Memory of Python objects, which it keeps alive.
+struct ObjectMemory {
     span: MemorySpan,
     _keep: Arc<Keep>,
 }
 
-// SAFETY: the objects keep their memory.
+// SAFETY: the objects in `_keep` keep their memory.
 #[allow(unsafe_code)]
-unsafe impl MemorySource for Foreign {
+unsafe impl MemorySource for ObjectMemory {
     fn span(&self) -> MemorySpan {
         self.span
     }
 }
 
-/// A slice over memory of Python objects, kept for as long as the slice lives.
-pub(crate) fn lent(client: &Member, span: MemorySpan, keep: &Arc<Keep>) -> Result<Slice<Wire>> {
+/// Returns a slice over memory of Python objects, which stay alive as long as the slice.
+pub(crate) fn object_slice(
+    client: &StoreClient,
+    span: MemorySpan,
+    keep: &Arc<Keep>,
+) -> Result<Slice<TransportSet>> {
     if client.needs_registration() {
-        // Such a wire moves registered memory only, and registering costs more than a copy.
-        return copied(client, span);
+        // Such a transport moves registered memory only, and registering costs more than a copy.
+        return copied_slice(client, span);
     }
-    whole(span, keep)?.slice(0..span.len)
+    object_region(span, keep)?.slice(0..span.len)
 }
 
-/// An exclusive slice over memory of a Python object that nobody else has yet.
+/// Returns an exclusive slice over memory of a new Python object that has no other user.
 #[allow(unsafe_code)]
-pub(crate) fn lent_mut(span: MemorySpan, keep: &Arc<Keep>) -> Result<SliceMut<Wire>> {
-    whole(span, keep)?.exclusive().map_err(|_| Error::internal("a new region has another user"))
+pub(crate) fn object_slice_mut(span: MemorySpan, keep: &Arc<Keep>) -> Result<SliceMut<TransportSet>> {
+    object_region(span, keep)?.exclusive().map_err(|_| Error::internal("a new region has another user"))
 }
 
-fn whole(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<Wire>> {
-    Region::unregistered(Arc::new(Foreign { span, _keep: keep.clone() }))
+fn object_region(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<TransportSet>> {
+    Region::unregistered(Arc::new(ObjectMemory { span, _keep: keep.clone() }))
 }
 
 #[allow(unsafe_code)]
-fn copied(client: &Member, span: MemorySpan) -> Result<Slice<Wire>> {
+fn copied_slice(client: &StoreClient, span: MemorySpan) -> Result<Slice<TransportSet>> {
     let region = client.register(Arc::new(client.memory(span.len)?))?;
     // SAFETY: both ranges are that long, and new memory overlaps no other.
     unsafe { copy_memory(span.located(), region.span()) }?;

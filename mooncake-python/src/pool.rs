@@ -1,4 +1,4 @@
-//! `BufferPool`: scratch memory for the calls that name memory by address, lent out and given back.
+//! `BufferPool`: leases of registered scratch memory, for calls that name memory by address.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,69 +18,74 @@ use crate::runtime::not_forked;
 use crate::signals;
 use crate::store::{Session, Store};
 
-fn refuse<T>(text: &str) -> PyResult<T> {
+fn pool_error<T>(text: &str) -> PyResult<T> {
     Err(PyRuntimeError::new_err(text.to_owned()))
 }
 
-/// What the leases of one pool share.
+/// State that all leases of a pool share.
 struct Shared {
     session: Arc<Session>,
     max_bytes: u64,
     max_regions: Option<u64>,
-    state: Mutex<State>,
+    state: Mutex<Usage>,
     returned: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Usage {
     bytes: u64,
     regions: u64,
     closed: bool,
 }
 
 impl Shared {
-    fn has_room(&self, state: &State, len: u64) -> bool {
+    fn has_space(&self, state: &Usage, len: u64) -> bool {
         state.bytes.saturating_add(len) <= self.max_bytes
             && self.max_regions.is_none_or(|max| state.regions < max)
     }
 
-    /// Room for that many bytes, taken; waits for it for as long as is said, or until a signal's handler raises.
-    fn take_or_hear(&self, py: Python<'_>, len: u64, patience: Option<Option<Duration>>) -> PyResult<()> {
-        let Some(mut left) = patience else {
-            return if self.take(len, Duration::ZERO)? { Ok(()) } else { refuse("buffer pool is exhausted") };
+    /// Reserves `len` bytes. Waits for space for as long as `limit` allows, or until a signal
+    /// handler raises.
+    fn reserve_or_wait(&self, py: Python<'_>, len: u64, limit: Option<Option<Duration>>) -> PyResult<()> {
+        let Some(mut left) = limit else {
+            return if self.reserve(len, Duration::ZERO)? {
+                Ok(())
+            } else {
+                pool_error("buffer pool is exhausted")
+            };
         };
         loop {
-            let part = left.unwrap_or(signals::EVERY).min(signals::EVERY);
-            if py.detach(|| self.take(len, part))? {
+            let part = left.unwrap_or(signals::CHECK_INTERVAL).min(signals::CHECK_INTERVAL);
+            if py.detach(|| self.reserve(len, part))? {
                 return Ok(());
             }
             left = left.map(|left| left.saturating_sub(part));
             if left.is_some_and(|left| left.is_zero()) {
-                return refuse("timed out waiting for buffer");
+                return pool_error("timed out waiting for buffer");
             }
             py.check_signals()?;
         }
     }
 
-    /// Room for that many bytes, taken; whether there was any within the limit.
-    fn take(&self, len: u64, limit: Duration) -> PyResult<bool> {
+    /// Reserves `len` bytes and returns whether there was enough space within the time limit.
+    fn reserve(&self, len: u64, limit: Duration) -> PyResult<bool> {
         let mut state = self.state.lock();
-        let over = |state: &mut State| !state.closed && !self.has_room(state, len);
+        let over = |state: &mut Usage| !state.closed && !self.has_space(state, len);
         if over(&mut state) {
             self.returned.wait_while_for(&mut state, over, limit);
         }
         if state.closed {
-            return refuse("buffer pool is closed");
+            return pool_error("buffer pool is closed");
         }
-        let room = self.has_room(&state, len);
-        if room {
+        let fits = self.has_space(&state, len);
+        if fits {
             state.bytes += len;
             state.regions += 1;
         }
-        Ok(room)
+        Ok(fits)
     }
 
-    fn give_back(&self, len: u64) {
+    fn release_bytes(&self, len: u64) {
         let mut state = self.state.lock();
         state.bytes -= len;
         state.regions -= 1;
@@ -89,23 +94,23 @@ impl Shared {
     }
 }
 
-/// Memory of a pool that is lent out; given back when the last view of it is gone, too.
-struct Lent {
+/// Leased memory of a pool. It returns to the pool with the lease and the last view of it.
+struct LeasedMemory {
     lease: Option<Lease>,
     len: u64,
     pool: Arc<Shared>,
     views: AtomicUsize,
 }
 
-impl Drop for Lent {
+impl Drop for LeasedMemory {
     fn drop(&mut self) {
-        // Before others are told that there is room.
+        // The memory is freed before waiting threads are notified.
         drop(self.lease.take());
-        self.pool.give_back(self.len);
+        self.pool.release_bytes(self.len);
     }
 }
 
-/// Lends registered memory: the store's local buffer first, memory of its own when that is full.
+/// Pool of registered memory: the store's local buffer first, then newly allocated memory.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferPool")]
 pub(crate) struct BufferPool {
     shared: Arc<Shared>,
@@ -115,19 +120,19 @@ pub(crate) struct BufferPool {
 
 fn session_of(store: &Bound<'_, PyAny>) -> PyResult<Arc<Session>> {
     if store.is_none() {
-        return refuse("MooncakeDistributedStore is not initialized");
+        return pool_error("MooncakeDistributedStore is not initialized");
     }
     let native = match store.cast::<Store>() {
         Ok(native) => native.clone(),
         Err(_) => {
             const WRONG: &str = "BufferPool store parameter must be a PyClient or store wrapper that implements _get_pyclient_capsule()";
-            let Ok(capsule) = store.call_method0("_get_pyclient_capsule") else { return refuse(WRONG) };
+            let Ok(capsule) = store.call_method0("_get_pyclient_capsule") else { return pool_error(WRONG) };
             if capsule.is_none() {
-                return refuse("MooncakeDistributedStore is not initialized");
+                return pool_error("MooncakeDistributedStore is not initialized");
             }
             match capsule.cast_into::<Store>() {
                 Ok(native) => native,
-                Err(_) => return refuse(WRONG),
+                Err(_) => return pool_error(WRONG),
             }
         }
     };
@@ -135,11 +140,11 @@ fn session_of(store: &Bound<'_, PyAny>) -> PyResult<Arc<Session>> {
     session.ok_or_else(|| PyRuntimeError::new_err("MooncakeDistributedStore is not initialized"))
 }
 
-fn patience(timeout: Option<f64>) -> PyResult<Option<Duration>> {
+fn timeout_of(timeout: Option<f64>) -> PyResult<Option<Duration>> {
     match timeout {
         None => Ok(None),
-        Some(seconds) if seconds < 0.0 || seconds.is_nan() => refuse("timeout must be non-negative"),
-        // What does not fit is as good as for ever.
+        Some(seconds) if seconds < 0.0 || seconds.is_nan() => pool_error("timeout must be non-negative"),
+        // A timeout that does not fit counts as unlimited.
         Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).ok().filter(|d| d.as_secs() < 1 << 32)),
     }
 }
@@ -149,7 +154,7 @@ impl BufferPool {
     #[new]
     #[pyo3(signature = (store, max_bytes=Uint(0), min_size_class=Uint(65536), max_size_class=None, alignment=Uint(8388608),
         block_on_exhaustion=true, default_timeout=None, max_regions=None, prewarm_size=None, prewarm_count=Uint(0)))]
-    #[allow(clippy::too_many_arguments, reason = "the existing interface")]
+    #[allow(clippy::too_many_arguments, reason = "interface of Mooncake C++")]
     fn new(
         py: Python<'_>,
         store: &Bound<'_, PyAny>,
@@ -167,16 +172,16 @@ impl BufferPool {
         let _ = (max_size_class, prewarm_size, prewarm_count);
         let session = session_of(store)?;
         if min_size_class.0 == 0 || alignment.0 == 0 {
-            return refuse("min_size_class and alignment must be positive");
+            return pool_error("min_size_class and alignment must be positive");
         }
         if !alignment.0.is_power_of_two() || alignment.len() < size_of::<usize>() {
-            return refuse("alignment must be a power of two and at least sizeof(void*)");
+            return pool_error("alignment must be a power of two and at least sizeof(void*)");
         }
-        patience(default_timeout)?;
+        timeout_of(default_timeout)?;
         let local = py.detach(|| session.arena().map(|arena| arena.capacity()));
         let local = local.map_err(|error| crate::error::exception(py, &error))?;
         if local == 0 {
-            return refuse("BufferPool requires a store configured with a local buffer");
+            return pool_error("BufferPool requires a store configured with a local buffer");
         }
         let max_bytes = if max_bytes.0 == 0 { local.saturating_mul(2) } else { max_bytes.0.max(local) };
         let shared = Shared {
@@ -189,7 +194,8 @@ impl BufferPool {
         Ok(Self { shared: Arc::new(shared), block: block_on_exhaustion, timeout: default_timeout })
     }
 
-    /// Lends memory. When all is lent out it waits, at most `timeout` seconds, or raises `RuntimeError` at once without `block`.
+    /// Leases memory. If the pool is exhausted, this waits for at most `timeout` seconds. Without
+    /// `block` it raises `RuntimeError` at once.
     #[pyo3(signature = (size, block=None, timeout=None))]
     fn acquire(
         &self,
@@ -199,32 +205,37 @@ impl BufferPool {
         timeout: Option<f64>,
     ) -> PyResult<BufferLease> {
         not_forked()?;
-        let patience = patience(timeout.or(self.timeout))?;
+        let limit = timeout_of(timeout.or(self.timeout))?;
         let shared = &self.shared;
         let len = size.0.max(1);
         if len > shared.max_bytes {
-            return refuse("requested buffer size exceeds pool capacity");
+            return pool_error("requested buffer size exceeds pool capacity");
         }
         let block = block.as_ref().map_or(Ok(self.block), truth)?;
-        let patience = block.then_some(patience);
-        shared.take_or_hear(py, len, patience)?;
+        let limit = block.then_some(limit);
+        shared.reserve_or_wait(py, len, limit)?;
         let taken = py.detach(|| {
             let arena = shared.session.arena()?;
             arena.take(&shared.session.client, Uint(len).len())
         });
         match taken {
             Ok(lease) => {
-                let lent = Lent { lease: Some(lease), len, pool: shared.clone(), views: AtomicUsize::new(0) };
+                let lent = LeasedMemory {
+                    lease: Some(lease),
+                    len,
+                    pool: shared.clone(),
+                    views: AtomicUsize::new(0),
+                };
                 Ok(BufferLease { size: Uint(size.0).len(), lent: Mutex::new(Some(Arc::new(lent))) })
             }
             Err(error) => {
-                shared.give_back(len);
-                refuse(&format!("overflow buffer registration failed: {error}"))
+                shared.release_bytes(len);
+                pool_error(&format!("overflow buffer registration failed: {error}"))
             }
         }
     }
 
-    /// The same as `acquire`, for `with`.
+    /// Leases memory like `acquire`, for use in a `with` statement.
     #[pyo3(signature = (size, block=None, timeout=None))]
     fn buffer(
         &self,
@@ -236,16 +247,16 @@ impl BufferPool {
         self.acquire(py, size, block, timeout)
     }
 
-    /// Does nothing: there is nothing to warm.
+    /// Does nothing: this pool needs no warm-up.
     fn prewarm(&self, size: Uint, count: Uint) {
         let _ = (size, count);
     }
 
-    /// Ends the pool; `RuntimeError` while memory is lent out. May be repeated.
+    /// Closes the pool. Raises `RuntimeError` while a lease is active. Can be called again.
     fn close(&self) -> PyResult<()> {
         let mut state = self.shared.state.lock();
         if state.regions > 0 {
-            return refuse("cannot close buffer pool with active leases");
+            return pool_error("cannot close buffer pool with active leases");
         }
         state.closed = true;
         drop(state);
@@ -269,35 +280,35 @@ impl BufferPool {
     }
 }
 
-/// Memory lent by a pool.
+/// Leased memory of a `BufferPool`.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLease")]
 pub(crate) struct BufferLease {
     size: usize,
-    lent: Mutex<Option<Arc<Lent>>>,
+    lent: Mutex<Option<Arc<LeasedMemory>>>,
 }
 
 impl BufferLease {
-    fn lent(&self) -> Option<Arc<Lent>> {
+    fn lent(&self) -> Option<Arc<LeasedMemory>> {
         self.lent.lock().clone()
     }
 }
 
 #[pymethods]
 impl BufferLease {
-    /// Address for the calls that name memory by address; `RuntimeError` after release.
+    /// Address, for calls that name memory by address. Raises `RuntimeError` after release.
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
         let lent = self.lent().ok_or_else(|| PyRuntimeError::new_err("buffer lease is closed"))?;
         Ok(lent.lease.as_ref().map_or(0, Lease::address))
     }
 
-    /// Length that was asked for, in bytes.
+    /// Requested length in bytes.
     #[getter]
     fn size(&self) -> usize {
         self.size
     }
 
-    /// A new writable view of the memory; `BufferError` after release.
+    /// New writable view of the memory. Raises `BufferError` after release.
     #[getter]
     fn buffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
         let lent = self.lent().ok_or_else(|| PyBufferError::new_err("buffer lease is closed"))?;
@@ -305,11 +316,12 @@ impl BufferLease {
         PyMemoryView::from(view.bind(py).as_any())
     }
 
-    /// Gives the memory back; `RuntimeError` while a view of it is alive. May be repeated.
+    /// Returns the memory to the pool. Raises `RuntimeError` while a view of it exists. Can be
+    /// called again.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let mut lent = self.lent.lock();
         if lent.as_ref().is_some_and(|lent| lent.views.load(Ordering::Acquire) > 0) {
-            return refuse("cannot release buffer while exported views exist");
+            return pool_error("cannot release buffer while exported views exist");
         }
         let taken = lent.take();
         drop(lent);
@@ -338,10 +350,10 @@ impl BufferLease {
     }
 }
 
-/// What a view of a lease keeps.
+/// Owner of a lease's memory on behalf of a view.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLeaseView")]
 pub(crate) struct BufferLeaseView {
-    lent: Arc<Lent>,
+    lent: Arc<LeasedMemory>,
     size: usize,
 }
 
@@ -356,7 +368,8 @@ impl BufferLeaseView {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let address = this.lent.lease.as_ref().map_or(0, Lease::address);
-        // SAFETY: the interpreter's own view; the memory lives as long as this object, which the view keeps.
+        // SAFETY: the interpreter owns the view. The memory lives as long as this object, which the
+        // view keeps alive.
         unsafe { fill(view, flags, slf.clone().into_any(), address, this.size, None)? };
         this.lent.views.fetch_add(1, Ordering::AcqRel);
         Ok(())

@@ -1,4 +1,4 @@
-//! One tokio runtime for the whole interpreter, and the way in and out of it.
+//! Tokio runtime of the process, and calls from Python into it.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -17,10 +17,10 @@ use crate::error::forked;
 use crate::signals;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-/// This process is the child of a fork: threads and connections stayed with the parent.
+/// Mark of the child of a fork. Threads and connections stayed with the parent.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The runtime, started when it is first needed.
+/// Returns the runtime, which is started on first use.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);
@@ -35,18 +35,20 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     Ok(RUNTIME.get_or_init(|| made))
 }
 
-/// Waits for `work` without holding the interpreter. A panic inside becomes an error, like any other. Work that the handler of a signal
-/// ends (Ctrl-C) is given up.
+/// Waits for `work` without holding the interpreter. A panic inside becomes an error. If a signal
+/// handler raises (Ctrl-C), the work is cancelled.
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
-    // Work may be some thousand bytes of state; from here on only its address moves.
+    // The state of the work may take several kilobytes. From here on only its address moves.
     let mut work = pin!(Some(here(AssertUnwindSafe(work).catch_unwind())));
     py.detach(|| {
         let runtime = runtime()?;
-        let Some(pinned) = work.as_mut().as_pin_mut() else { return Err(Error::internal("no work")) };
-        let ended = if signals::run_here() {
+        let Some(pinned) = work.as_mut().as_pin_mut() else {
+            return Err(Error::internal("future polled after completion"));
+        };
+        let ended = if signals::is_signal_thread() {
             let ended = signals::drive(runtime, pinned);
             let _inside = runtime.enter();
-            // What is given up may leave something to the runtime.
+            // Cancelled work may hand cleanup to the runtime.
             work.set(None);
             ended
         } else {
@@ -55,19 +57,20 @@ pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>
         match ended {
             Some(Ok(outcome)) => outcome,
             Some(Err(panic)) => Err(panicked(&*panic)),
-            None => Err(Error::internal("ended by a signal")),
+            None => Err(Error::internal("cancelled by a signal")),
         }
     })
 }
 
-/// What a panic said.
+/// Turns a panic into an error with its message.
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let said = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-    let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    Error::internal(format!("a bug in mooncake, please report it: {said}"))
+    let message = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    Error::internal(format!("bug in mooncake, please report it: {message}"))
 }
 
-/// Refuses to go on in the child of a fork, where every lock and connection is a copy of the parent's.
+/// Returns an error in the child of a fork, where every lock and connection is a copy of the
+/// parent's.
 pub(crate) fn not_forked() -> PyResult<()> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(Python::attach(forked));
@@ -75,7 +78,7 @@ pub(crate) fn not_forked() -> PyResult<()> {
     Ok(())
 }
 
-/// Called in the child after a fork.
+/// Marks the child of a fork. The interpreter calls this in the child.
 #[pyfunction]
 pub(crate) fn _after_fork() {
     if RUNTIME.get().is_some() {

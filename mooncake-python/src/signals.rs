@@ -1,4 +1,4 @@
-//! Signals while a call waits: Ctrl-C ends the wait, not only what comes after it.
+//! Signal handling while a call waits: Ctrl-C ends the wait.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -18,13 +18,13 @@ use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-/// How long a signal's handler may have to wait.
-pub(crate) const EVERY: Duration = Duration::from_millis(100);
+/// Maximum delay of a signal handler.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a handler raised, until the interpreter takes it.
+/// Exception of a signal handler, until the interpreter takes it.
 static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
 
-/// Wakes the thread that made it.
+/// Waker of the thread that created it.
 struct Unpark {
     thread: Thread,
     woken: AtomicBool,
@@ -46,11 +46,11 @@ thread_local! {
     static IS_FIRST: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Whether handlers run on this thread: the first of the process.
-pub(crate) fn run_here() -> bool {
+/// Returns whether Python runs signal handlers on this thread: the first of the process.
+pub(crate) fn is_signal_thread() -> bool {
     IS_FIRST.with(|known| {
         known.get().unwrap_or_else(|| {
-            // SAFETY: both only tell numbers.
+            // SAFETY: both calls only return numbers.
             #[allow(unsafe_code)]
             let first = unsafe { libc::gettid() == libc::getpid() };
             known.set(Some(first));
@@ -59,26 +59,27 @@ pub(crate) fn run_here() -> bool {
     })
 }
 
-/// Does the work, in turn with the handlers of signals: when one raises it is `None`, the work is as it was, and the interpreter raises that
-/// when the call returns. On the first thread, detached from the interpreter.
+/// Runs the work and the signal handlers in turn. If a handler raises, returns `None`, leaves the
+/// work as it is, and the interpreter raises the exception when the call returns. Must be called on
+/// the first thread, detached from the interpreter.
 pub(crate) fn drive<F>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output>
 where
     F: Future<Output: Send> + Send,
 {
-    if let Some(ended) = poll_here(runtime, work.as_mut()) {
+    if let Some(ended) = poll_inline(runtime, work.as_mut()) {
         return Some(ended);
     }
-    match beside(runtime, work.as_mut()) {
+    match drive_on_thread(runtime, work.as_mut()) {
         Ok(ended) => ended,
         Err(error) => {
-            tracing::debug!("signals wait for the end of a call: {error}");
+            tracing::debug!("signal handlers are delayed until the call returns: {error}");
             Some(runtime.block_on(work))
         }
     }
 }
 
-/// Polls on this thread, for as long as no handler would be missed.
-fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output> {
+/// Polls on this thread for up to [`CHECK_INTERVAL`], so that no signal handler is delayed longer.
+fn poll_inline<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::Output> {
     let _inside = runtime.enter();
     let parked = PARKED.with(Arc::clone);
     let waker = Waker::from(parked.clone());
@@ -89,8 +90,8 @@ fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::O
     let clock = SystemClock::new();
     let since = clock.now();
     loop {
-        let left = EVERY.saturating_sub(clock.now().since(since));
-        // What was raised ends all calls up to the interpreter's next instruction.
+        let left = CHECK_INTERVAL.saturating_sub(clock.now().since(since));
+        // An exception of a handler ends all calls up to the interpreter's next instruction.
         if left.is_zero() || RAISED.lock().is_some() {
             return None;
         }
@@ -102,8 +103,9 @@ fn poll_here<F: Future>(runtime: &Runtime, mut work: Pin<&mut F>) -> Option<F::O
     }
 }
 
-/// Does the work on another thread while handlers run on this one: they may wait for what the work has in use.
-fn beside<F>(runtime: &Runtime, work: Pin<&mut F>) -> io::Result<Option<F::Output>>
+/// Runs the work on another thread while signal handlers run on this one. A handler may wait for
+/// resources that the work holds.
+fn drive_on_thread<F>(runtime: &Runtime, work: Pin<&mut F>) -> io::Result<Option<F::Output>>
 where
     F: Future<Output: Send> + Send,
 {
@@ -122,39 +124,40 @@ where
                 }
             })?;
         while !done.load(Ordering::Acquire) {
-            let raised = RAISED.lock().is_some() || Python::try_attach(handled) == Some(false);
+            let raised = RAISED.lock().is_some() || Python::try_attach(run_handlers) == Some(false);
             if raised {
                 given_up.notify_one();
                 break;
             }
-            thread::park_timeout(EVERY);
+            thread::park_timeout(CHECK_INTERVAL);
         }
         // Panics of the work are caught inside.
         Ok(other.join().ok().flatten())
     })
 }
 
-/// Runs the handlers of signals that have arrived. When one raises it is false, and the interpreter raises that at the next chance.
-fn handled(py: Python<'_>) -> bool {
+/// Runs the handlers of signals that have arrived. If one raises, returns false, and the
+/// interpreter raises its exception at the next opportunity.
+fn run_handlers(py: Python<'_>) -> bool {
     let Err(error) = py.check_signals() else { return true };
     *RAISED.lock() = Some(error);
     // SAFETY: `raise` needs nothing but the interpreter.
     #[allow(unsafe_code)]
     let full = unsafe { ffi::Py_AddPendingCall(Some(raise), std::ptr::null_mut()) } != 0;
     if full {
-        // Nobody is left who would raise it, and what stays there would end every call.
+        // The interpreter cannot raise the exception, and leaving it here would end every call.
         RAISED.lock().take();
-        tracing::warn!("what a signal's handler raised was lost");
+        tracing::warn!("exception of a signal handler dropped");
         return true;
     }
     false
 }
 
-/// Called by the interpreter between two of its instructions.
+/// Raises the exception of a handler. The interpreter calls this between two of its instructions.
 #[allow(unsafe_code)]
 extern "C" fn raise(_: *mut c_void) -> c_int {
     let Some(error) = RAISED.lock().take() else { return 0 };
-    // SAFETY: the interpreter calls it attached.
+    // SAFETY: the interpreter calls this function attached.
     let py = unsafe { Python::assume_attached() };
     error.restore(py);
     -1

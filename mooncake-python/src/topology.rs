@@ -1,11 +1,12 @@
-//! Which devices are near which memory.
+//! Topology of this host: the devices that are near each memory.
 
 use std::path::PathBuf;
 
 use mooncake_transport::topology::{Discovery, Topology};
 use pyo3::prelude::*;
 
-/// The priority matrix of this host as text: of devices that each non-empty list names, or what the file says instead.
+/// Returns the priority matrix of this host as text. Each non-empty list of `only` restricts the
+/// devices. The file `custom` replaces the discovered matrix.
 #[pyfunction]
 pub(crate) fn local_topology(
     py: Python<'_>,

@@ -1,11 +1,14 @@
-"""Reads that are cancelled while their bytes travel: no other read gets those bytes, and nothing grows.
+"""Reads that are cancelled during their transfer: no other read gets their bytes, and no process
+grows.
 
-    python tests/cancelled.py [--reads 10000] [--delay 0.2] [--ways asyncio,signal,shared] [--seed N]
+    python tests/cancelled.py [--reads 10000] [--delay 0.2] [--ways asyncio,signal,shared]
+        [--seed N]
 
-The script starts a master, a member whose bytes pass a relay that delays them, and a member without a relay. Readers get objects of the
-first member and give up every third read at a random moment: by cancelling a task, by a signal, and in a store of `setup_dummy`.
-Meanwhile they read objects of the second member, hold them for longer than the relay delays, and compare them twice. The script prints
-its seed and one line for each way, and exits with 1 when a byte was wrong or a process grew.
+The script starts a master, a client whose bytes pass a relay that delays them, and a client without
+a relay. Readers get objects of the first client and cancel every third read at a random moment: by
+cancelling a task, by a signal, and in a store of `setup_dummy`. Meanwhile they read objects of the
+second client, hold them for longer than the relay delays, and compare them twice. The script prints
+its seed and one line for each way, and exits with 1 if a byte was wrong or a process grew.
 """
 
 from __future__ import annotations
@@ -44,22 +47,22 @@ from mooncake.store import BufferPool, ReplicateConfig
 
 MIB = 1 << 20
 KEYS = 48
-# Reads under way at a time: of one asyncio program, and of all programs that get signals.
+# Concurrent reads: of one asyncio program, and of all programs that get signals.
 TASKS, PROGRAMS = 32, 8
 SLOT = 256 << 10
-# Growth that is not counted: memory of allocators, and connections that come and go.
+# Growth that is not counted: memory of allocators, and connections that open and close.
 SLACK, DESCRIPTORS = 24 * MIB, 40
 
 
 def value(key: str) -> bytes:
-    """The value of a key: its length and bytes are like those of no other."""
+    """Returns the value of a key. Its length and bytes differ from those of any other value."""
     digest = hashlib.blake2b(key.encode()).digest()
     size = 4096 + int.from_bytes(digest[:4]) % (SLOT - 4096)
     return (digest * (size // len(digest) + 1))[:size]
 
 
 class Directory(KVBootstrapServer):
-    """A metadata server that names the relay in place of a member's data port."""
+    """Metadata server that names the relay in place of a client's data port."""
 
     relayed: tuple[str, int] | None = None
 
@@ -78,11 +81,11 @@ class Directory(KVBootstrapServer):
         return next(int(d["tcp_data_port"]) for d in descriptors if d.get("tcp_data_port"))
 
 
-# Programs that run in processes of their own.
+# Programs that run in their own processes.
 
 
 async def relay(to: int, delay: float) -> None:
-    """Passes connections on; what comes back is held for so many seconds."""
+    """Forwards connections, and delays returned bytes by so many seconds."""
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, held: float) -> None:
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(4096)
@@ -125,7 +128,7 @@ def joined(directory: str, master: str, segment: int, buffer: int) -> MooncakeDi
 
 
 def member(directory: str, master: str, name: str) -> None:
-    """A member that holds the objects of that name, until its input ends."""
+    """Runs a client that holds the objects of that name, until its input ends."""
     store = joined(directory, master, 64 * MIB, MIB)
     config = ReplicateConfig()
     config.preferred_segment = store.get_hostname()
@@ -138,7 +141,7 @@ def member(directory: str, master: str, name: str) -> None:
 
 
 class Tally:
-    """Reads so far, and what a process held meanwhile."""
+    """Number of reads so far, and resources of the process meanwhile."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.reads = self.cancelled = self.others = self.wrong = 0
@@ -148,7 +151,7 @@ class Tally:
         self.lock = threading.Lock()
 
     def begin(self) -> int | None:
-        """The number of the next read, while one is to be made."""
+        """Returns the number of the next read, or `None` after the last one."""
         if self.reads == self.wanted:
             return None
         self.reads += 1
@@ -177,14 +180,16 @@ class Tally:
 
 
 def arrived(store: Any, key: str, got: int) -> int:
-    """The length of a value that was read into memory."""
+    """Returns the length of a value that was read into memory."""
     if got != len(value(key)):
         raise SystemExit(f"{key}: {got}: {store.last_error()}")
     return got
 
 
 def hold(store: Any, tally: Tally, key: str, hold_for: float, pool: BufferPool | None) -> None:
-    """Reads an object, and compares it twice: at once, and when late bytes of another would be there."""
+    """Reads an object and compares it twice: at once, and after late bytes of another read would
+    have arrived.
+    """
     if pool is None:
         kept = store.get_buffer(key)
         if kept is None:
@@ -270,7 +275,7 @@ async def asyncio_reader(store: MooncakeDistributedStoreAsync, options: argparse
 
 
 class Interrupted(Exception):
-    """Raised by the handler of the signal."""
+    """Exception of the signal handler."""
 
 
 def signal_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namespace) -> None:
@@ -335,7 +340,9 @@ LEFT: list[MooncakeDistributedStoreAsync] = []
 
 
 def watch_memory_at_exit(kept: ctypes.Array[ctypes.c_ubyte], delay: float) -> None:
-    """Has the process exit with 1 when bytes land in this memory once the package lets the interpreter end."""
+    """Makes the process exit with 1 if bytes arrive in this memory after the package lets the
+    interpreter end.
+    """
     memory = ctypes.addressof(kept)
 
     def freed() -> None:
@@ -345,7 +352,7 @@ def watch_memory_at_exit(kept: ctypes.Array[ctypes.c_ubyte], delay: float) -> No
             print("bytes have landed in memory that the interpreter frees", file=sys.stderr, flush=True)
             os._exit(1)
 
-    # Functions are called in reverse order: this one after the one of the package.
+    # Functions run in reverse order: this one runs after the package's.
     atexit.unregister(_mooncake._close_all)
     atexit.register(freed)
     atexit.register(_mooncake._close_all)
@@ -358,7 +365,7 @@ def engine_at(directory: str, name: str) -> TransferEngine:
 
 
 def engine_owner(directory: str) -> None:
-    """An engine whose memory peers read, until its input ends."""
+    """Runs an engine whose memory other engines read, until its input ends."""
     name = f"127.0.0.1:{free_port()}"
     engine = engine_at(directory, name)
     memory = (ctypes.c_ubyte * (8 * SLOT))(*([7] * (8 * SLOT)))
@@ -372,16 +379,16 @@ ENGINES: list[TransferEngine] = []
 
 
 def engine_reader(directory: str, target: str, ending: str, delay: str) -> None:
-    """Ends while a batch of reads into its memory is under way; "dropped": the engine is gone before."""
+    """Ends during a batch of reads into its memory. With "dropped", the engine is freed before."""
     engine = engine_at(directory, f"127.0.0.1:{free_port()}")
     kept = (ctypes.c_ubyte * (8 * SLOT))()
-    # A reference cycle without a collector: the memory is there for as long as the process.
+    # A reference cycle without a collector keeps the memory until the process ends.
     gc.disable()
     cycle: list[Any] = [kept]
     cycle.append(cycle)
     memory = ctypes.addressof(kept)
     assert engine.register_memory(memory, len(kept)) == 0, engine.last_error()
-    # The first request on a connection waits for an exchange.
+    # The first request on a connection waits for a handshake.
     watch_memory_at_exit(kept, 2 * float(delay))
     remote = engine.get_first_buffer_address(target)
     offsets = [i * SLOT for i in range(8)]
@@ -400,7 +407,7 @@ def engine_reader(directory: str, target: str, ending: str, delay: str) -> None:
 
 
 async def ending_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namespace) -> None:
-    """Gives up reads into memory of its own, and leaves it to the interpreter to end the store."""
+    """Cancels reads into its own memory, and leaves the store to the end of the interpreter."""
     kept = (ctypes.c_ubyte * (8 * SLOT))()
     memory = ctypes.addressof(kept)
     assert store.register_buffer(memory, len(kept)) == 0
@@ -420,7 +427,8 @@ async def ending_reader(store: MooncakeDistributedStoreAsync, options: argparse.
 
 @contextlib.contextmanager
 def program(*words: str, says: bool = True) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of this script, or another one, and the first line of its output."""
+    """Starts a process of this script or another program, and reads the first line of its output.
+    """
     environment = os.environ | {"MC_FORCE_TCP": "1"}
     process = subprocess.Popen(
         [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -436,7 +444,7 @@ def program(*words: str, says: bool = True) -> Iterator[tuple[subprocess.Popen[s
 
 
 def listening(path: str, process: subprocess.Popen[str]) -> None:
-    """Returns when the process listens at the path."""
+    """Waits until the process listens at the path."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
@@ -451,7 +459,7 @@ def mooncake(name: str) -> list[str]:
 
 
 def judge(way: str, outputs: list[str], seconds: float) -> bool:
-    """Prints what the readers of one way saw; whether all was as it should be."""
+    """Prints the results of the readers of one way. Returns whether all were correct."""
     seen = [json.loads(output.splitlines()[-1]) for output in outputs]
     total = {name: sum(one[name] for one in seen) for name in ("reads", "cancelled", "others", "wrong")}
     samples = [samples for one in seen for samples in one["samples"]]

@@ -1,4 +1,5 @@
-"""Clusters for the tests: masters of the installed package, and stores that are closed in the end."""
+"""Clusters for the tests: masters of the installed package, and stores that are closed in the end.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MIB = 1 << 20
 
 
 def free_port() -> int:
-    """A port nobody listens on now, and not one of those that the system gives to outgoing connections."""
+    """Returns a free port below those that the system assigns to outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -33,7 +34,7 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns when somebody listens there; fails when the process ends first."""
+    """Waits until the process listens on the port. Fails if the process ends first."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -45,7 +46,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> Non
 
 
 def command(name: str) -> str:
-    """A command of the interpreter that runs the tests."""
+    """Returns the path of a command that belongs to the interpreter of the tests."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     assert found, f"{name} is not installed"
@@ -53,13 +54,15 @@ def command(name: str) -> str:
 
 
 def mooncake_master() -> str:
-    """The `mooncake_master` command of the interpreter that runs the tests."""
+    """Returns the path of the `mooncake_master` command that belongs to the interpreter of the
+    tests.
+    """
     return command("mooncake_master")
 
 
 @dataclass
 class Master:
-    """A master process."""
+    """Master process."""
 
     folder: Path
     flags: list[str] = field(default_factory=list)
@@ -80,12 +83,15 @@ class Master:
                 self.process = subprocess.Popen([mooncake_master(), *flags], stdout=out, stderr=out)
             if self.starts > 1 or not self.lost_its_port(log):
                 break
-            # Tests of other workers draw ports, too; nobody has been given the address before the first start.
+            # Tests of other workers choose ports, too. No client knows the address before the first
+            # start.
             self.port = free_port()
         wait_for_port(self.port, self.process, log)
 
     def lost_its_port(self, log: Path) -> bool:
-        """Whether the master ended because another process took the port first; returns once either is certain."""
+        """Returns whether the master ended because another process took its port first. Waits until
+        the outcome is certain.
+        """
         assert self.process is not None
         deadline = time.monotonic() + 30
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -95,7 +101,7 @@ class Master:
         return "in use" in log.read_text()
 
     def listens(self) -> bool:
-        """Whether the process of this master listens on its port."""
+        """Returns whether the process of this master listens on its port."""
         assert self.process is not None
         inodes = set()
         with contextlib.suppress(OSError):
@@ -115,7 +121,7 @@ class Master:
         self.process.wait(30)
 
     def freeze(self) -> None:
-        """Stops it where it is, and returns when it stands still."""
+        """Stops the process with a signal, and returns when it is stopped."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         status = Path(f"/proc/{self.process.pid}/stat")
@@ -134,7 +140,7 @@ class Master:
 
 @dataclass
 class Owner:
-    """A `mooncake_client` process."""
+    """Process of `mooncake_client`."""
 
     folder: Path
     master: Master
@@ -143,7 +149,7 @@ class Owner:
 
     @property
     def address(self) -> str:
-        """Path of its socket."""
+        """Path of the socket."""
         return str(self.folder / "owner.sock")
 
     def start(self) -> None:
@@ -181,7 +187,7 @@ class Owner:
 
 @pytest.fixture(scope="session")
 def owner(master: Master, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
-    """One `mooncake_client` for all tests that do not harm it."""
+    """Shared `mooncake_client`, for tests that do not harm it."""
     running = Owner(tmp_path_factory.mktemp("owner"), master)
     running.start()
     yield running
@@ -191,7 +197,7 @@ def owner(master: Master, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def make_light(owner: Owner) -> Iterator[Callable[..., MooncakeDistributedStore]]:
-    """Makes stores that are attached to the shared `mooncake_client`, or to another one."""
+    """Factory of stores that are attached to the shared `mooncake_client`, or to another one."""
     made: list[MooncakeDistributedStore] = []
 
     def make(at: Owner | None = None, buffer: int = 4 * MIB) -> MooncakeDistributedStore:
@@ -212,7 +218,7 @@ def light(make_light: Callable[..., MooncakeDistributedStore]) -> MooncakeDistri
 
 @pytest.fixture(scope="session")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
-    """One master for all tests that do not harm it."""
+    """Shared master, for tests that do not harm it."""
     running = Master(tmp_path_factory.mktemp("master"), ["--default_kv_lease_ttl=500"])
     running.start()
     yield running
@@ -222,7 +228,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
 
 @pytest.fixture
 def own_master(tmp_path: Path) -> Iterator[Callable[..., Master]]:
-    """Makes masters that a test may kill."""
+    """Factory of masters that a test may kill."""
     running: list[Master] = []
 
     def make(*flags: str) -> Master:
@@ -237,7 +243,7 @@ def own_master(tmp_path: Path) -> Iterator[Callable[..., Master]]:
 
 @pytest.fixture
 def make_store(master: Master) -> Iterator[Callable[..., MooncakeDistributedStore]]:
-    """Makes stores of the shared master, or of another one."""
+    """Factory of stores of the shared master, or of another one."""
     made: list[MooncakeDistributedStore] = []
 
     def make(at: Master | None = None, **changes: Any) -> MooncakeDistributedStore:
@@ -268,5 +274,5 @@ def store(make_store: Callable[..., MooncakeDistributedStore]) -> MooncakeDistri
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """A key of the test's own."""
+    """Key that belongs to the test."""
     return f"{request.node.name}-{os.getpid()}-{time.monotonic_ns()}"

@@ -1,4 +1,4 @@
-"""Layouts of tensors, and what is read of them, in a line each."""
+"""Short constructors of tensor layouts and read targets."""
 
 from __future__ import annotations
 

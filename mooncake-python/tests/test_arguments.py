@@ -1,6 +1,8 @@
-"""Every call with arguments of every wrong kind, before setup, while set up, and after close: an answer or an exception, never a crash.
+"""Calls with arguments of every wrong type, before setup, while set up, and after close: a result
+or an exception, never a crash.
 
-The calls run in a process of their own, so that a crash is a failure of one test. What to call comes from the signatures.
+The calls run in their own process, so that a crash fails only one test. Their list comes from the
+signatures.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pytest
 from mooncake.engine import TransferEngine
 from mooncake.store import BufferPool, MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
 
-# Calls that end the process's use of the object, or write files where they are told.
+# Calls that close the object, or write files at a given path.
 LEFT_OUT = {
     "close",
     "setup",
@@ -67,7 +69,7 @@ ODD = [
 
 
 def calls_of(target):
-    """Names and counts of positional parameters of what can be called."""
+    """Yields names of callables, with their numbers of positional parameters."""
     for name in sorted(dir(target)):
         if name.startswith("__") or name in LEFT_OUT:
             continue
@@ -94,10 +96,10 @@ def torment(target, seed, rounds):
             try:
                 call(*arguments)
             except Exception as error:
-                # A panic would be no `Exception`, and a bug by its text.
-                assert "a bug in mooncake" not in str(error), (name, arguments, error)
+                # A panic is not an `Exception`, and its message names a bug.
+                assert "bug in mooncake" not in str(error), (name, arguments, error)
     last = target.last_error() if hasattr(target, "last_error") else None
-    assert last is None or "a bug in mooncake" not in last.message, last
+    assert last is None or "bug in mooncake" not in last.message, last
     return done
 
 

@@ -1,4 +1,4 @@
-"""Calls that are awaited, at the edges: the end of the interpreter, subclasses, weak references."""
+"""Edge cases of awaited calls: end of the interpreter, subclasses, weak references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.buffer_pool import RegisteredBufferPool
 from mooncake.store import MooncakeHostMemAllocator, ParallelAxis, ReadTarget, ReplicateConfig, TensorParallelism
 
-# An event loop on a thread that nobody joins, in the middle of awaited calls when the interpreter ends.
+# Program that ends during awaited calls of an event loop on a thread that is never joined.
 ENDS = """
 import asyncio, sys, threading, time
 from mooncake.async_store import MooncakeDistributedStoreAsync
@@ -52,7 +52,7 @@ class Prefixed(MooncakeDistributedStoreAsync):
         return super().put("prefix/" + key, value)
 
 
-def test_calls_of_a_subclass_are_the_ones_that_are_awaited(master, key, monkeypatch):
+def test_async_calls_use_overrides_of_a_subclass(master, key, monkeypatch):
     async def work():
         store = Prefixed()
         assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", master.address) == 0
@@ -74,7 +74,7 @@ class Counted(ReplicateConfig):
         self.counts = counts
 
 
-def test_configurations_of_a_class_made_from_ours_are_copied_whole():
+def test_copies_of_a_subclassed_configuration_are_complete():
     config = Counted([1])
     config.replica_num = 3
     shallow, deep = copy.copy(config), copy.deepcopy(config)
@@ -84,7 +84,7 @@ def test_configurations_of_a_class_made_from_ours_are_copied_whole():
     assert config.replica_num == 3 and type(copy.copy(ReplicateConfig())) is ReplicateConfig
 
 
-def test_objects_can_be_referred_to_weakly(store, key):
+def test_objects_support_weak_references(store, key):
     assert store.put(key, b"0123") == 0
     pool = RegisteredBufferPool(store)
     objects = [

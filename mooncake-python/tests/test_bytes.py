@@ -59,7 +59,7 @@ def test_empty_keys_and_values(store, key):
     assert store.put_parts(key) == 0
     assert store.put_parts(key, b"", b"") == 0
     assert store.put_batch([key, key + "2"], [b"x", b""]) == -600
-    assert store.is_exist(key) == 0, "one empty value and nothing is stored"
+    assert store.is_exist(key) == 0, "an empty value fails the batch"
     assert store.put_batch([key], []) == -600
     assert store.put_batch([], []) == 0
 
@@ -125,8 +125,8 @@ def test_removing_by_pattern(store, key):
     for i in range(5):
         assert store.put(f"{key}/a/{i}", b"x") == 0
     assert store.remove_by_regex(f"{key}/a/[01]") == 2
-    assert store.remove_by_regex("(") == -600 and "'(' is no pattern" in store.last_error().message
-    assert store.remove_by_regex(regex=f"{key}/a/2") == 1, "as the documentation names it"
+    assert store.remove_by_regex("(") == -600 and "rejects the pattern '('" in store.last_error().message
+    assert store.remove_by_regex(regex=f"{key}/a/2") == 1, "argument name of the documentation"
     assert store.remove_by_regex(regex_pattern=key, force=True) == 2
     with pytest.raises(TypeError, match="one argument"):
         store.remove_by_regex(regex="a", regex_pattern="b")
@@ -150,7 +150,7 @@ def test_handles(store, key):
     assert view.tobytes() == value
     array_view = np.array(handle, copy=False)
     assert array_view.dtype == np.int8 and array_view.tobytes() == value
-    # Its memory is registered: it can be put from.
+    # The memory of the value is registered, so it can be the source of a put.
     assert store.put_from(key + "2", handle.ptr(), handle.size()) == 0
     assert store.get(key + "2") == value
     del handle, view
@@ -168,7 +168,7 @@ def test_the_local_buffer_does_not_limit_handles(make_store, key):
     assert none.put(key + "2", value) == 0 and bytes(none.get_buffer(key + "2")) == value
 
 
-def test_a_full_pool_says_so(own_master, make_store):
+def test_a_full_pool_is_an_error(own_master, make_store):
     alone = make_store(own_master("--default_kv_lease_ttl=60000"), global_segment_size=16 << 20)
     held = []
     code = 0
@@ -227,7 +227,7 @@ def test_replicate_config(store, key):
     assert hasattr(ReplicateConfig, "group_ids") and hasattr(ReplicateConfig, "with_soft_pin")
     config.prefer_alloc_in_same_node = "True"
     assert config.prefer_alloc_in_same_node is True
-    assert store.put(key, b"x", config) == -600, "only the multi-buffer puts do that"
+    assert store.put(key, b"x", config) == -600, "supported by the multi-buffer puts only"
     config.prefer_alloc_in_same_node = False
     config.with_soft_pin = True
     from mooncake.store import SoftPinAction
@@ -287,16 +287,16 @@ def test_before_setup_and_after_close(make_store):
         assert empty.mount_segment("/dev/shm/x", 1 << 20) == {"ret": -1, "segment_ids": []}
 
 
-def test_setup_does_not_wait_for_an_address_that_is_none():
+def test_setup_does_not_wait_for_an_invalid_address():
     store = MooncakeDistributedStore()
     begun = time.monotonic()
     for address in ("", "nonsense", "127.0.0.1", ":50051", "127.0.0.1:0", "127.0.0.1:99999", "127.0.0.1:x", "[::1"):
         assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address) == -600
         assert "give host:port" in store.last_error().message
-    assert time.monotonic() - begun < 20, "waiting for an address takes as long for each of them"
+    assert time.monotonic() - begun < 20, "waiting for an address would take as long for each of them"
 
 
-def test_setup_says_what_is_wrong(master):
+def test_setup_reports_the_invalid_setting(master):
     store = MooncakeDistributedStore()
     for size in ("16MB", -1, 1.5, None, 1 << 64):
         with pytest.raises(TypeError, match="global_segment_size must be a number of bytes"):
@@ -315,7 +315,7 @@ def test_setup_says_what_is_wrong(master):
     }
     assert store.setup({**good, "local_buffer_size": "much"}) == -600
     assert store.setup(good) == 0 and store.health_check() == 0
-    assert store.setup(good) == 0, "a second setup takes the place of the first"
+    assert store.setup(good) == 0, "a second setup replaces the first"
     host, port = store.get_hostname().rsplit(":", 1)
     assert host == "127.0.0.1" and 12300 <= int(port) <= 14300
     assert store.close() == 0
@@ -356,7 +356,7 @@ def test_copies_and_moves(own_master, make_store):
     assert a.query_task((1, 2)) == (None, -1400)
     assert a.query_task([1, 2]) == (None, -1400)
     assert TaskStatus.SUCCESS != 3 and int(TaskStatus.SUCCESS) == 3
-    assert b.batch_replica_clear(["k"]) == [], "another wrote it"
+    assert b.batch_replica_clear(["k"]) == [], "another store wrote it"
     time.sleep(0.3)
     assert a.batch_replica_clear(["k", "missing"]) == ["k"]
     assert a.get("k") == b""
@@ -371,7 +371,7 @@ def test_checksums(own_master, make_store, monkeypatch):
     assert a.get("k") == value and bytes(a.get_buffer("p")) == value and a.get_batch(["p", "x"]) == [value, b""]
 
 
-def test_what_is_kept_is_never_an_older_value(own_master, make_store, monkeypatch):
+def test_the_hot_cache_never_returns_an_older_value(own_master, make_store, monkeypatch):
     mine = own_master()
     writer = make_store(mine)
     monkeypatch.setenv("MC_STORE_LOCAL_HOT_CACHE_SIZE", "4MB")
@@ -415,7 +415,7 @@ def test_forks_are_refused_and_exits_are_tidy(master, store, key):
 
     done = subprocess.run([sys.executable, "-c", CHILD, master.address, key], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
-    # It took its memory back, so what lay there is gone at once.
+    # The first store freed its memory, so its objects are lost at once.
     assert store.get(key) == b"" or store.remove(key, True) == 0
 
 
@@ -446,7 +446,7 @@ check()
 """
 
 
-def test_the_log_is_pythons(master):
+def test_log_events_reach_python_logging(master):
     import subprocess
     import sys
 

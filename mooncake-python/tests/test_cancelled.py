@@ -1,4 +1,6 @@
-"""Reads that are given up while their bytes travel: `cancelled.py` in small, and programs that end in the middle of one."""
+"""Reads that are cancelled during their transfer: a short run of `cancelled.py`, and programs that
+end during a read.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TRIAL = Path(__file__).with_name("cancelled.py")
 
 
 @pytest.mark.parametrize("way", ["asyncio", "signal", "shared"])
-def test_no_read_gets_bytes_of_one_that_was_given_up(way: str) -> None:
+def test_no_read_gets_bytes_of_a_cancelled_one(way: str) -> None:
     words = [sys.executable, str(TRIAL), "--reads", "120", "--ways", way]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     print(done.stdout)
@@ -27,7 +29,7 @@ def test_no_read_gets_bytes_of_one_that_was_given_up(way: str) -> None:
 
 
 def test_a_program_ends_while_bytes_travel() -> None:
-    """The bytes of its reads travel for longer than the interpreter waits for a master."""
+    """Bytes of the reads are delayed for longer than the interpreter waits for a master."""
     words = [sys.executable, str(TRIAL), "--ways", "end", "--delay", "3"]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     print(done.stdout)
@@ -36,7 +38,7 @@ def test_a_program_ends_while_bytes_travel() -> None:
 
 @pytest.mark.parametrize("ending", ["return", "exit", "exception", "dropped"])
 def test_a_program_ends_while_a_batch_of_its_engine_travels(ending: str) -> None:
-    """The interpreter waits until no byte of the batch can land any more."""
+    """The interpreter waits until no byte of the batch can arrive any more."""
     delay = "1"
     with contextlib.ExitStack() as stack:
         directory = Directory(0, "127.0.0.1")
@@ -54,7 +56,7 @@ def test_a_program_ends_while_a_batch_of_its_engine_travels(ending: str) -> None
 
 
 class Slow(MooncakeDistributedStoreAsync):
-    """A store whose calls are the program's own, and end when they are told to."""
+    """Store whose calls are replaced by the program's own, and end on request."""
 
     may_end = threading.Event()
 

@@ -1,7 +1,8 @@
-"""Our package and Mooncake C++ in one environment, in every order of installing and removing.
+"""This package and Mooncake C++ in one environment, installed and removed in every order.
 
-Our package is packed from what is installed here. Mooncake C++ is a stand-in: a wheel with files of the same names, because the real
-one is 100 MB. Python finds its modules as it finds real ones; none of these tests loads them.
+This package is packed from the installed one. A stand-in replaces Mooncake C++: a wheel with files
+of the same names, because the real one has 100 MB. Python finds its modules like real ones, and no
+test loads them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COMMON = ("cli.py", "mooncake_config.py", "async_store.py", "http_metadata_serve
 
 
 def wheel(folder: Path, name: str, version: str, files: dict[str, bytes], scripts: dict[str, str]) -> Path:
-    """A wheel with these files, as pip installs it."""
+    """Builds a wheel with these files."""
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     entries = "".join(f"{script} = {target}\n" for script, target in scripts.items())
@@ -55,7 +56,7 @@ def wheels(tmp_path_factory):
         if path.is_file() and path.suffix != ".pyc"
     }
     scripts = {"mooncake": "mooncake._tool:main", "mooncake_master": "mooncake.cli:master"}
-    # A foreign extension module must not get as far as being loaded.
+    # The foreign extension module must not be loaded.
     extension = b"an extension module"
     theirs = {"mooncake/__init__.py": OTHER_INIT.encode()} | {f"mooncake/{name}": OTHER_INIT.encode() for name in COMMON}
     theirs |= {"mooncake/store.so": extension, "mooncake/engine.so": extension}
@@ -72,7 +73,7 @@ class Environment:
         self.bin = folder / "bin"
 
     def pip(self, *words: str | Path) -> None:
-        # pip of this interpreter works on the other environment.
+        # pip of this interpreter operates on the other environment.
         command = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "-q", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
@@ -112,26 +113,26 @@ AGAIN = ("pip install --force-reinstall --no-deps mooncake-rs",)
 
 
 def mend(environment: Environment) -> None:
-    """Does as the message says."""
+    """Runs the commands of the message."""
     environment.remove("theirs")
     environment.install("ours")
     environment.works()
 
 
-def test_ours_alone(environment):
+def test_this_package_alone(environment):
     environment.install("ours")
     environment.works()
     done = subprocess.run([environment.bin / "mooncake", "--version"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and mooncake.__version__ in done.stdout, done.stderr
 
 
-def test_theirs_alone(environment):
+def test_mooncake_cpp_alone(environment):
     environment.install("theirs")
     status, said = environment.run("import mooncake; print(mooncake.MARK)")
     assert status == 0 and said.strip() == "Mooncake C++", said
 
 
-def test_theirs_then_ours(environment):
+def test_mooncake_cpp_then_this_package(environment):
     environment.install("theirs")
     environment.install("ours")
     for module in ("mooncake", *MODULES):
@@ -139,10 +140,11 @@ def test_theirs_then_ours(environment):
     mend(environment)
 
 
-def test_ours_then_theirs(environment):
+def test_this_package_then_mooncake_cpp(environment):
     environment.install("ours")
     environment.install("theirs")
-    # Their `__init__` is there now, and nothing of ours runs before a module is asked for.
+    # `__init__` is that of Mooncake C++ here. Code of this package runs only once a module is
+    # imported.
     status, said = environment.run("import mooncake; print(mooncake.MARK)")
     assert status == 0 and said.strip() == "Mooncake C++", said
     for module in MODULES:
@@ -153,7 +155,7 @@ def test_ours_then_theirs(environment):
 
 
 @pytest.mark.parametrize("order", [("theirs", "ours"), ("ours", "theirs")])
-def test_theirs_is_removed(environment, order):
+def test_mooncake_cpp_is_removed(environment, order):
     for which in order:
         environment.install(which)
     environment.remove("theirs")
@@ -164,11 +166,11 @@ def test_theirs_is_removed(environment, order):
 
 
 @pytest.mark.parametrize("order", [("theirs", "ours"), ("ours", "theirs")])
-def test_ours_is_removed(environment, order):
+def test_this_package_is_removed(environment, order):
     for which in order:
         environment.install(which)
     environment.remove("ours")
-    # Nothing of ours is left that could speak: files that both have are gone.
+    # No file of this package is left that could report the problem: the shared files are gone.
     status, said = environment.run("import mooncake; print(getattr(mooncake, 'MARK', None))")
     assert status == 0 and said.strip() == "None", said
     status, said = environment.run("import importlib.util; print(importlib.util.find_spec('mooncake.store').origin)")

@@ -1,4 +1,6 @@
-"""Connections of the HTTP servers that hold back: a caller that asks properly is served, and a stop ends."""
+"""Slow connections of the HTTP servers: they delay neither complete requests nor the stop of a
+server.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ async def echo(request):
 async def started(**limits):
     app = web.Application()
     app.router.add_put("/echo", echo)
-    connections = Connections(app, places=PLACES, **limits)
+    connections = Connections(app, max_connections=PLACES, **limits)
     return connections, await connections.listen("127.0.0.1", 0)
 
 
@@ -55,12 +57,12 @@ async def held(port, kind):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "idle after one request"])
-def test_a_caller_is_served_while_others_hold_back(kind):
+def test_a_caller_is_served_beside_slow_ones(kind):
     async def main():
         connections, port = await started()
         others = [await (held(port, kind) if kind in KINDS else ask(port)) for _ in range(PLACES)]
         _, writer = await ask(port)
-        # The first of them made room.
+        # The first idle connection was closed for the new one.
         assert await asyncio.wait_for(others[0][0].read(), SOON_S) == b""
         others.append(await held(port, "half a header"))
         others.append(await held(port, "half a body"))
@@ -90,12 +92,12 @@ def metadata_app():
 
 
 def rest_app():
-    # The page that is asked for needs no store.
+    # The requested page needs no store.
     return MooncakeStoreService(None, object()).app, "rest", "GET /openapi.json"
 
 
 async def request(port, line, body=b""):
-    """Status and body of a request on a connection of its own."""
+    """Returns status and body of a request on a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await asyncio.wait_for(reader.read(), SOON_S)
@@ -104,8 +106,8 @@ async def request(port, line, body=b""):
     return int(head.split()[1]), text.decode()
 
 
-def figure(page, name):
-    """A value of a page of metrics."""
+def metric_value(page, name):
+    """Returns the value of a metric."""
     lines = [line for line in page.splitlines() if line.startswith(name + " ")]
     assert len(lines) == 1, (name, page)
     return int(lines[0].split()[-1])
@@ -113,12 +115,13 @@ def figure(page, name):
 
 @pytest.mark.parametrize("server", [metadata_app, rest_app])
 @pytest.mark.parametrize("kind", ["silent", "half a header", "half a body", "idle after one request"])
-def test_every_server_serves_and_counts_while_others_hold_back(server, kind):
+def test_every_server_serves_and_counts_beside_slow_callers(server, kind):
     async def main():
         app, name, line = server()
         prefix = {"metadata": "master", "rest": "mooncake_client"}[name]
-        # The application reports the connections of its own servers; here another one is in front of it.
-        connections = Connections(app, places=PLACES, name=name)
+        # The application reports connections of its own servers. Here another server is in front of
+        # it.
+        connections = Connections(app, max_connections=PLACES, name=name)
 
         async def here(_):
             return _connections.metrics_page(*connections.metrics(prefix))
@@ -140,11 +143,11 @@ def test_every_server_serves_and_counts_while_others_hold_back(server, kind):
             others.append(writer)
         status, page = await request(port, "GET /here")
         assert status == 200
-        assert figure(page, f'{prefix}_connections{{listener="{name}"}}') == PLACES
+        assert metric_value(page, f'{prefix}_connections{{listener="{name}"}}') == PLACES
         refused = f"{prefix}_connections_refused_total"
-        assert figure(page, f'{refused}{{listener="{name}",reason="evicted"}}') == 1
+        assert metric_value(page, f'{refused}{{listener="{name}",reason="evicted"}}') == 1
         for reason in ("full", "timeout", "descriptors"):
-            assert figure(page, f'{refused}{{listener="{name}",reason="{reason}"}}') == 0
+            assert metric_value(page, f'{refused}{{listener="{name}",reason="{reason}"}}') == 0
         await asyncio.wait_for(connections.stop(), SOON_S)
         for writer in others:
             writer.close()
@@ -153,7 +156,7 @@ def test_every_server_serves_and_counts_while_others_hold_back(server, kind):
 
 
 @pytest.mark.parametrize(("server", "prefix"), [(metadata_app, "master"), (rest_app, "mooncake_client")])
-def test_servers_have_a_page_of_metrics(server, prefix):
+def test_servers_export_metrics(server, prefix):
     async def main():
         app, name, _ = server()
         connections = Connections(app)
@@ -177,7 +180,7 @@ def test_an_idle_connection_is_closed_in_time():
     asyncio.run(main())
 
 
-def test_a_connection_is_refused_when_every_other_one_works():
+def test_a_connection_is_refused_when_all_others_are_busy():
     async def main():
         app, let_go = web.Application(), asyncio.Event()
 
@@ -186,7 +189,7 @@ def test_a_connection_is_refused_when_every_other_one_works():
             return web.Response()
 
         app.router.add_get("/work", work)
-        connections = Connections(app, places=1)
+        connections = Connections(app, max_connections=1)
         port = await connections.listen("127.0.0.1", 0)
         working = asyncio.create_task(request(port, "GET /work"))
         while not any(it.since is None for it in connections.open.values()):
@@ -203,7 +206,7 @@ def test_a_connection_is_refused_when_every_other_one_works():
     asyncio.run(main())
 
 
-def test_the_longest_wait_gives_its_descriptor_up():
+def test_the_connection_that_waited_longest_is_closed_for_its_descriptor():
     async def main():
         connections, port = await started()
         idle_reader, idle_writer = await ask(port)
@@ -223,7 +226,7 @@ def test_the_longest_wait_gives_its_descriptor_up():
                 os.close(number)
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert connections.refused["descriptors"] >= 1
-        # It is accepted once there are descriptors.
+        # The connection is accepted once there are descriptors.
         reader, writer = await asyncio.open_connection(sock=caller)
         writer.write(b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), SOON_S)).startswith(b"HTTP/1.1 200")
@@ -234,7 +237,7 @@ def test_the_longest_wait_gives_its_descriptor_up():
     asyncio.run(main())
 
 
-def test_a_child_of_a_fork_keeps_neither_port_nor_callers():
+def test_a_child_of_a_fork_closes_ports_and_connections():
     async def main():
         connections, port = await started()
         reader, writer = await ask(port)
@@ -247,7 +250,7 @@ def test_a_child_of_a_fork_keeps_neither_port_nor_callers():
                 signal.pause()
         try:
             assert os.read(ready, 1) == b"!"
-            # The parent still serves.
+            # The parent process still serves requests.
             (await ask(port))[1].close()
             await connections.stop()
             assert await asyncio.wait_for(reader.read(), SOON_S) == b""
@@ -264,7 +267,7 @@ def test_a_child_of_a_fork_keeps_neither_port_nor_callers():
     asyncio.run(main())
 
 
-def test_a_full_metadata_server_refuses_by_name():
+def test_a_full_metadata_server_rejects_new_keys():
     async def main():
         server = KVBootstrapServer(0, "127.0.0.1")
         server.max_entries, server.max_bytes = 2, 20
@@ -282,7 +285,7 @@ def test_a_full_metadata_server_refuses_by_name():
         assert (await put("a", 9))[0] == 200
         assert (await request(port, "DELETE /metadata?key=b"))[0] == 200
         assert (await put("c", 9))[0] == 200
-        assert figure((await request(port, "GET /metrics"))[1], "master_metadata_refused_total") == 2
+        assert metric_value((await request(port, "GET /metrics"))[1], "master_metadata_refused_total") == 2
         await connections.stop()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Structured objects that are not what was written, puts that fail midway, and reads of many small rows."""
+"""Structured objects that were altered, puts that fail midway, and reads of many small rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def backing(request):
 
 
 def stored(backing, change, **members):
-    """A reference to an object whose metadata and manifest `change` had in hand."""
+    """Stores an object whose metadata and manifest `change` has altered. Returns its reference."""
     transfer = MooncakeBundleTransfer(backing)
     ref = transfer.put_structured_object(StructuredObjectPayload(buffers=members))
     meta = ref.manifest["meta"]
@@ -112,14 +112,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_what_is_missing_is_said(backing, change):
+def test_missing_chunks_are_reported(backing, change):
     transfer, ref = stored(backing, change, a=np.zeros(4, np.int32))
     with pytest.raises(ValueError):
         read(transfer, ref)
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"7", b"{", b"\xff", b"[" * 100_000])
-def test_a_manifest_that_is_none(data):
+def test_invalid_manifests_are_rejected(data):
     fake = Fake()
     fake.values["bundle/default/x/manifest"] = data
     transfer = MooncakeBundleTransfer(fake)
@@ -162,7 +162,7 @@ def test_columns_are_damaged(backing, change, part, rows):
 
 
 @pytest.mark.parametrize("offsets", [[0, -3, 5], [0, 3, 1 << 60], [-3, 3, 5], [0, 3], [5, 3, 5], [0.0, 3.0, 5.0]])
-def test_rows_that_lie_nowhere(backing, offsets):
+def test_rows_outside_the_payload(backing, offsets):
     from mooncake._columns import _picked
 
     transfer = MooncakeBundleTransfer(backing)
@@ -190,7 +190,7 @@ def test_destinations_of_objects(backing):
 
 
 class Counting(MooncakeDistributedStore):
-    """Counts the reads of the native part, and their bytes."""
+    """Store that counts the reads of the native half, and their bytes."""
 
     reads = 0
     bytes = 0
@@ -221,11 +221,11 @@ def test_small_rows_are_read_together(counting):
             got = read(transfer, stage, **{"batch.a": (rows.start, rows.stop, rows.step)})["batch.a"]
             assert np.array_equal(got, array[rows])
         assert np.array_equal(transfer.get(ref, type="dict", rows=list(rows))["a"], array[rows])
-        # Twice each of the 25 chunks, and the metadata.
+        # Two reads of each of the 25 chunks, and those of the metadata.
         assert counting.reads <= 60 and counting.bytes <= 2 * array.nbytes
 
 
-def test_what_lies_far_apart_is_read_alone(counting):
+def test_distant_rows_are_read_one_by_one(counting):
     transfer = MooncakeBundleTransfer(counting)
     array = np.random.default_rng(2).integers(0, 255, (64, 100_000), np.uint8)
     for chunk in (64 << 10, 64 * MIB):
@@ -287,7 +287,7 @@ def test_an_object_that_does_not_fit(make_store, own_master):
 
 
 class Asked(Fake):
-    """Says that something has gone."""
+    """Store that reports a missing object."""
 
     asked = 0
     gone = ""
@@ -297,7 +297,7 @@ class Asked(Fake):
         return [0 if self.gone and self.gone in key else 1 for key in keys]
 
 
-def test_what_was_written_is_looked_at_once():
+def test_written_objects_are_checked_once():
     fake = Asked()
     transfer = MooncakeBundleTransfer(fake)
     big = StructuredObjectPayload(buffers={"a": bytes(5 * MIB), "b": b"1"})
@@ -309,7 +309,7 @@ def test_what_was_written_is_looked_at_once():
     assert fake.asked == 2 and fake.values == {}
 
 
-def test_names_that_are_no_keys_are_refused_first(backing):
+def test_invalid_names_are_rejected_first(backing):
     for name in ("\ud800", "a\udfff"):
         transfer = MooncakeBundleTransfer(backing)
         fresh = Fake() if isinstance(backing, Fake) else None
@@ -323,7 +323,7 @@ def test_names_that_are_no_keys_are_refused_first(backing):
             MooncakeBundleTransfer(backing, name)
 
 
-def test_what_the_existing_module_has_in_public():
+def test_public_names_of_mooncake_cpp():
     fake = Fake()
     transfer = MooncakeBundleTransfer(fake, "/a/b/", 123)
     assert transfer.store is fake and transfer.key_prefix == "a/b" and transfer.default_chunk_bytes == 123
@@ -343,12 +343,12 @@ def test_what_the_existing_module_has_in_public():
     assert {name: getattr(module, name) for name in values} == values and set(values) <= set(module.__all__)
 
 
-def test_mistakes_are_told_in_words():
+def test_errors_name_the_mistake():
     transfer = MooncakeBundleTransfer(Fake())
     for ref, error, words in (
         ({}, ValueError, "must include manifest_key"),
         ({"manifest_key": None}, ValueError, "must include manifest_key"),
-        ({"manifest_key": 3}, ValueError, "no manifest"),
+        ({"manifest_key": 3}, ValueError, "invalid manifest key"),
         ("bundle/x/manifest", TypeError, "must be a RemoteBundleRef or a mapping, got str"),
         (None, TypeError, "got NoneType"),
     ):
@@ -376,15 +376,15 @@ def test_mistakes_are_told_in_words():
         read(transfer, ref, nothing=(0, 1, 1))
 
 
-def test_tensors_that_are_not_kept_are_named():
+def test_unsupported_tensors_are_named():
     torch = pytest.importorskip("torch", reason="tensor members need torch")
     transfer = MooncakeBundleTransfer(Fake())
     for tensor, words in ((torch.ones(3, dtype=torch.complex64), "complex64"), (torch.eye(2).to_sparse(), "sparse")):
-        with pytest.raises(ValueError, match=f"member: a tensor .*{words}"):
+        with pytest.raises(ValueError, match=f"member: cannot store tensor .*{words}"):
             transfer.put_structured_object(StructuredObjectPayload(buffers={"member": tensor}))
 
 
-def test_nested_tensors_whose_rows_lie_elsewhere(backing):
+def test_nested_tensors_with_invalid_offsets(backing):
     torch = pytest.importorskip("torch", reason="tensor members need torch")
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(5)], layout=torch.jagged)
     wrong = torch.nested.nested_tensor_from_jagged(torch.ones(7), torch.tensor([0, 2, 7000]), min_seqlen=2, max_seqlen=5)

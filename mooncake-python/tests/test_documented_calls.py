@@ -1,6 +1,7 @@
-"""Programs such as the existing documentation shows: its calls, its shapes of arguments, and what it says they return.
+"""Programs like those in the documentation of Mooncake C++: its calls, its arguments, and the
+documented results.
 
-`localhost` is the address in all of them, with the directory that the master serves over HTTP.
+All of them use the address `localhost`, and the metadata service that the master serves over HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class Place:
-    """What programs put in place of `localhost:8080` and `localhost:50051`."""
+    """Addresses that programs use in place of `localhost:8080` and `localhost:50051`."""
 
     metadata: str
     master: str
@@ -178,14 +179,14 @@ def test_ranges(store):
     assert bytes(buffers[0])[:4] == bytes([1, 2, 3, 4]) and bytes(buffers[1])[4:10] == bytes(range(100, 106))
 
 
-def test_lent_buffers(store):
+def test_leased_buffers(store):
     store.put("my_key", b"z" * 1000)
     pool = BufferPool(store)
     with pool.buffer(MIB) as lease:
         count = store.get_into("my_key", lease.ptr, lease.size)
         view = lease.buffer[:count]
         assert bytes(view) == b"z" * 1000
-        # As long as there is a view, the memory is not given back, and the end of the block says so.
+        # While a view exists, the memory is not freed, and the end of the block raises.
         with pytest.raises(RuntimeError, match="exported views"):
             lease.release()
         del view
@@ -197,7 +198,7 @@ def test_lent_buffers(store):
     assert RegisteredBufferPool is BufferPool
 
 
-def test_how_objects_are_kept(store):
+def test_replication_settings(store):
     config = ReplicateConfig()
     assert (config.replica_num, config.with_soft_pin, config.with_hard_pin) == (1, False, False)
     assert (config.preferred_segment, config.group_ids) == ("", None)
@@ -232,7 +233,7 @@ def test_replicas_and_tasks(place, store):
     ]:
         task, error = create()
         assert error == 0
-        # What a task is told by is good as a key, too.
+        # The ID of a task can be a dictionary key.
         waiting = {task}
         while waiting:
             response, status = store.query_task(task)
@@ -335,7 +336,7 @@ def test_tensors_in_registered_memory(store):
     assert all(torch.equal(one, tensor[:4]) for one in shards)
     both = store.batch_get_tensor_into(["f1", "f2"], [at + 4 * size, at + 5 * size], [size, size])
     assert all(torch.equal(one, tensor) for one in both)
-    # Views of the memory go before the memory does.
+    # The views are freed before the memory.
     del shard, shards, both
     assert store.unregister_buffer(at) == 0
 

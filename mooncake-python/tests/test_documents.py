@@ -1,4 +1,6 @@
-"""The programs in the documents run as they stand, with `MASTER` for the master's address and `OWNER` for that of a `mooncake_client`."""
+"""Programs in the documents run unchanged, except that `MASTER` and `OWNER` replace the addresses
+of the master and of a `mooncake_client`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def test_programs_of(document, own_master, tmp_path):
     master = own_master()
     owner = Owner(tmp_path, master)
     owner.start()
-    # A document's blocks are one program.
+    # The blocks of a document form one program.
     program = "\n".join(blocks).replace('"localhost:50051"', "MASTER").replace('"localhost",', '"127.0.0.1",')
     exec(compile(program, document, "exec"), {"MASTER": master.address, "OWNER": owner.address})
     owner.stop()

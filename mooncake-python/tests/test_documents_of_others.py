@@ -1,9 +1,12 @@
-"""The Python blocks of documents that others wrote, extracted and run: `MOONCAKE_DOCUMENTS` names the folder they are in.
+"""Python blocks of documents of other projects, extracted and run: `MOONCAKE_DOCUMENTS` names their
+folder.
 
-A document's blocks run one after the other and share their names, as a reader would type them. What is stated beforehand: modules, a store
-that is set up, engines with registered memory, and values for names that a document takes from elsewhere. Addresses of servers are those of the
-test's; wires and devices that need hardware are TCP. A block that is a signature is compared with the call of that name. Blocks with gaps
-(`...`, `??`), and those about process groups and CUDA, are no programs: they are counted and named.
+The blocks of a document run in order and share their names, as if a reader typed them. The test
+provides modules, a store that is set up, engines with registered memory, and values for names that
+a document assumes. Addresses of servers are replaced by those of the test, and transports and
+devices that need hardware by TCP. A block that is a signature is compared with the call of that
+name. Blocks with gaps (`...`, `??`), and blocks about process groups and CUDA, are not run: they
+are counted and listed.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from mooncake.store import MooncakeDistributedStore
 
 FOLDER = os.environ.get("MOONCAKE_DOCUMENTS")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Documents as plain text have their programs under headings of one section, to its end.
+# Documents in plain text have their programs below the headings of one section.
 PLAIN = re.compile(r"^Usage Examples#\n(.*?)^Error Handling#", re.MULTILINE | re.DOTALL)
 GAPS = re.compile(r"\?\?|\(\.\.\.|\[\.\.\.\]|mooncake import pg|mooncake_ep_buffer|into_cuda|device=.cuda")
-# Servers, and what needs hardware that is not there.
+# Servers, and settings that need missing hardware.
 PLACES = [
     (r"https?://localhost:8080/metadata", "@metadata"),
     (r"localhost:50051", "@master"),
@@ -39,7 +42,7 @@ PLACES = [
     (r"target_host:port|127\.0\.0\.1:12346", "@peer"),
     (r"\"rdma\"", '"tcp"'),
     (r"mlx5_\d(,mlx5_\d)*", ""),
-    # Views must be gone when their lease ends.
+    # Views must be freed before their lease ends.
     (r"view = (lease\.buffer\[:n\])", r"view = bytes(\1)"),
 ]
 
@@ -61,10 +64,10 @@ def is_program(block: str) -> bool:
 
 
 def signature(block: str) -> ast.FunctionDef | None:
-    """The function that a block only declares."""
+    """Returns the function that a block only declares."""
     if is_program(block):
         return None
-    # Defaults may come before parameters without, in documents.
+    # In documents, parameters with defaults may come before those without.
     text = re.sub(r"(: *[\w.]+) *= *[^,\n)]+", r"\1", block.strip().rstrip(":")) + ": ..."
     with contextlib.suppress(SyntaxError):
         (one,) = ast.parse(text).body
@@ -73,7 +76,7 @@ def signature(block: str) -> ast.FunctionDef | None:
 
 
 class Reader:
-    """Somebody who types what a document shows."""
+    """Environment of a reader who types the blocks of a document."""
 
     def __init__(self, places: dict[str, str]) -> None:
         self.places, self.ran, self.compared = places, 0, 0
@@ -108,7 +111,7 @@ class Reader:
         return names
 
     def store(self) -> MooncakeDistributedStore:
-        """One that is set up, and has what documents read without having written it."""
+        """Returns a store that is set up, with objects that documents read but do not write."""
         before = self.names.get("store")
         if isinstance(before, MooncakeDistributedStore) and before.health_check() == 0:
             return before
@@ -153,9 +156,10 @@ class Reader:
             block = block.replace(name, address)
         self.names["store"] = self.names["self"] = self.store()
         if ".setup" not in block:
-            # What is only made there is one that is set up.
+            # A store that a block only creates is replaced by one that is set up.
             block = block.replace("MooncakeDistributedStore()", "self")
-        # Not that of another block's memory, which may reach into what is somebody else's.
+        # The size must not be that of another block's memory, which may be larger than this
+        # block's.
         self.names["size"] = 16
         said = io.StringIO()
         try:

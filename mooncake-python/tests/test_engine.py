@@ -1,4 +1,4 @@
-"""The transfer engine between two engines of one process and of two processes."""
+"""Transfer engine, between two engines of one process and of two processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_batches_under_way(pair):
     assert first > 0
     assert a.get_batch_transfer_status([first]) == 0
     assert (theirs == 3).all()
-    assert a.transfer_check_status(first) == 1, "a finished batch may be asked about again"
+    assert a.transfer_check_status(first) == 1, "a finished batch can be queried again"
     second = a.batch_transfer_async_read(to, [mine.ctypes.data], [theirs.ctypes.data], [4096])
     deadline = time.monotonic() + 10
     while (status := a.transfer_check_status(second)) == 0 and time.monotonic() < deadline:
@@ -78,18 +78,18 @@ def test_batches_under_way(pair):
     assert a.transfer_check_status(4711) == -1
     assert a.batch_transfer_async_write(to, [1], [2], []) == 0
     nowhere = a.transfer_submit_write("127.0.0.1:1", mine.ctypes.data, 1, 1)
-    assert nowhere == 0, "nobody is there to begin with"
+    assert nowhere == 0, "no engine listens at first"
 
 
-def test_what_is_wrong_is_answered(pair):
+def test_invalid_calls_return_errors(pair):
     a, b = pair
     mine, theirs = memory(a, 4096), memory(b, 4096)
     src, dst, to = mine.ctypes.data, theirs.ctypes.data, name_of(b)
     assert a.register_memory(src, 4096) == -7
     assert a.unregister_memory(12345) == -3
     assert a.register_memory(0, 1) != 0 and a.register_memory(src, 0) != 0
-    assert a.transfer_sync_write(to, src, dst + 1, 4096) == -1, "beyond the peer's memory"
-    assert a.transfer_sync_write(to, src + 1, dst, 4096) == -1, "beyond our own"
+    assert a.transfer_sync_write(to, src, dst + 1, 4096) == -1, "beyond the target's memory"
+    assert a.transfer_sync_write(to, src + 1, dst, 4096) == -1, "beyond local memory"
     assert a.transfer_sync_write(to, 8, dst, 8) == -1
     assert a.transfer_sync_write("127.0.0.1:1", src, dst, 8) == -1
     assert a.last_error().message
@@ -125,7 +125,7 @@ def test_topology(monkeypatch, tmp_path):
     file = tmp_path / "topology.json"
     file.write_text('{"cpu:0": [["mlx5_0"], []]}')
     monkeypatch.setenv("MC_CUSTOM_TOPO_JSON", str(file))
-    # Text that the existing package would print.
+    # Mooncake C++ prints this text.
     assert engine.get_local_topology() == '{\n\t"cpu:0" : \n\t[\n\t\t[\n\t\t\t"mlx5_0"\n\t\t],\n\t\t[]\n\t]\n}\n'
 
 
@@ -154,15 +154,15 @@ def test_a_store_shares_the_engines_memory_and_ports(pair, make_store, key):
     mine = memory(engine, 4096, 5)
     before = listening()
     store = make_store(engine=engine.get_engine())
-    assert len(listening() - before) <= 1, "no ports beside the one that keeps its name"
+    assert len(listening() - before) <= 1, "no additional ports except the one that reserves its name"
     here = ReplicateConfig()
-    # The cluster has other members, such as the shared `mooncake_client`.
+    # The cluster has other clients, such as the shared `mooncake_client`.
     here.preferred_segment = store.get_hostname()
     assert store.put_from(key, mine.ctypes.data, 4096, here) == 0
-    assert name_of(engine) in str(store.get_replica_desc(key)), "others reach the store by the engine"
+    assert name_of(engine) in str(store.get_replica_desc(key)), "other clients reach the store through the engine"
     mine[:] = 0
     assert store.get_into(key, mine.ctypes.data, 4096) == 4096 and (mine == 5).all()
-    assert store.register_buffer(mine.ctypes.data, 4096) == 0, "what is registered already may be named again"
+    assert store.register_buffer(mine.ctypes.data, 4096) == 0, "registered memory can be registered again"
     assert store.unregister_buffer(mine.ctypes.data) == 0
     assert store.get_into(key, mine.ctypes.data, 4096) == 4096
     assert store.close() == 0
@@ -170,7 +170,7 @@ def test_a_store_shares_the_engines_memory_and_ports(pair, make_store, key):
 
 
 def listening():
-    """Sockets of this process that listen."""
+    """Returns the listening sockets of this process."""
     mine = {os.readlink(link) for link in pathlib.Path("/proc/self/fd").iterdir() if link.is_symlink()}
     found = set()
     for table in ("tcp", "tcp6"):
@@ -190,7 +190,7 @@ def test_several_ranges_at_once(pair):
     assert a.register_memory(at + 2048, 1024) == 0, "none of them was registered"
     assert a.batch_register_memory([at], []) == -1
     assert a.batch_unregister_memory([at, 12345, at + 1024]) == -3
-    assert a.batch_unregister_memory([at + 2048]) == 0, "and the others are closed"
+    assert a.batch_unregister_memory([at + 2048]) == 0, "the others are unregistered"
     assert a.batch_unregister_memory([at]) == -3
     assert a.batch_transfer_sync(name_of(b), [], [], [], TransferOpcode.READ, TransferNotify("n", "m")) == 0
     deadline = time.monotonic() + 10

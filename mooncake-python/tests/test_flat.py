@@ -1,4 +1,4 @@
-"""What is used is given back: memory, descriptors and threads stay as they are over many calls."""
+"""Resource leaks: memory, descriptors and threads stay constant over many calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def threads() -> int:
 
 
 def grown(work, rounds, warm):
-    """How much memory, how many descriptors and threads `rounds` of work leave behind, after some that do not count."""
+    """Returns the growth of memory, descriptors and threads over `rounds` of work, after a warm-up
+    that does not count.
+    """
     for i in range(warm):
         work(i)
     gc.collect()

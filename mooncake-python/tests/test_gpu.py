@@ -1,4 +1,4 @@
-"""What the package does with memory of GPUs, on a double of libcuda, in processes that have it as their driver."""
+"""GPU memory in the package, with a fake libcuda as the driver of separate processes."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ library.mc_nvlink_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_i
 """
 
 
-def test_a_framework_allocates_memory_that_peers_can_open(double):
+def test_a_framework_allocates_memory_that_other_processes_can_open(double):
     run(
         double,
         PRELUDE
@@ -54,7 +54,7 @@ library.mc_nvlink_free(None, 0, 0, None)
     )
 
 
-def test_without_a_driver_that_is_what_is_said():
+def test_a_missing_driver_is_reported():
     from mooncake import _mooncake
     from mooncake.allocator import BarexAllocator, NVLinkAllocator
 

@@ -1,4 +1,6 @@
-"""Stores and engines on memory of GPUs, on a double of libcuda: in processes that have it as their driver. Its addresses are nobody's to touch."""
+"""Stores and engines on GPU memory, with a fake libcuda as the driver of separate processes.
+Its addresses cannot be accessed directly.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,7 @@ def run(double: Path, code: str, *arguments: str) -> None:
     subprocess.run([sys.executable, "-c", PRELUDE + code, *arguments], env=environment, check=True, timeout=120)
 
 
-def test_stores_move_memory_of_gpus(double: Path, master) -> None:  # type: ignore[no-untyped-def]
-    run(
-        double,
-        """
+STORES = """
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 store = MooncakeDistributedStore()
 assert store.setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", sys.argv[1]) == 0
@@ -74,14 +73,14 @@ size = (3 << 20) + 11
 at = gpu(2 * size)
 assert store.register_buffer(at, 2 * size) == 0
 assert _mooncake.device_of(at) == 0 and _mooncake.device_of(at + 2 * size - 1) == 0
-assert store.register_buffer(at + 2 * size - 1, 100) < 0, "beyond what is allocated"
+assert store.register_buffer(at + 2 * size - 1, 100) < 0, "beyond the allocation"
 one, two = data(1, size), data(2, size)
 put(at, one)
 assert store.put_from("one", at, size) == 0
 assert store.get("one") == one
 assert store.get_into("one", at + size, size) == size
 assert get(at + size, size) == one
-# After what the default stream has been given, and before what it is given next.
+# Copies run after the current work of the default stream, and before its later work.
 cuda.double_inject(6, ctypes.c_long(20_000))
 call("cuMemsetD8Async", u64(at), ctypes.c_ubyte(99), size_t(size), None)
 call("cuMemsetD8Async", u64(at), ctypes.c_ubyte(3), size_t(size), None)
@@ -106,7 +105,7 @@ assert store.batch_get_into_multi_buffers(["parts"], [[at + 5000, at + 9000]], [
 assert get(at + 5000, 410) + get(at + 9000, 100) == two[10:510] + two[:10]
 assert store.get_into_ranges([at], [["one"]], [[[0, 100]]], [[[10, 49]]], [[[5, 1]]]) == [[[5, 1]]]
 assert get(at, 5) == two[10:15] and get(at + 100, 1) == two[49:50]
-# Sessions, which write and read values in parts.
+# Sessions write and read values in parts.
 put(at, one[:3000] + bytes(2 * size - 3000))
 assert store.batch_put_session_start(["layers"], [3000]) == [0]
 assert store.batch_put_from_multi_buffer_ranges(["layers"], [[at + 2000, at]], [[1000, 2000]], [[2000, 0]]) == [3000]
@@ -119,15 +118,14 @@ assert store.batch_get_session_end(["layers"]) == 0
 assert store.get_tensor_into_cuda("one", object()) == -600
 assert store.unregister_buffer(at) == 0
 store.close()
-""",
-        master.address,
-    )
+"""
 
 
-def test_engines_move_memory_of_gpus(double: Path) -> None:
-    run(
-        double,
-        """
+def test_stores_move_memory_of_gpus(double: Path, master) -> None:  # type: ignore[no-untyped-def]
+    run(double, STORES, master.address)
+
+
+ENGINES = """
 from mooncake import engine as module
 from mooncake.engine import TransferEngine
 a, b = TransferEngine(), TransferEngine()
@@ -145,7 +143,7 @@ put(there, data(2, size))
 assert a.transfer_sync_read(to, here, there, size) == 0
 assert get(here, size) == data(2, size)
 
-# Calls that name no stream come after what the default stream has been given, as in the existing package.
+# As in Mooncake C++, calls without a stream run after the current work of the default stream.
 cuda.double_inject(6, ctypes.c_long(20_000))
 for value in (7, 8):
     call("cuMemsetD8Async", u64(here), ctypes.c_ubyte(99), size_t(size), None)
@@ -159,7 +157,7 @@ settle()
 assert get(here, size) == bytes([8]) * size
 cuda.double_inject(6, ctypes.c_long(0))
 
-# In the order of a stream: after what fills the memory, before what writes over it.
+# In stream order: after the write that fills the memory, before the one that overwrites it.
 for value in range(1, 6):
     call("cuMemsetD8Async", u64(here), ctypes.c_ubyte(value), size_t(size), None)
     a.transfer_write_on_cuda(to, here, there, size, 0)
@@ -171,12 +169,12 @@ a.batch_transfer_read_on_cuda(to, [here, here + 100], [there, there + 9], [100, 
 settle()
 assert get(here, 106) == bytes([5]) * 105 + bytes([255])
 
-# What fails ends nothing, and is told once.
+# A failed transfer does not end the process, and its error is raised once.
 a.transfer_read_on_cuda(to, here, there + size, 8, 0)
 settle()
 try:
     a.check_on_cuda(wait=True)
-    raise SystemExit("nobody said so")
+    raise SystemExit("no error was raised")
 except RuntimeError as error:
     assert "registered" in str(error), error
 a.check_on_cuda()
@@ -184,22 +182,25 @@ a.transfer_read_on_cuda(to, here, there + size, 8, 0)
 settle()
 try:
     a.transfer_read_on_cuda(to, here, there, 8, 0)
-    raise SystemExit("nobody said so")
+    raise SystemExit("no error was raised")
 except RuntimeError:
     pass
 for wrong in (("127.0.0.1:1", here, there, 8), (to, [here], [there], [8, 9])):
     try:
         (a.transfer_write_on_cuda if len(wrong[0]) == 11 else a.batch_transfer_write_on_cuda)(*wrong)
-        raise SystemExit("nobody said so")
+        raise SystemExit("no error was raised")
     except RuntimeError:
         pass
 assert module.SUPPORT_CUDA and module.SUPPORT_INTRA_NVLINK and not module.SUPPORT_HIP
 assert a.unregister_memory(here) == 0 and b.unregister_memory(there) == 0
-""",
-    )
+"""
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_engines_move_memory_of_gpus(double: Path) -> None:
+    run(double, ENGINES)
+
+
+def test_a_missing_gpu_is_reported() -> None:
     from mooncake import _mooncake, engine
     from mooncake.store import MooncakeDistributedStore
 

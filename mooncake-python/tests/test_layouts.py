@@ -1,4 +1,6 @@
-"""Shards that do not belong together, layouts that lie, and arguments that are none: no mixture, no hang, an answer."""
+"""Shards that do not belong together, inconsistent layouts, and invalid arguments: no mixture, no
+hang, always a result.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ torch = pytest.importorskip("torch")
 
 from layouts import axis, layout, target, tp  # noqa: E402
 from mooncake._layout import Axis, Header, Manifest, SHARD  # noqa: E402
-from mooncake.store import ParallelAxis, TensorParallelism, _deserialize_tensor, _serialize_tensor  # noqa: E402
+from mooncake.store import (  # noqa: E402
+    ParallelAxis,
+    TensorParallelism,
+    _deserialize_tensor,
+    _serialize_tensor,
+)
 
 MOST = 2**31 - 1
 
@@ -28,7 +35,7 @@ def put_shards(store, key, whole, size, upsert=False):
 WHOLE = torch.arange(32, dtype=torch.float32).reshape(8, 4)
 
 
-def test_what_is_assigned_is_a_copy(store, key):
+def test_assigned_layouts_are_copied(store, key):
     one, of = ParallelAxis(), TensorParallelism()
     one.kind, one.size, one.split_dim = "tp", 4, 0
     layouts = []
@@ -49,7 +56,7 @@ def test_shards_of_two_layouts_are_not_mixed(store, key):
     assert torch.equal(full(store, key), WHOLE)
     assert store.upsert_tensor_with_parallelism(key, WHOLE[:, :2].contiguous(), tp(0, 2, 1)) == 0
     assert full(store, key) is None and full(store, key, 1) is None
-    # One that is whole, and two in each other's place.
+    # A whole tensor in place of a shard, and two swapped shards.
     for spoilt in ({0: WHOLE[:4]}, {0: WHOLE[4:], 1: WHOLE[:4]}):
         put_shards(store, key, WHOLE, 2, upsert=True)
         assert torch.equal(full(store, key), WHOLE)
@@ -63,7 +70,7 @@ def test_shards_of_two_layouts_are_not_mixed(store, key):
         assert store.get_tensor_with_parallelism(key, target("shard", tp(0, 4))) is None
 
 
-def test_shards_that_were_kept_are_not_mixed_with_newer_ones(store, key):
+def test_old_shards_are_not_mixed_with_newer_ones(store, key):
     assert store.put_tensor_with_tp(key, WHOLE[:4], 0, 2, 0) == 0
     put_shards(store, key, WHOLE + 100, 4)
     got = full(store, key)
@@ -73,7 +80,7 @@ def test_shards_that_were_kept_are_not_mixed_with_newer_ones(store, key):
 
 
 @pytest.mark.parametrize("kind", ["manifest", "writer", "header", "empty"])
-def test_layouts_that_lie_end_at_the_first_shard_that_is_missing(store, key, kind):
+def test_inconsistent_layouts_end_at_the_first_missing_shard(store, key, kind):
     lie = Manifest(0, 0, MOST, (MOST, 4))
     if kind == "manifest":
         put_shards(store, key, WHOLE, 2)
@@ -87,7 +94,7 @@ def test_layouts_that_lie_end_at_the_first_shard_that_is_missing(store, key, kin
     else:
         assert store.put_tensor_with_parallelism(key, torch.empty(0, 4), tp(0, MOST)) == 0
     assert full(store, key) is None
-    # Of another shape than the shards have.
+    # A tensor of another shape than the shards.
     put_shards(store, key + "-2", WHOLE, 2)
     assert store.upsert(f"{key}-2__parallelism_manifest", Manifest(0, 0, 2, (0, 4)).pack()) == 0
     assert full(store, key + "-2") is None
@@ -142,7 +149,7 @@ def test_axes_of_a_reserved_kind_are_read(store, key):
     assert torch.equal(store.get_tensor(key), WHOLE)
 
 
-def test_a_shard_that_is_stored_again_stays_one(store, key):
+def test_a_shard_that_is_stored_again_stays_a_shard(store, key):
     put_shards(store, key, WHOLE, 2)
     size = 304 + WHOLE.nbytes // 2
     memory = torch.empty(size, dtype=torch.uint8)
@@ -164,7 +171,7 @@ def test_parameters_are_tensors(store, key):
         _serialize_tensor(torch._efficientzerotensor(4))
 
 
-def test_a_default_device_is_for_others(store, key):
+def test_the_default_device_is_ignored(store, key):
     large = torch.arange(200_000, dtype=torch.int64)
     assert store.put_tensor(key, large) == 0
     put_shards(store, key + "-shards", WHOLE, 2)
@@ -173,7 +180,7 @@ def test_a_default_device_is_for_others(store, key):
     assert got.device.type == "cpu" and torch.equal(got, large) and torch.equal(shards, WHOLE)
 
 
-def test_a_word_is_no_list_of_keys(store):
+def test_a_string_is_not_a_list_of_keys(store):
     pair = [torch.ones(1), torch.ones(1)]
     for call in (
         lambda: store.batch_put_tensor("xy", pair),
@@ -188,7 +195,7 @@ def test_a_word_is_no_list_of_keys(store):
     assert store.batch_is_exist(["x", "y", "x_tp_0"]) == [0, 0, 0]
 
 
-def test_numbers_of_layouts_are_numbers(store, key):
+def test_layouts_reject_invalid_numbers(store, key):
     one = ParallelAxis()
     for name, value in (("rank", 1.5), ("size", 2**40), ("expert_id", "e"), ("stage_id", 1.5), ("rank", None), ("kind", 1)):
         with pytest.raises(TypeError):
@@ -206,7 +213,7 @@ def test_numbers_of_layouts_are_numbers(store, key):
         store.get_tensor_with_tp(key, "0", 2)
 
 
-def test_files_that_are_none(store, key, tmp_path, monkeypatch):
+def test_invalid_safetensors_files(store, key, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
     assert store.put_tensor(key, WHOLE) == 0 and store.put_tensor("a/b", WHOLE) in (0, -705)
@@ -225,7 +232,8 @@ def test_files_that_are_none(store, key, tmp_path, monkeypatch):
     assert torch.equal(store.get_tensor(f"{key}.st"), WHOLE)
 
 
-# Short strips that lie near each other are read at once, others one by one; a million of the former took a request each, 4.6 s.
+# Nearby short strips are read at once, others one by one. With a request for each of a million
+# short strips, this took 4.6 s.
 @pytest.mark.parametrize(("rows", "columns"), [(9, 40_000), (1000, 4), (9, 8), (40, 3000), (8, 3000), (12, 9000)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_strips_of_every_width(store, key, rows, columns, ranks):

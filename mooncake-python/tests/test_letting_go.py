@@ -1,4 +1,6 @@
-"""Calls that copy let other threads run: with threads that are never switched by the clock, another one gets to run only then."""
+"""Calls that copy release the GIL. With thread switches by time disabled, another thread runs only
+then.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def never_switched():
 
 
 def lets_go(call) -> bool:
-    """Whether a thread that waits for the call to begin runs before it ends, in one of many calls."""
+    """Returns whether a waiting thread runs before the call ends, in at least one of many calls."""
     for _ in range(50):
         gate, seen = threading.Lock(), []
         gate.acquire()
@@ -37,7 +39,7 @@ def lets_go(call) -> bool:
     return False
 
 
-def test_one_that_does_not_is_found_out(never_switched):
+def test_a_call_that_holds_the_gil_is_detected(never_switched):
     long = bytearray(SIZE)
     assert not lets_go(lambda: bytes(long))
 
@@ -63,7 +65,7 @@ def test_values_and_memory(never_switched, make_store, key):
         assert lets_go(call)
 
 
-def test_a_light_client(never_switched, light, key):
+def test_an_ipc_client(never_switched, light, key):
     value = bytes(SIZE // 2)
     assert light.put(key, value) == 0
     assert lets_go(lambda: light.get(key)) and lets_go(lambda: light.upsert(key, value))

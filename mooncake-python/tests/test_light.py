@@ -1,4 +1,6 @@
-"""Stores of `setup_dummy`: every call that the existing package's have, against our own `mooncake_client`."""
+"""Stores of `setup_dummy`: every call that those of Mooncake C++ have, against `mooncake_client` of
+this package.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ def pattern(size: int, seed: int = 0) -> bytes:
     return bytes((i + seed) % 251 for i in range(min(size, 251))) * (size // 251 + 1)
 
 
-def test_bytes_in_every_form(light: Store, store: Store, key: str) -> None:
+def test_all_calls_with_bytes(light: Store, store: Store, key: str) -> None:
     for size in (1, 4096, MIB, 5 * MIB, 20 * MIB):
         name, value = f"{key}-{size}", pattern(size)[:size]
         assert light.put(name, value) == 0
-        assert light.put(name, b"other") == 0, "it is there, and stays"
+        assert light.put(name, b"other") == 0, "it exists and does not change"
         assert light.get(name) == value
-        assert store.get(name) == value, "a member of its own sees the same"
+        assert store.get(name) == value, "a full client reads the same value"
         handle = light.get_buffer(name)
         assert handle is not None and len(handle) == size and bytes(memoryview(handle)) == value
         assert light.get_size(name) == size and light.is_exist(name) == 1
@@ -112,7 +114,7 @@ def test_registered_memory(light: Store, key: str) -> None:
     assert light.register_buffer(0, 10) == -1 and light.alloc_from_mem_pool(0) == 0
 
 
-def test_what_a_light_client_cannot_do(light: Store, key: str) -> None:
+def test_unsupported_calls_of_an_ipc_client(light: Store, key: str) -> None:
     assert light.get_hostname() == ""
     assert light.health_check() == 0
     assert light.mount_segment("/dev/shm/nothing", MIB)["ret"] == -1
@@ -182,7 +184,7 @@ def test_tensors(light: Store, store: Store, key: str) -> None:
     assert torch.equal(light.batch_get_tensor([key])[0], tensor + 1)
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_no_process_at_the_address(tmp_path: Path) -> None:
     store = Store()
     for address in (str(tmp_path / "nobody.sock"), "127.0.0.1:1", "nonsense", ""):
         assert store.setup_dummy(0, MIB, address) == -1
@@ -193,13 +195,15 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 
 def test_by_port_and_in_many_processes(own_master: Callable[..., Master], tmp_path: Path, key: str) -> None:
-    """As a serving system starts them: one owner named by its port, several processes; one is killed in the middle of its work."""
+    """A `mooncake_client` at a port, and several processes, as a serving system starts them. One
+    process is killed during its work.
+    """
     from conftest import free_port
 
     port = free_port()
     owner = Owner(tmp_path, own_master(), [f"--port={port}"])
     owner_path = f"/tmp/mooncake_client_{port}.sock"
-    # By its port alone.
+    # The address is a port without a socket path.
     flags = [f"--master_server_address={owner.master.address}", "--metadata_server=P2PHANDSHAKE", "--host=127.0.0.1"]
     from conftest import command
 

@@ -1,4 +1,4 @@
-"""A store's own pages: health, and what it has done."""
+"""HTTP server of a store: health and metrics."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def page(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_what_a_store_does_is_counted(
+def test_calls_of_a_store_are_counted(
     make_store: Callable[..., MooncakeDistributedStore], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MC_STORE_CLUSTER_ID", "lab")
     port = free_port()
     store = make_store(enable_client_http_server=True, client_http_port=port)
     assert page(port, "/health") == (200, '{"status":"healthy","code":0}')
-    # Another one goes on without pages.
+    # Another store works without the server.
     other = make_store(enable_client_http_server=True, client_http_port=port)
     assert other.put(f"{key}-other", b"12345") == 0
     assert store.put(key, b"x" * 1000) == 0 and store.get(key) == b"x" * 1000 and store.get("none") == b""
@@ -56,7 +56,7 @@ def test_what_a_store_does_is_counted(
         page(port, "/health")
 
 
-def test_settings_as_text_and_nothing_counted(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_as_text_without_metrics(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MC_STORE_CLIENT_METRIC", "0")
     port = free_port()
     store = MooncakeDistributedStore()
@@ -72,7 +72,7 @@ def test_settings_as_text_and_nothing_counted(master: Master, monkeypatch: pytes
     for number in ("70000", "65536", "-1", "0", "none"):
         assert store.setup({**settings, "client_http_port": number}) == -600, number
     unserved = {**settings, "client_http_port": "70000", "enable_client_http_server": "no"}
-    assert store.setup(unserved) == 0, "a port that is not asked for"
+    assert store.setup(unserved) == 0, "no port is requested"
     assert store.setup(settings) == 0
     assert page(port, "/metrics") == page(port, "/metrics/summary") == (503, "metrics not available")
     # The port is free for the next setup of the same store.

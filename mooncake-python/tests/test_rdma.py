@@ -1,4 +1,5 @@
-"""RDMA asked for on a machine that has none: who wants it is told, and nobody gets something else without a word."""
+"""RDMA on a machine without devices: a request for it is reported, and nothing falls back silently.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ def why(target) -> str:
 
 
 @pytest.mark.parametrize("device", ["", "mlx5_0", "mlx5_0,mlx5_1"])
-def test_an_engine_has_tcp_and_says_so(device):
+def test_an_engine_falls_back_to_tcp_and_reports_it(device):
     engines = []
     for _ in range(2):
         engine = TransferEngine()
         assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", device) == 0, engine.last_error()
         text = why(engine)
-        assert "RDMA" in text and ("libibverbs" in text or "mlx5_0" in text or "there is none" in text), text
+        assert "RDMA" in text and ("libibverbs" in text or "mlx5_0" in text or "it does not exist" in text), text
         engines.append(engine)
     a, b = engines
     there, here = np.zeros(4096, np.uint8), np.full(4096, 7, np.uint8)
@@ -63,15 +64,15 @@ def test_a_store_does_not_join(master, device):
     )
     assert result == -1
     text = why(store)
-    assert "RDMA" in text and ("libibverbs" in text or "mlx5_0" in text or "there is none" in text), text
-    # The object is as good as new.
+    assert "RDMA" in text and ("libibverbs" in text or "mlx5_0" in text or "it does not exist" in text), text
+    # The object can be set up again.
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, 16 * MIB, "tcp", "", master.address) == 0
     assert store.put("rdma-test", os.urandom(64)) == 0
     assert store.remove("rdma-test", True) == 0
     store.close()
 
 
-def test_what_the_environment_says_of_wires_is_for_stores_too(master, monkeypatch):
+def test_transport_variables_apply_to_stores(master, monkeypatch):
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     store = MooncakeDistributedStore()
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, 16 * MIB, "rdma", "", master.address) == 0

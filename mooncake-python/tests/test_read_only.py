@@ -1,4 +1,6 @@
-"""Memory that this process may only read, or not even that: it can be given away, nobody fills it, and nobody dies of trying."""
+"""Memory that this process may only read, or not access: it can be a source, writes to it fail, and
+no process crashes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ NOTHING = 0
 
 
 class Pages:
-    """Pages of a file, mapped with those rights."""
+    """Mapped pages of a file with these rights."""
 
     def __init__(self, file, rights):
         self._map = mmap.mmap(file.fileno(), SIZE, flags=mmap.MAP_SHARED, prot=rights)
@@ -39,7 +41,7 @@ def test_of_a_store(store, key, file):
     assert store.put_from(key, at, SIZE) == 0
     assert store.batch_put_from([key + "b"], [at + 1], [100]) == [0]
     assert (store.get(key), store.get(key + "b")) == (content, content[1:101])
-    # Its values, from its own memory or another's, by every call that fills memory.
+    # Every call that fills memory fails, for values from this and from another process.
     assert store.get_into(key, at, SIZE) < 0
     assert store.batch_get_into([key, key + "b"], [at, at], [SIZE, SIZE])[0] < 0
     assert store.batch_get_into_multi_buffers([key], [[at, at + SIZE // 2]], [[SIZE // 2] * 2])[0] < 0
@@ -61,7 +63,7 @@ def test_tensors_of_a_store(store, key, file):
     assert torch.equal(store.get_tensor(key), tensor)
 
 
-def test_what_cannot_be_read_is_no_memory(store, file):
+def test_unreadable_memory_is_rejected(store, file):
     pages = Pages(file, NOTHING)
     assert store.register_buffer(pages.address, SIZE) == -600
     engine = TransferEngine()
@@ -101,7 +103,7 @@ def test_of_another_engine(tmp_path, file, tcp):
         assert engine.transfer_sync_write(to, mine.ctypes.data, theirs, length) < 0
         assert engine.transfer_sync_read(to, mine.ctypes.data, theirs, length) == 0
         assert mine[:length].tobytes() == content[:length]
-    # Into memory of one's own that can only be read, and to oneself.
+    # A read of this store's own value into memory that can only be read.
     pages = Pages(file, mmap.PROT_READ)
     assert engine.register_memory(pages.address, SIZE) == 0
     assert engine.transfer_sync_read(to, pages.address, theirs, SIZE) < 0
@@ -136,7 +138,7 @@ os._exit(3)
 
 
 @pytest.mark.parametrize("how", ["gone", "protected"])
-def test_memory_that_went_while_it_was_registered(how):
+def test_memory_that_was_unmapped_while_registered(how):
     owner = subprocess.Popen(
         [sys.executable, "-c", FREED, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

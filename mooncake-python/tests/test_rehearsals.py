@@ -1,4 +1,6 @@
-"""What serving systems do with the package: their calls with their shapes of arguments, in several processes, while the master restarts."""
+"""Call patterns of serving systems, with their arguments, in several processes, while the master
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ MIB = 1 << 20
 
 
 def block_of(key: str, size: int) -> np.ndarray:
-    """The bytes that belong under a key, wherever they were written."""
+    """Returns the bytes that belong to a key, whichever process wrote them."""
     return np.random.default_rng(sum(key.encode()) * 7919 + len(key)).integers(0, 256, size, dtype=np.uint8)
 
 
 def paged_worker(master: str, rank: int, seconds: float, outcome) -> None:
-    """A connector with a paged cache: multi-buffer puts and gets of 61 layers, existence first, back-pressure on -200."""
+    """Connector with a paged cache: multi-buffer puts and gets of 61 layers, existence checks
+    first, back-pressure on -200.
+    """
     layers, page = 61, 4096
     store = MooncakeDistributedStore()
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 64 * MIB, 16 * MIB, "tcp", "", master) == 0
@@ -59,7 +63,9 @@ def paged_worker(master: str, rank: int, seconds: float, outcome) -> None:
 
 
 def flat_worker(master: str, rank: int, seconds: float, outcome) -> None:
-    """A hierarchical cache and a connector of another kind: a warm-up, batches of single buffers, parts, handles."""
+    """Hierarchical cache and another kind of connector: a warm-up, batches of single buffers,
+    parts, handles.
+    """
     store = MooncakeDistributedStore()
     settings = {
         "local_hostname": "127.0.0.1",
@@ -125,7 +131,7 @@ def test_serving_while_the_master_restarts(own_master, worker):
 
 
 def test_weights_between_engines():
-    """Weight transfer: registration in batches, reads in batches, and polling a batch that is over."""
+    """Weight transfer: registration in batches, reads in batches, and polls of a finished batch."""
     ends = []
     for _ in range(2):
         engine = TransferEngine()
@@ -150,7 +156,7 @@ def test_weights_between_engines():
 
 
 def test_batches_of_500(make_store, key):
-    """A queue of tensors as bytes: 500 values per call, removed one by one."""
+    """Queue of tensors as bytes: 500 values per call, removed one by one."""
     store = make_store()
     keys = [f"{key}-{i}" for i in range(500)]
     values = [bytes([i % 256]) * (1 + i) for i in range(500)]

@@ -1,8 +1,10 @@
-"""Serving systems that send a cache from where prompts are read to where answers are written: engines between processes, many requests at once.
+"""Serving systems that send a KV cache from prefill to decode: engines in several processes, many
+concurrent requests.
 
-One process prefills, others decode: they say over a connection of their own where blocks are wanted, and check every byte that arrives. In the
-middle the master restarts (the prefilling process keeps what it computed in a store that shares the engine), one decoding process is killed,
-and another takes its place.
+One process prefills, others decode. They exchange the positions of blocks over a separate
+connection, and check every byte that arrives. In the middle the master restarts (the prefilling
+process keeps its results in a store that shares the engine), one decoding process is killed, and
+another replaces it.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ from mooncake.store import MooncakeDistributedStore
 
 MIB = 1 << 20
 LAYERS, BLOCKS, BLOCK = 4, 16, 32 << 10
-# Requests that one decoding process has under way.
+# Concurrent requests of one decoding process.
 AT_ONCE = 3
 
 
 def contents(request: str, layer: int, block: int) -> np.ndarray:
-    """The bytes of one block of one layer, as long as they are for that request."""
+    """Returns the bytes of one block of one layer for that request."""
     seed = sum(request.encode()) * 7919 + len(request) * 31 + layer * 101 + block
     return np.random.default_rng(seed).integers(0, 256, BLOCK, dtype=np.uint8)
 
 
 def started() -> TransferEngine:
-    """An engine, tried as often as programs try."""
+    """Starts an engine, with as many attempts as programs make."""
     engine = TransferEngine()
     for _ in range(8):
         if engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0:
@@ -43,7 +45,7 @@ def started() -> TransferEngine:
 
 
 class Cache:
-    """A paged cache: layers of blocks."""
+    """Paged cache: layers of blocks."""
 
     def __init__(self, engine: TransferEngine, one_by_one: bool) -> None:
         self.engine, self.one_by_one = engine, one_by_one
@@ -68,7 +70,7 @@ class Cache:
 
 
 class Prefill:
-    """Computes blocks, keeps them, and sends them where they are wanted."""
+    """Process that computes blocks, stores them, and sends them on request."""
 
     def __init__(self, flavour: str, master: str) -> None:
         self.flavour, self.engine = flavour, started()
@@ -77,12 +79,12 @@ class Prefill:
         shared = self.engine.get_engine()
         code = self.store.setup("127.0.0.1", "P2PHANDSHAKE", 64 * MIB, 16 * MIB, "tcp", "", master, shared)
         assert code == 0, self.store.last_error()
-        # Places for blocks on their way, each request has its own.
+        # Slots for blocks that are being sent. Each request has its own.
         self.places = [list(range(i * BLOCKS, (i + 1) * BLOCKS)) for i in range(AT_ONCE * 4)]
         self.lock, self.sent, self.failed, self.kept = threading.Lock(), 0, 0, 0
 
     def serve(self, connection: Connection, pool: ThreadPoolExecutor) -> None:
-        """Answers one decoding process, until it goes."""
+        """Serves one decoding process until it disconnects."""
         turn = threading.Lock()
 
         def answer(request, session, blocks, pointers) -> None:
@@ -116,7 +118,7 @@ class Prefill:
                 self.places.append(place)
 
     def transfer(self, session: str, place: list[int], blocks: list[int], pointers: list[int]) -> int:
-        """All blocks of all layers, in the calls of the flavour."""
+        """Transfers all blocks of all layers, with the calls of the flavour."""
         pairs = [(layer, at, block) for layer in range(LAYERS) for at, block in zip(place, blocks)]
         sources = [self.cache.pointers[layer] + at * BLOCK for layer, at, _ in pairs]
         targets = [pointers[layer] + block * BLOCK for layer, _, block in pairs]
@@ -150,7 +152,7 @@ def prefill(flavour: str, master: str, port: int, stop, outcome) -> None:
 
 
 def decode(flavour: str, name: str, port: int, seconds: float, outcome) -> None:
-    """Asks for blocks, several requests at a time, and looks at what arrives."""
+    """Requests blocks, several requests at a time, and checks the bytes that arrive."""
     engine = started()
     cache = Cache(engine, flavour == "pd")
     session = f"127.0.0.1:{engine.get_rpc_port()}"
@@ -193,7 +195,7 @@ def test_blocks_arrive_while_others_come_and_go(own_master, flavour):
         one.start()
         return one
 
-    # What a killed process held of a queue, nobody else may wait for.
+    # A killed process may hold a lock of its queue, so the queue is not shared.
     victim = start("victim", 60, spawn.Queue())
     stays = start("stays", 9, outcome)
     time.sleep(4)

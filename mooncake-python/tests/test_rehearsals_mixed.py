@@ -1,7 +1,8 @@
-"""Serving systems of several kinds on one cluster: connectors, queues and stores of hidden states, while the master restarts.
+"""Serving systems of several kinds on one cluster: connectors, queues and stores of hidden states,
+while the master restarts.
 
-`test_rehearsals.py` has those that keep pages of a cache. Each worker here is a process that makes one system's calls, with its
-shapes of arguments, and checks every byte it reads.
+`test_rehearsals.py` has systems that store pages of a cache. Each worker here is a process that
+makes the calls of one system, with its arguments, and checks every byte it reads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MIB = 1 << 20
 
 
 def values_of(key: str, size: int) -> np.ndarray:
-    """The bytes that belong under a key, wherever they were written."""
+    """Returns the bytes that belong to a key, whichever process wrote them."""
     return np.random.default_rng(sum(key.encode()) * 7919 + len(key)).integers(0, 256, size, dtype=np.uint8)
 
 
@@ -33,7 +34,7 @@ def joined(master: str, **more) -> MooncakeDistributedStore:
 
 
 class Count:
-    """What a worker saw."""
+    """Results of a worker."""
 
     def __init__(self, seconds: float) -> None:
         self.wrong = self.read = self.written = 0
@@ -48,7 +49,9 @@ class Count:
 
 
 def remote_cache(master: str, count: Count) -> None:
-    """A remote backend of a cache layer: a header of 28 bytes and the tensor as parts; handles, and reads into a pinned pool."""
+    """Remote backend of a cache layer: a header of 28 bytes and the tensor as parts, handles, and
+    reads into a pinned pool.
+    """
     store = joined(master, engine=None, enable_ssd_offload=False, ssd_offload_path="", tenant_id="default")
     config = ReplicateConfig()
     config.replica_num, config.preferred_segment = 1, store.get_hostname()
@@ -76,7 +79,9 @@ def remote_cache(master: str, count: Count) -> None:
 
 
 def host_cache(master: str, count: Count) -> None:
-    """A hierarchical cache: memory of the package's allocator, groups where the class knows them, two buffers a page."""
+    """Hierarchical cache: memory of the package's allocator, groups if the class supports them, two
+    buffers a page.
+    """
     store = joined(master)
     assert store.put("warm-up", bytes(4096)) == 0 and store.is_exist("warm-up") == 1
     allocator, page, chance = MooncakeHostMemAllocator(), 16 << 10, random.Random(2)
@@ -103,7 +108,7 @@ def host_cache(master: str, count: Count) -> None:
 
 
 def layers(master: str, count: Count) -> None:
-    """Layer by layer: a session of a put, ranges as layers are done, and the same way back."""
+    """Layer by layer: a put session, ranges as layers complete, and the same for reads."""
     store = joined(master)
     number, size, chance = 8, 4096, random.Random(3)
     memory = np.zeros(2 * number * size, np.uint8)
@@ -133,7 +138,9 @@ def layers(master: str, count: Count) -> None:
 
 
 def hidden_states(master: str, count: Count) -> None:
-    """A store of hidden states and embeddings: pinned while they are wanted, read by ranges, removed one by one."""
+    """Store of hidden states and embeddings: pinned while they are needed, read by ranges, removed
+    one by one.
+    """
     store = joined(master)
     rows, width, chance = 32, 512, random.Random(4)
     memory = np.zeros(2 * rows * width, np.uint8)
@@ -165,7 +172,9 @@ def hidden_states(master: str, count: Count) -> None:
 
 
 def queue(master: str, count: Count) -> None:
-    """A queue of samples for training, set up by a dictionary: batches of bytes and structured objects, read once, removed."""
+    """Queue of training samples, set up by a dictionary: batches of bytes and structured objects,
+    read once, then removed.
+    """
     store = MooncakeDistributedStore()
     settings = {
         "local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "global_segment_size": "48MB",
@@ -180,7 +189,7 @@ def queue(master: str, count: Count) -> None:
         if store.put_batch(keys, values) == 0:
             count.written += len(keys)
             got = store.get_batch(keys)
-            # What is gone is empty: the master may have been another one meanwhile.
+            # A missing value is empty: the master may have restarted meanwhile.
             for value, expected in zip(got, values):
                 if value:
                     count.check(value == expected)

@@ -1,6 +1,9 @@
-"""Reinforcement learning: processes that roll out hand batches of samples to one that trains, which sends its weights back.
+"""Reinforcement learning: rollout processes send batches of samples to a trainer, which sends its
+weights back.
 
-In the middle the master restarts: what was rolled out before is read after it. The calls, and the shapes of their arguments, are those of frameworks that import `structured_object_store` and poll asynchronous writes of an engine.
+In the middle the master restarts. Samples that were written before are read after it. The calls and
+their arguments are those of frameworks that import `structured_object_store` and poll asynchronous
+writes of an engine.
 """
 
 from __future__ import annotations
@@ -20,19 +23,21 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer, export_ref, import_ref
 
 MIB = 1 << 20
-# Batches that are read before the restart, and again after it, by each process that rolls out.
+# Number of batches of each rollout process that are read before the restart, and again after it.
 EACH = 8
 WEIGHTS = 256 << 10
-# Seconds after which something that should come does not.
+# Timeout of expected events, in seconds.
 PATIENCE = 100
-# Seconds after which what is in memory outlives the master (docs/ha.md: two or three), on a machine that is busy. Nothing tells of it.
+# Seconds after which objects in memory survive the master (docs/ha.md: two or three), on a busy
+# machine. No event announces this.
 LASTING = 20
-# What a call may raise while there is no master, or of what the one before knew and the new one does not yet.
+# Exceptions of calls while there is no master, or for objects that the new master does not know
+# yet.
 OUT_OF_REACH = (RuntimeError, ValueError)
 
 
 def samples(rank: int, step: int) -> dict:
-    """One batch, the same for who writes and who reads it."""
+    """Returns a batch that writer and reader can both compute."""
     chance, rows = np.random.default_rng(rank * 10_000 + step), 4 + step % 3
     replies = [{"text": f"{rank}/{step}/{row}", "ids": chance.integers(0, 9, row + 1)} for row in range(rows)]
     return {
@@ -72,14 +77,15 @@ def started(memory: np.ndarray) -> TransferEngine:
 
 
 def roll_out(master: str, rank: int, trainer: Connection) -> None:
-    """Writes a batch, names it to the trainer, and goes on when the weights of the next step are there."""
+    """Writes a batch, sends its handle to the trainer, and waits for the weights of the next step.
+    """
     store, weights = joined(master), np.zeros(WEIGHTS, np.uint8)
     engine = started(weights)
     trainer.send((f"127.0.0.1:{engine.get_rpc_port()}", weights.ctypes.data))
     transfer = MooncakeBundleTransfer(store, key_prefix="rollout")
     schemas, config = {"prompts": FieldSchema("utf8_ragged")}, ReplicateConfig()
     while (step := trainer.recv()) is not None:
-        assert (weights == step % 256).all(), "weights that are said to be there"
+        assert (weights == step % 256).all(), "weights that were announced"
         ref, end = None, time.monotonic() + PATIENCE
         while ref is None:
             assert time.monotonic() < end, store.last_error()
@@ -97,7 +103,7 @@ def roll_out(master: str, rank: int, trainer: Connection) -> None:
 
 
 class Trainer:
-    """Reads what one process rolled out, in parts and whole, and sends weights to it."""
+    """Reader of one process's rollouts, in parts and whole, and sender of its weights."""
 
     def __init__(self, store: MooncakeDistributedStore, rank: int, process: Connection) -> None:
         self.transfer, self.rank, self.process = MooncakeBundleTransfer(store, key_prefix="rollout"), rank, process
@@ -107,19 +113,19 @@ class Trainer:
         self.steps, self.lost = 0, 0
 
     def step(self) -> str:
-        """Sends the weights, and has the next batch rolled out."""
+        """Sends the weights, and requests the next rollout."""
         self.steps += 1
         self.weights[:] = self.steps % 256
         sources = [self.weights.ctypes.data, self.weights.ctypes.data + WEIGHTS // 2]
         targets, lengths = [self.target, self.target + WEIGHTS // 2], [WEIGHTS // 2] * 2
         batch = self.engine.batch_transfer_async_write(self.session, sources, targets, lengths)
         assert batch > 0 and self.engine.get_batch_transfer_status([batch]) == 0
-        assert self.engine.get_batch_transfer_status([batch]) == 0, "a batch that is over"
+        assert self.engine.get_batch_transfer_status([batch]) == 0, "a batch that has ended"
         self.process.send(self.steps)
         return self.process.recv()
 
     def read(self, handle: str, step: int) -> None:
-        """Raises what the calls raise; bytes that are wrong fail."""
+        """Reads a batch. Raises the exceptions of the calls, and fails on wrong bytes."""
         ref, expected = import_ref(json.loads(handle)), samples(self.rank, step)
         rows = [len(expected["prompts"]) - 1, 0]
         some = self.transfer.get(ref, type="dict", fields=["tokens", "replies"], rows=rows)
@@ -132,7 +138,7 @@ class Trainer:
         self.transfer.release_result(whole)
 
     def train(self, meanwhile: threading.Event) -> None:
-        """Batch after batch, until what goes on meanwhile is over, and `EACH` more."""
+        """Trains batch after batch until `meanwhile` is set, and then `EACH` more."""
         good, end = 0, time.monotonic() + PATIENCE
         while good < EACH:
             over = meanwhile.is_set()
@@ -140,7 +146,9 @@ class Trainer:
             assert time.monotonic() < end, (good, self.lost)
 
     def turn(self) -> bool:
-        """Has a batch rolled out, reads and removes it. Whether all of that succeeded: there may be no master."""
+        """Requests a rollout, reads it, and removes it. Returns whether all of that succeeded.
+        The master may be down.
+        """
         handle = self.step()
         try:
             self.read(handle, self.steps)
@@ -160,7 +168,7 @@ def test_batches_and_weights_while_the_master_restarts(own_master):
     master = own_master("--default_kv_lease_ttl=5000")
     spawn = multiprocessing.get_context("spawn")
     store, pairs = joined(master.address), [spawn.Pipe() for _ in range(2)]
-    # They end with the test, however it ends.
+    # The processes end with the test, whatever its outcome.
     processes = [
         spawn.Process(target=roll_out, args=(master.address, rank, far), daemon=True)
         for rank, (_, far) in enumerate(pairs)
@@ -169,7 +177,7 @@ def test_batches_and_weights_while_the_master_restarts(own_master):
         one.start()
         far.close()
     trainers = [Trainer(store, rank, near) for rank, (near, _) in enumerate(pairs)]
-    # These stay where they are until after the restart.
+    # These batches stay in the store until after the restart.
     kept = [(one, one.step(), one.steps) for one in trainers]
     train_while(trainers, lambda: time.sleep(LASTING))
     assert [one.lost for one in trainers] == [0] * len(trainers), "nothing is lost while the master runs"
@@ -191,7 +199,7 @@ def test_batches_and_weights_while_the_master_restarts(own_master):
 
 
 def train_while(trainers: list[Trainer], something: Callable[[], None]) -> None:
-    """All at once, while something happens and for some batches after it."""
+    """Runs all trainers while `something` happens, and for some batches after it."""
     over = threading.Event()
     with ThreadPoolExecutor(len(trainers)) as pool:
         trainings = [pool.submit(one.train, over) for one in trainers]
@@ -204,7 +212,9 @@ def train_while(trainers: list[Trainer], something: Callable[[], None]) -> None:
 
 
 def until_read(trainer: Trainer, handle: str, step: int) -> None:
-    """What was written before a restart is there again once its members have told the new master of it."""
+    """Waits until a batch from before a restart is readable, once its clients have announced it to
+    the new master.
+    """
     end = time.monotonic() + PATIENCE
     while True:
         try:

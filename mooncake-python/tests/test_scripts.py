@@ -1,4 +1,4 @@
-"""Console scripts: what they say of wrong flags, and of what is missing."""
+"""Messages of console scripts about wrong flags and missing packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from mooncake import cli
 
 @pytest.fixture
 def topology(tmp_path, monkeypatch, capsys):
-    """Runs `transfer_engine_topology_dump` where the environment names a file; gives what it prints and that file."""
+    """Runs `transfer_engine_topology_dump` with a file that the environment names. Returns its
+    output and that file.
+    """
     file = tmp_path / "topology.json"
     file.write_text('{"cpu:0": [["of_the_file"], []]}')
 
@@ -28,7 +30,7 @@ def topology(tmp_path, monkeypatch, capsys):
     return dump, file
 
 
-def test_what_is_found_unless_a_file_is_asked_for(topology):
+def test_discovery_unless_a_file_is_selected(topology):
     dump, file = topology
     assert "of_the_file" not in dump() and "[te/discover]" in dump()
     assert "of_the_file" not in dump("--backend", "te")

@@ -1,4 +1,4 @@
-"""The REST server, the metadata server, asyncio, and settings."""
+"""REST server, metadata server, asyncio, and settings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_rest(rest, store, key):
     big = os.urandom(5 << 20)
     assert store.put(key + "/big", big) == 0
     assert ask("GET", f"{rest}/api/get/{key}/big") == (200, big)
-    # On a busy machine the lease of half a second may be over before the next request.
+    # On a busy machine, the lease of half a second may expire before the next request.
     for _ in range(50):
         assert ask("PUT", f"{rest}/api/put", {"key": key, "value": "x"})[0] == 200
         assert ask("GET", f"{rest}/api/get/{key}")[0] == 200
@@ -125,11 +125,11 @@ def test_rest_segments(rest, tmp_path):
     finally:
         shared.unlink()
     assert ask("POST", f"{rest}/api/unmount_local_disk", {"grace_period_seconds": 4000})[0] == 400
-    # There is no disk segment, and as with the existing package that is fine.
+    # The store has no disk segment. As in Mooncake C++, this is not an error.
     assert ask("POST", f"{rest}/api/unmount_local_disk", {})[0] == 200
 
 
-def test_rest_offers_files_of_its_folders_only(rest, tmp_path):
+def test_rest_mounts_files_of_its_folders_only(rest, tmp_path):
     opened, closed = tmp_path / "opened", tmp_path / "closed"
     for folder in (opened, closed):
         folder.mkdir()
@@ -153,7 +153,7 @@ def test_rest_offers_files_of_its_folders_only(rest, tmp_path):
             assert offer(path) == 500
         assert ask("POST", f"{rest}/api/mount_shm", {"name": shared.name, "size": 1 << 20})[0] == 403
         assert offer(opened / "file") == 200 and offer(opened / "file") == 200
-        assert offer(opened / "inside") == 200, "the same file by another name takes the place of the first"
+        assert offer(opened / "inside") == 200, "the same file by another name replaces the first"
         assert ask("POST", f"{rest}/api/reconfigure", {"mode": "prefill"})[0] == 200
     finally:
         shared.unlink()
@@ -179,14 +179,14 @@ def test_rest_changes_its_mode_whatever_was_unmounted(rest):
         status, larger = mode(**{**decode, "size": 2 << 20})
         assert status == 200 and larger["segment_ids"] != first["segment_ids"]
         status, refused = mode(**{**decode, "size": 4 << 20})
-        assert status == 500 and refused["mode"] == "decode", "longer than the file; what there was stays"
+        assert status == 500 and refused["mode"] == "decode", "longer than the file; the previous segment stays"
         assert mode(**{**decode, "size": 2 << 20}) == (200, larger)
         assert mode(mode="prefill") == (200, {"status": "success", "mode": "prefill"})
     finally:
         shared.unlink()
 
 
-def test_rest_keeps_what_it_offers_when_the_new_memory_fails(rest, tmp_path):
+def test_rest_keeps_its_segment_when_the_new_one_fails(rest, tmp_path):
     shared = [Path("/dev/shm") / f"mooncake-test-{os.getpid()}-{i}" for i in range(2)]
     for file in shared:
         file.write_bytes(bytes(2 << 20))
@@ -204,9 +204,9 @@ def test_rest_keeps_what_it_offers_when_the_new_memory_fails(rest, tmp_path):
         link.symlink_to(shared[0])
         status, first = mode(link, 1 << 20)
         assert status == 200
-        assert mount(size=4096) == 500, "these bytes are offered already"
+        assert mount(size=4096) == 500, "these bytes are already offered"
         status, refused = mode("/dev/shm/nonexistent", 1 << 20)
-        assert status == 500 and mode(link, 1 << 20) == (200, first), "that another call failed is no reason to stop"
+        assert status == 500 and mode(link, 1 << 20) == (200, first), "a failure of another call is not a reason to stop"
         assert refused["segment_ids"] == first["segment_ids"]
         assert mount(size=4096, offset=1 << 20) == 200
         status, refused = mode(link, 2 << 20)
@@ -216,14 +216,14 @@ def test_rest_keeps_what_it_offers_when_the_new_memory_fails(rest, tmp_path):
         link.symlink_to("/etc/hostname")
         status, refused = mode(shared[0], 2 << 20)
         assert (status, refused["mode"], refused["segment_ids"]) == (500, "prefill", [])
-        assert "-102" in refused["cause"] and f"is lost: '{link}'" in refused["cause"]
+        assert "-102" in refused["cause"] and f"previous file again: '{link}'" in refused["cause"]
         assert mode(shared[1], 1 << 20)[0] == 200
     finally:
         for file in shared:
             file.unlink()
 
 
-def test_rest_readers_that_go_away(make_store, key, caplog):
+def test_rest_clients_that_disconnect(make_store, key, caplog):
     from aiohttp import web
 
     from mooncake.mooncake_store_service import MooncakeStoreService
@@ -260,7 +260,7 @@ def test_rest_readers_that_go_away(make_store, key, caplog):
             head, _, body = (await reader.end).partition(b"\r\n\r\n")
             assert f"Content-Length: {len(big)}".encode() in head
             assert method == "GET" or body == b""
-        # It ends when both have been answered.
+        # The cleanup completes when both requests have been answered.
         await runner.cleanup()
 
     asyncio.run(work())
@@ -329,7 +329,7 @@ def test_asyncio(master, key):
     asyncio.run(work())
 
 
-def test_what_is_awaited_can_be_cancelled(own_master, make_store):
+def test_awaited_calls_can_be_cancelled(own_master, make_store):
     mine = own_master()
 
     async def work():
@@ -337,7 +337,7 @@ def test_what_is_awaited_can_be_cancelled(own_master, make_store):
         assert await store.async_setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", mine.address) == 0
         mine.freeze()
         try:
-            # A thousand that wait, and not a thread for any of them.
+            # A thousand calls wait without a thread for any of them.
             threads = threading.active_count()
             waiting = [asyncio.ensure_future(store.async_get(f"k{i}")) for i in range(1000)]
             with pytest.raises(TimeoutError):
@@ -399,7 +399,7 @@ def test_settings(tmp_path, monkeypatch):
         return MooncakeConfig.from_file(str(file))
 
     optional = ("tenant_id", "ssd_offload_path", "device_name", "enable_ssd_offload", "client_http_port")
-    assert read(**dict.fromkeys(optional)) == read(), "null is as if it was not there"
+    assert read(**dict.fromkeys(optional)) == read(), "null counts as absent"
     assert read(enable_ssd_offload=2).enable_ssd_offload and not read(enable_ssd_offload=0.0).enable_ssd_offload
     for size, expected in ((1e9, 10**9), (1.5, 1), ("1e3", 1000), ("1_000", 1000), ("1.5e3", 1500)):
         assert read(local_buffer_size=size).local_buffer_size == expected, size

@@ -1,4 +1,4 @@
-"""How stores are set up, and how they end: what is given, what is given twice, and what a wrong word comes to."""
+"""Setup and close of stores: valid settings, duplicate settings, and misspelt ones."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def settings(address: str, **changes: object) -> dict[str, object]:
     return whole | changes
 
 
-def test_a_dictionary_has_two_places_and_goes_alone(master, key):
+def test_a_dictionary_must_be_the_only_argument(master, key):
     store = MooncakeDistributedStore()
     assert store.setup(config=settings(master.address)) == 0
     assert store.put(key, b"value") == 0
     nothing = dict.fromkeys(("protocol", "rdma_devices", "tenant_id", "local_buffer_size"))
-    assert store.setup(settings(master.address, **nothing)) == 0, "None is as if it was not there"
+    assert store.setup(settings(master.address, **nothing)) == 0, "None counts as absent"
     for wrong in ({"tenant_id": "other"}, {"enable_ssd_offload": True}, {"config": settings(master.address)}):
-        with pytest.raises(TypeError, match="a dict goes alone"):
+        with pytest.raises(TypeError, match="a dict must be the only argument"):
             store.setup(settings(master.address), **wrong)
     with pytest.raises(TypeError, match="local_hostname"):
         store.setup()
-    assert store.put(key + "-2", b"value") == 0, "what there was goes on"
+    assert store.put(key + "-2", b"value") == 0, "the previous setup stays"
     store.close()
 
 
-def test_switches_are_no_words(master, tmp_path):
+def test_switches_reject_strings(master, tmp_path):
     for switch in ("enable_ssd_offload", "enable_client_http_server"):
         with pytest.raises(TypeError, match=switch):
             MooncakeDistributedStore().setup(**settings(master.address), ssd_offload_path=str(tmp_path), **{switch: "false"})
@@ -59,7 +59,7 @@ def test_switches_are_no_words(master, tmp_path):
         config.prefer_alloc_in_same_node = []
 
 
-def test_a_store_is_set_up_anew_on_its_own_disk(own_master, tmp_path):
+def test_a_store_is_set_up_again_on_its_own_disk(own_master, tmp_path):
     store = MooncakeDistributedStore()
     for _ in range(2):
         whole = settings(own_master("--enable_offload=true").address)
@@ -110,7 +110,7 @@ def test_values_in_many_buffers_are_compared_with_their_checksums(monkeypatch, m
             assert store.batch_get_into_multi_buffers([key], [pointers], [sizes]) == [-801], cut
 
 
-def test_memory_of_a_light_store_is_registered_once(light, key):
+def test_memory_of_an_ipc_client_is_registered_once(light, key):
     assert light.put(key, b"value") == 0
     memory = light.alloc_from_mem_pool(MIB)
     assert light.register_buffer(memory, MIB) == 0
@@ -149,7 +149,7 @@ def test_another_interpreter_of_the_process_is_refused(master, key):
     assert "ImportError" in done.stdout
 
 
-def test_what_a_fork_raises_has_a_number(store):
+def test_the_exception_after_a_fork_has_a_code(store):
     pool = BufferPool(store)
     child = os.fork()
     if child == 0:

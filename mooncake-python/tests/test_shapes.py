@@ -1,4 +1,4 @@
-"""Arguments that the existing package takes besides what its documents say, and classes made from its own."""
+"""Undocumented kinds of arguments that Mooncake C++ accepts, and subclasses of its classes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_keys_of_tensors_may_be_bytes(store: MooncakeDistributedStore, key: str)
         store.get_tensor_with_tp(None, 1, 2)  # type: ignore[arg-type]
 
 
-def test_yes_and_no(store: MooncakeDistributedStore, key: str) -> None:
+def test_truth_values(store: MooncakeDistributedStore, key: str) -> None:
     yes: Any = 1
     no: Any = None
     assert store.put(key, b"value") == 0
@@ -54,7 +54,7 @@ def test_yes_and_no(store: MooncakeDistributedStore, key: str) -> None:
     assert config.with_hard_pin is False
 
 
-def test_classes_made_from_ours(make_store: Any, key: str) -> None:
+def test_subclasses(make_store: Any, key: str) -> None:
     class Store(MooncakeDistributedStore):
         def __init__(self, name: str, *, times: int = 1) -> None:
             super().__init__()
@@ -84,7 +84,7 @@ def test_classes_made_from_ours(make_store: Any, key: str) -> None:
             made(name=1)  # type: ignore[call-arg]
 
 
-def test_words_of_other_calls(master: Any, key: str) -> None:
+def test_strings_of_other_calls(master: Any, key: str) -> None:
     raw: Any = b"127.0.0.1"
     none: Any = None
     store = MooncakeDistributedStore()
@@ -92,7 +92,8 @@ def test_words_of_other_calls(master: Any, key: str) -> None:
         store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 24, 1 << 20, "tcp", none, master.address)
     with pytest.raises(TypeError, match="local_hostname must be a str or a dict"):
         store.setup(none)
-    assert store.setup(raw, b"P2PHANDSHAKE", 1 << 24, 1 << 20, b"tcp", b"", master.address.encode()) == 0  # type: ignore[arg-type]
+    words: list[Any] = [raw, b"P2PHANDSHAKE", 1 << 24, 1 << 20, b"tcp", b"", master.address.encode()]
+    assert store.setup(*words) == 0
     config = ReplicateConfig()
     config.group_ids = [key.encode(), key]  # type: ignore[list-item]
     assert config.group_ids == [key, key]

@@ -1,4 +1,6 @@
-"""What lies under the keys of shards: replaced halves, headers that contradict themselves, whole tensors in their place."""
+"""Objects under the keys of shards: replaced halves, inconsistent headers, whole tensors in place
+of shards.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from mooncake.store import _serialize_tensor  # noqa: E402
 
 MOST = 2**31 - 1
 WHOLE = torch.arange(16, dtype=torch.float32).reshape(4, 4)
-# Where the header of a shard has it.
+# Offsets of fields in the header of a shard.
 LAYOUT, GLOBAL, LOCAL, AXES, RANK, SIZE, SPLIT_DIM = 16, 40, 104, 168, 184, 188, 192
 
 
@@ -52,7 +54,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_contradicts_its_place_is_no_shard(store, key, lie):
+def test_a_header_that_contradicts_its_key_is_not_a_shard(store, key, lie):
     at, numbers, width = LIES[lie]
     put_shards(store, key, WHOLE, 2)
     assert torch.equal(read(store, key, "full", tp(0, 2)), WHOLE)
@@ -60,8 +62,8 @@ def test_a_header_that_contradicts_its_place_is_no_shard(store, key, lie):
     assert read(store, key, "full", tp(0, 2)) is None
     for size in (1, 2, 4):
         assert read(store, key, "shard", tp(0, size)) is None, size
-    assert torch.equal(read(store, key, "shard", tp(1, 2)), WHOLE[2:]), "the other is as it was"
-    # Without a manifest the first shard says what there is.
+    assert torch.equal(read(store, key, "shard", tp(1, 2)), WHOLE[2:]), "the other is unchanged"
+    # Without a manifest, the first shard describes the others.
     assert store.remove(f"{key}__parallelism_manifest", True) == 0
     assert read(store, key, "full", tp(0, 2)) is None
     put_written(store, key, WHOLE, 2)
@@ -81,7 +83,7 @@ def test_shards_that_were_replaced_by_larger_ones(store, key):
     assert torch.equal(read(store, key, "shard", tp(1, 2)), WHOLE[2:]), "all of one layout"
 
 
-def test_what_several_have_written_in_part_is_the_whole_tensor(store, key):
+def test_parts_of_several_writers_form_the_whole_tensor(store, key):
     plain = torch.arange(3)
     spoilt = {"missing": None, "shards": (20, 3), "uneven": (32, 5), "kind": (0, 1)}
     for name, of in spoilt.items():
@@ -109,7 +111,7 @@ def test_a_tensor_without_elements_has_all_its_shards(store, key, shape):
 
 @pytest.fixture
 def objects(store, key):
-    """A shard and a whole tensor as they are stored, in registered memory."""
+    """Returns a shard and a whole tensor in stored form, in registered memory."""
     assert store.put_tensor_with_tp(f"{key}-of", WHOLE, 0, 2, 0) == 0
     header, address, size, owner = _serialize_tensor(WHOLE)
     shard = store.get(f"{key}-of_tp_1")
@@ -120,7 +122,7 @@ def objects(store, key):
     assert store.unregister_buffer(at) == 0
 
 
-def test_what_has_no_layout_is_stored_as_it_is_beside_what_has_one(store, key, objects):
+def test_items_with_and_without_layout_in_one_batch(store, key, objects):
     shard, of_shard, of_whole, _memory = objects
     pointers, sizes = zip(of_shard, of_whole)
     for upsert in (False, True):
@@ -132,11 +134,11 @@ def test_what_has_no_layout_is_stored_as_it_is_beside_what_has_one(store, key, o
         writers = [None, SimpleNamespace(rank=1, size=2, split_dim=0)]
         assert call([name + "-2", name + "-w"], list(pointers), list(sizes), None, None, writers) == [0, 0]
         assert store.get(name + "-2") == shard and store.get(name + "-w__writer_1of2_sd0") == shard
-    # One rank is no layout.
+    # A single rank is not a layout.
     assert store.put_tensor_with_tp_from(key, *of_shard) == 0 and store.get(key) == shard
 
 
-def test_what_is_no_tensor_fails_all_only_without_lists(store, key, objects):
+def test_an_invalid_tensor_fails_the_batch_only_without_lists(store, key, objects):
     _shard, _of_shard, of_whole, _memory = objects
     call = store.batch_put_tensor_with_parallelism_from
     pointers, sizes = [of_whole[0]] * 2, [10, of_whole[1]]
@@ -145,7 +147,7 @@ def test_what_is_no_tensor_fails_all_only_without_lists(store, key, objects):
     assert torch.equal(store.get_tensor(key + "-2"), WHOLE)
 
 
-def test_more_shards_than_there_can_be_are_not_written(store, key, objects):
+def test_too_many_shards_are_rejected(store, key, objects):
     _shard, _of_shard, _of_whole, memory = objects
     empty = torch.empty(0, 4)
     assert store.put_tensor_with_tp(key, empty, 0, MOST, 0) == -600
@@ -169,7 +171,7 @@ def test_large_shapes_without_elements(store, buffer_of, key):
     assert store.put_tensor_with_tp(key + "-wide", large, 0, 2, 1) == 0
     assert read(store, key + "-wide", "full", wide).shape == large.shape
     assert store.get_tensor_with_parallelism_into(key + "-wide", *buffer_of, target("full", wide)).shape == large.shape
-    # A whole tensor that cannot be: it fails alone.
+    # A whole tensor that cannot exist fails without the others.
     long = torch.empty(1 << 40, 0)
     assert store.put_tensor_with_parallelism(key + "-no", long, tp(0, MOST)) == -600
     codes = store.batch_put_tensor_with_parallelism([key + "-no", key + "-yes"], [long, WHOLE], [tp(0, MOST), None])
@@ -184,7 +186,7 @@ def buffer_of(store):
     assert store.unregister_buffer(memory.data_ptr()) == 0
 
 
-def test_no_object_is_made_that_no_reader_would_take():
+def test_unreadable_objects_are_not_written():
     for shape in ((1 << 62, 1 << 62), (0, 1 << 62, 1 << 62), (1 << 62, 2)):
         with pytest.raises(LayoutError):
             Header(0, shape, shape).pack()

@@ -1,4 +1,4 @@
-"""Segments that the processes of one host share: each rank is a process."""
+"""Segments that the processes of one host share. Each rank is a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def part(pipe: Any, size: int) -> None:
-    """Rank 1: reads what rank 0 has written, and writes."""
+    """Rank 1: reads the bytes that rank 0 has written, and writes."""
     segment, blob = SharedSegment.create("s", size, 2, 1)
     pipe.send(blob)
     try:
@@ -41,7 +41,7 @@ def started(size: int = SIZE) -> tuple[Any, Any, bytes]:
 def test_what_one_process_writes_another_reads():
     process, pipe, theirs = started()
     segment, blob = SharedSegment.create("s", SIZE, 2, 0)
-    assert len(blob) == len(theirs), "collectives want one length"
+    assert len(blob) == len(theirs), "collectives need one length"
     assert not segment.ready()
     with pytest.raises(RuntimeError, match="not complete"):
         segment.base_addr()
@@ -56,10 +56,10 @@ def test_what_one_process_writes_another_reads():
     assert process.exitcode == 0
 
 
-def test_ranks_that_declare_other_things_are_told_so():
+def test_different_declarations_of_ranks_are_an_error():
     process, pipe, theirs = started(SIZE + 1)
     segment, blob = SharedSegment.create("s", SIZE, 2, 0)
-    with pytest.raises(RuntimeError, match=r"ranks \[1\] declare 's' otherwise"):
+    with pytest.raises(RuntimeError, match=r"ranks \[1\] and 0 declare 's' differently"):
         segment.complete([blob, theirs])
     for blobs in ([blob], [blob, b"{}"], [blob, b"\xff"], [blob, b""], [theirs, theirs], [blob, None]):
         with pytest.raises(RuntimeError):
@@ -77,7 +77,7 @@ def own(pipe: Any) -> None:
     del segment
 
 
-def test_an_owner_that_is_gone_is_an_error_and_leaves_nothing():
+def test_an_owner_that_has_ended_is_an_error_and_leaves_nothing():
     pipe, far = spawn.Pipe()
     process = spawn.Process(target=own, args=(far,), daemon=True)
     process.start()
@@ -88,9 +88,9 @@ def test_an_owner_that_is_gone_is_an_error_and_leaves_nothing():
     first.buffer()[:2] = b"me"
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
-    assert first.buffer()[:2] == b"me", "mapped is mapped"
+    assert first.buffer()[:2] == b"me", "the mapping stays valid"
     late, blob = SharedSegment.create("s", SIZE, 2, 1)
-    with pytest.raises(RuntimeError, match="the owner's memory cannot be opened|the owner of the segment is gone"):
+    with pytest.raises(RuntimeError, match="cannot open the owner's memory|its owner has ended"):
         late.complete([theirs, blob])
     assert set(os.listdir("/dev/shm")) <= before
 
@@ -99,12 +99,12 @@ def test_an_owner_that_is_gone_is_an_error_and_leaves_nothing():
     "arguments",
     [("s", 0, 1, 0), ("", 1, 1, 0), ("s", 1, 1, 1), ("s", 1, 1, -1), ("s", 1, 2, 0, 2), ("s", 1 << 62, 1, 0), ("s", -1, 1, 0)],
 )
-def test_what_makes_no_sense_is_refused(arguments):
+def test_invalid_arguments_are_rejected(arguments):
     with pytest.raises(RuntimeError):
         SharedSegment.create(*arguments)
 
 
-def test_what_is_not_supported_is_said():
+def test_unsupported_settings_are_reported():
     assert shared_segment_supported() and not shared_segment_supported(mmap=False)
     assert not shared_segment_supported(host_register=True)
     with pytest.raises(SharedSegmentError, match="mmap=True"):
@@ -124,7 +124,7 @@ def test_tensors_of_one_rank():
     segment = create_shared_segment("kv", blocks(torch), 1, 0)
     keys, values = segment.tensors("keys"), segment.tensors("values")
     assert [len(keys), len(values)] == [2, 3] and keys[0].shape == (1025, 4) and values[2].dtype == torch.bfloat16
-    # Keys and values of one number lie together, each on pages of its own.
+    # Keys and values of one number lie next to each other, each on separate pages.
     at = [tensor.data_ptr() - segment.base_addr() for tensor in (keys[0], values[0], keys[1], values[2])]
     assert at == [0, 8192, 12288, 32768] and segment.total_size() == 3 * 12288
     keys[1][1024, 3] = 7

@@ -1,4 +1,4 @@
-"""Signals during calls that wait: handlers run soon, and what they raise ends the call."""
+"""Signals during calls that wait: handlers run soon, and their exceptions end the call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from conftest import MIB
 
 from mooncake.store import BufferPool, MooncakeDistributedStore
 
-# Less than what a call waits by itself, 20 s.
+# Less than the timeout of a call, 20 s.
 SOON = 15
 
 
 @pytest.fixture(autouse=True)
 def _interrupts() -> Iterator[None]:
-    """What a shell starts behind its back ignores Ctrl-C."""
+    """Restores the handler of Ctrl-C, which a shell disables for background processes."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -41,7 +41,7 @@ def sent(number: int, after: float = 0.3) -> Iterator[None]:
 
 @pytest.fixture
 def frozen(own_master: Callable[..., Any], make_store: Callable[..., MooncakeDistributedStore]) -> Any:
-    """A store whose master does not answer."""
+    """Store whose master does not respond."""
     master = own_master()
     store = make_store(master)
     assert store.put("before", b"x") == 0
@@ -149,7 +149,7 @@ def test_a_handler_may_wait_for_what_the_call_holds(own_master: Any, make_store:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_unregistering_can_be_given_up_and_taken_up_again(own_master: Any, make_store: Any) -> None:
+def test_unregistering_can_be_interrupted_and_repeated(own_master: Any, make_store: Any) -> None:
     master = own_master()
     store = make_store(master)
     memory = (ctypes.c_ubyte * 4096)()
@@ -162,7 +162,7 @@ def test_unregistering_can_be_given_up_and_taken_up_again(own_master: Any, make_
     with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT, 0.5):
         store.unregister_buffer(at)
     assert time.monotonic() - begun < SOON
-    assert store.put_from("other", at, 10) == -600, "it is on its way out"
+    assert store.put_from("other", at, 10) == -600, "the region is being unregistered"
     threading.Timer(0.5, master.thaw).start()
     assert store.unregister_buffer(at) == 0, "waits for the put"
     put.join(1)

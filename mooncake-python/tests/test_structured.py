@@ -1,4 +1,4 @@
-"""Objects of several members."""
+"""Structured objects: writes, reads of parts, and removal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mooncake.structured_object_store import (
 
 
 class Fake:
-    """A store that can do the least."""
+    """Store with the minimum of methods."""
 
     def __init__(self):
         self.values = {}
@@ -118,7 +118,7 @@ def test_bundles_and_objects(backing):
     assert set(transfer.get_object(transfer.put_object({"a": b"1", "b": np.zeros(2)}))) == {"a", "b"}
 
 
-def test_what_cannot_be():
+def test_unsupported_members():
     transfer = MooncakeBundleTransfer(Fake())
     with pytest.raises(TypeError, match="requires buffers"):
         StructuredObjectPayload({})
@@ -136,7 +136,7 @@ def test_what_cannot_be():
     for wrong in ({"put_mode": "x"}, {"copy_mode": "x"}, {"max_inflight_put": 0}):
         with pytest.raises(ValueError):
             BundleTransferPolicy(**wrong)
-    # A store that is not set up is refused when it is used.
+    # The first use of a store that is not set up fails.
     with pytest.raises(RuntimeError, match="put failed"):
         MooncakeBundleTransfer(MooncakeDistributedStore()).put_bundle(b"m", {"x": b"1"})
 
@@ -149,7 +149,7 @@ def test_a_put_that_fails_leaves_nothing():
     assert fake.values == {}
 
 
-def test_manifests_that_lie():
+def test_inconsistent_manifests():
     fake = Fake()
     transfer = MooncakeBundleTransfer(fake)
     ref = transfer.put_bundle(b"m", {"a": b"123"})

@@ -1,8 +1,10 @@
-"""Every call that the stubs name, with arguments of the right types and senseless values: an answer or an exception, never a crash.
+"""Calls that the stubs declare, with arguments of the right types and senseless values: a result or
+an exception, never a crash.
 
-`test_arguments.py` gives arguments of wrong types, which few calls look further at. Here types are right, so that values get as far
-as they can: addresses of nobody's memory, sizes up to 2**64 - 1, lists that do not fit each other. The calls run in a process of
-their own, which says before each call what it is about to do. `cargo xtask memcheck` runs a few of them under valgrind.
+`test_arguments.py` passes arguments of wrong types, which few calls examine further. Here the types
+are right, so that values get as far as possible: addresses of unmapped memory, sizes up to 2**64 -
+1, lists that do not match each other. The calls run in their own process, which records each call
+before it makes it. `cargo xtask memcheck` runs a few of them under valgrind.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ import mooncake
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-# Calls that join and leave clusters, write files where they are told, or are the package's own.
+# Calls that join and leave clusters, write files at a given path, or are internal.
 LEFT_OUT = {"close", "setup", "setup_dummy", "init_all", "initialize", "initialize_ext", "save_tensor_to_safetensor"}
 SIZE = 1 << 16
 memory = (ctypes.c_ubyte * SIZE)()
 
 
 def stub_signatures() -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """`{class: {method: [(parameter, annotation)]}}` of the native part, from its stub."""
+    """Returns `{class: {method: [(parameter, annotation)]}}` of the native half, from its stub."""
     stub = Path(mooncake.__file__).with_name("_mooncake.pyi")
     found = {}
     for node in ast.parse(stub.read_text()).body:
@@ -46,7 +48,9 @@ def stub_signatures() -> dict[str, dict[str, list[tuple[str, str]]]]:
 
 
 def signatures(target) -> dict[str, list[str]]:
-    """Annotations of every public call: the stub's for native ones, the source's for those in Python."""
+    """Returns annotations of every public call: from the stub for native ones, from the source for
+    those in Python.
+    """
     found = {}
     native = stub_signatures()
     for kind in reversed(type(target).__mro__):
@@ -89,7 +93,7 @@ def numbers():
 
 
 def candidates(annotation: str) -> list:
-    """Values of this type; the first is one that makes sense."""
+    """Returns values of this type. The first one is valid."""
     if " | " in annotation and not annotation.startswith("list"):
         parts = [part for part in annotation.split(" | ") if part != "None"]
         return [value for part in parts for value in candidates(part)] + [None]
@@ -116,7 +120,9 @@ def candidates(annotation: str) -> list:
 
 
 def calls(target, rounds: int, seed: int):
-    """Names and arguments: each parameter through all its values while others make sense, then all at random."""
+    """Yields names and arguments: each parameter through all its values while the others are valid,
+    then all at random.
+    """
     chance = random.Random(seed)
     for name, annotations in sorted(signatures(target).items()):
         values = [candidates(annotation) for annotation in annotations]
@@ -148,9 +154,9 @@ def torment(target, rounds: int, seed: int, journal) -> int:
         try:
             getattr(target, name)(*arguments)
         except Exception as error:
-            assert "a bug in mooncake" not in str(error), (name, arguments, error)
+            assert "bug in mooncake" not in str(error), (name, arguments, error)
     last = target.last_error() if hasattr(target, "last_error") else None
-    assert last is None or "a bug in mooncake" not in last.message, last
+    assert last is None or "bug in mooncake" not in last.message, last
     return done
 
 
@@ -180,8 +186,8 @@ KINDS = [f"{when}-{what}" for when in ("before", "during", "after") for what in 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_answers(own_master, kind):
-    # One of its own: who mounts and removes at random is no company for others.
+def test_every_call_returns(own_master, kind):
+    # A separate master, because random mounts and removals would disturb other tests.
     master = own_master("--default_kv_lease_ttl=50") if kind in ("during-store", "after-store") else None
     with tempfile.NamedTemporaryFile() as journal:
         command = [sys.executable, __file__, kind, master.address if master else "", journal.name]
@@ -200,8 +206,8 @@ def test_the_stubs_name_every_call():
 
 
 def few() -> int:
-    """A few arguments for every call, in one process, for a tool that is slow: `memcheck`."""
-    # Importing it takes longer than all calls.
+    """Makes every call with a few arguments, in one process, for a slow tool: `memcheck`."""
+    # The import would take longer than all calls.
     sys.modules["torch"] = None  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder, open(Path(folder, "journal"), "w+b") as journal:
         master = Master(Path(folder), ["--default_kv_lease_ttl=50"])

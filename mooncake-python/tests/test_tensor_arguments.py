@@ -1,4 +1,4 @@
-"""What is given to the calls about tensors: taken as the existing package takes it, or refused as a mistake, never half of each."""
+"""Arguments of the tensor calls: accepted as in Mooncake C++, or rejected as a whole."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from mooncake.store import (  # noqa: E402
 )
 
 WHOLE = torch.arange(32, dtype=torch.float32).reshape(8, 4)
-# In another order in memory.
+# Transposed in memory.
 TURNED = WHOLE.t()
-# Longer than what is read together with its header.
+# Longer than the part that is read together with the header.
 LARGE = torch.arange(100_000, dtype=torch.float32).reshape(1000, 100)
 NO_UTF8 = b"\xff"
 
@@ -34,7 +34,7 @@ def writer(rank: int = 0) -> SimpleNamespace:
 
 @pytest.fixture
 def serialized(store):
-    """Address and length of a serialized tensor in registered memory."""
+    """Returns address and length of a serialized tensor in registered memory."""
     head, _, size, _ = _serialize_tensor(WHOLE)
     memory = torch.frombuffer(bytearray(head + struct.pack("<32f", *range(32))), dtype=torch.uint8)
     assert memory.nbytes == len(head) + size
@@ -63,7 +63,7 @@ def test_shards_of_parameters(store, key):
 
 @pytest.fixture(params=["device", "default", "fake"])
 def elsewhere(request):
-    """Within what makes torch's new tensors ones without bytes."""
+    """Runs a test in a mode in which torch's new tensors have no bytes."""
     if request.param == "default":
         torch.set_default_device("meta")
         yield
@@ -76,7 +76,7 @@ def elsewhere(request):
 
 @pytest.fixture
 def written(store, key):
-    """Tensors that were there before."""
+    """Returns tensors that were created before."""
     for name, tensor in (("", WHOLE), ("-large", LARGE), ("-empty", torch.empty(0, 4))):
         assert store.put_tensor(key + name, tensor) == 0
     assert store.put_tensor_with_tp(f"{key}-tp", LARGE, 0, 2, 0) == 0
@@ -86,7 +86,7 @@ def written(store, key):
     assert store.unregister_buffer(memory.data_ptr()) == 0
 
 
-def test_tensors_have_bytes_whatever_new_ones_have(store, key, written, elsewhere):
+def test_tensors_have_bytes_in_every_mode(store, key, written, elsewhere):
     got = {
         name: (store.get_tensor(key + name), store.get_tensor_with_parallelism(key + name))
         for name in ("", "-large", "-empty")
@@ -105,12 +105,12 @@ def test_tensors_have_bytes_whatever_new_ones_have(store, key, written, elsewher
         assert torch.equal(store.get_tensor_with_tp(f"{key}-new", 1, 2), TURNED[2:])
 
 
-def test_what_plays_a_tensor_is_none(store, key):
+def test_fake_tensors_are_rejected(store, key):
     fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
     with fake_tensor.FakeTensorMode():
         fakes = [torch.empty(4, 4), torch.empty(0, 4)]
     with warnings.catch_warnings():
-        # Both kinds of tensor are new to torch, which says so.
+        # Both kinds of tensor are experimental in torch, which warns about them.
         warnings.simplefilter("ignore")
         masked = torch.masked.masked_tensor(WHOLE, WHOLE > 3)
     batched = []
@@ -131,7 +131,9 @@ def test_what_plays_a_tensor_is_none(store, key):
 
 
 def list_calls(store, pointer, size):
-    """Every call that takes a list of keys, given two of whatever else it takes, and too few."""
+    """Yields every call that takes a list of keys, with two items in every other list, and with too
+    few.
+    """
     config, unlike = ReplicateConfig(), ReplicateConfig()
     unlike.preferred_segments = ["a", "b"]
     two, pointers, sizes = [WHOLE, WHOLE], [pointer] * 2, [size] * 2
@@ -154,7 +156,7 @@ def list_calls(store, pointer, size):
 
 
 @pytest.mark.parametrize("keys", ["xy", b"xy", bytearray(b"xy"), {"x": 1, "y": 2}, {"x", "y"}, 5, None, ["x", 5], ["x", None]])
-def test_a_list_of_keys_is_one(store, serialized, keys):
+def test_keys_must_be_a_list(store, serialized, keys):
     for name, *each in list_calls(store, *serialized):
         for arguments in each:
             with pytest.raises(TypeError):
@@ -191,17 +193,17 @@ def one_key_calls(store, key, pointer, size):
 
 
 @pytest.mark.parametrize("wrong", [5, None, 1.5, memoryview(b"k"), ["k"]])
-def test_a_key_is_a_word(store, serialized, wrong):
+def test_a_key_must_be_a_string(store, serialized, wrong):
     for call in one_key_calls(store, wrong, *serialized):
         with pytest.raises(TypeError):
             call()
 
 
-def test_keys_of_bytes_are_words(store, key, serialized):
+def test_keys_may_be_bytes_in_tensor_calls(store, key, serialized):
     with pytest.raises(ValueError) as plain:
         store.put(NO_UTF8, b"x")
     for call in one_key_calls(store, NO_UTF8, *serialized):
-        with pytest.raises(ValueError, match="bytes that are no UTF-8") as found:
+        with pytest.raises(ValueError, match="invalid UTF-8 in bytes") as found:
             call()
         assert found.type is plain.type
     for made in (bytes, bytearray):
@@ -234,10 +236,10 @@ def test_numbers_of_tensor_parallelism(store, key, serialized, wrong):
     assert store.batch_is_exist([key, f"{key}_tp_0"]) == [0, 0]
 
 
-def test_what_counts_as_a_number_is_one(store, key):
+def test_accepted_kinds_of_numbers(store, key):
     np = pytest.importorskip("numpy")
     assert store.put_tensor_with_tp(key, WHOLE, np.int64(0), np.int32(2), torch.tensor(0)) == 0
-    # Not under `_tp_True`.
+    # The key does not end in `_tp_True`.
     assert torch.equal(store.get_tensor_with_tp(key, True, 2), WHOLE[4:])
     one = axis("tp", True, 2, split_dim=False)
     assert (one.rank, one.split_dim) == (1, 0) and type(one.rank) is type(one.split_dim) is int
@@ -272,7 +274,7 @@ def test_layouts_refuse_mistakes_when_they_are_set():
     assert (one.kind, target.mode) == ("tp", "full")
 
 
-def test_layouts_of_others_are_not_half_used(store, key):
+def test_foreign_layouts_are_rejected_as_a_whole(store, key):
     good = {"kind": "tp", "rank": 0, "size": 2, "split_dim": 0, "expert_id": None, "stage_id": None}
     for wrong in ({"rank": 1.5}, {"size": 1 << 40}, {"rank": "0"}, {"kind": 5}, {"kind": NO_UTF8}, {"expert_id": 1.0}):
         given = SimpleNamespace(axes=[SimpleNamespace(**(good | wrong))])
@@ -289,14 +291,14 @@ def test_layouts_of_others_are_not_half_used(store, key):
 
 
 @pytest.mark.parametrize("wrong", [{}, 0, "x", [], True])
-def test_a_configuration_is_one(store, key, serialized, wrong):
+def test_a_configuration_must_be_a_replicate_config(store, key, serialized, wrong):
     match = "incompatible function arguments: config must be a ReplicateConfig"
     for call in (
         lambda: store.pub_tensor(key, WHOLE, wrong),
         lambda: store.upsert_pub_tensor(key, WHOLE, wrong),
         lambda: store.batch_pub_tensor([], [], wrong),
         lambda: store.pub_tensor_with_tp(key, WHOLE, wrong, 0, 2, 0),
-        # Where it was forgotten.
+        # The configuration is missing here.
         lambda: store.pub_tensor_with_tp(key, WHOLE, 0, 2, 0),
         *(
             lambda name=name, of=of: getattr(store, f"{name}_tensor_with_parallelism{of[0]}")(key, *of[1], *of[2], wrong)
@@ -345,7 +347,8 @@ def test_files_of_tensors(store, key, tmp_path, monkeypatch):
     for name in ("garbage", "empty", "short", "nothing.st", "missing", ".", ""):
         assert store.load_tensor_from_safetensor(f"{key}-no", name) is None, name
     assert store.is_exist(f"{key}-no") == 0
-    # The tensor of that name, else the first; and without a name the file's.
+    # The file's tensor of that name, else its first one. Without a key, the name of the file is the
+    # key.
     assert torch.equal(store.load_tensor_from_safetensor(f"{key}-b", "multi.st"), WHOLE + 1)
     assert torch.equal(store.get_tensor(f"{key}-b"), WHOLE + 1)
     first = store.load_tensor_from_safetensor(f"{key}-other", "multi.st")

@@ -1,4 +1,4 @@
-"""Tensors: bytes on the store, shards, and what is read back."""
+"""Tensors: stored bytes, shards, and reads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_type(make_store, key, dtype):
         assert stored[304:] == bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()) if length < 999 else True
 
 
-def test_what_is_no_tensor_is_refused(store, key):
+def test_invalid_tensors_are_rejected(store, key):
     bad = [None, [1.0], b"x", torch.zeros(2).to_sparse(), torch.zeros(2).cfloat()]
     for value in bad:
         assert store.put_tensor(key, value) == -600, value
@@ -95,7 +95,7 @@ def test_what_is_no_tensor_is_refused(store, key):
 def test_views_and_upserts(store, key):
     tensor = tensor_of(torch.int32, 64, 48)
     assert store.put_tensor(key, tensor.t()) == 0 and same(store.get_tensor(key), tensor.t())
-    assert store.put_tensor(key, tensor) == 0 and same(store.get_tensor(key), tensor.t()), "it was there"
+    assert store.put_tensor(key, tensor) == 0 and same(store.get_tensor(key), tensor.t()), "it existed"
     assert store.upsert_tensor(key, tensor[::2, 1::3]) == 0 and same(store.get_tensor(key), tensor[::2, 1::3])
     assert store.batch_upsert_tensor([key, key + "2"], [tensor, tensor.t()]) == [0, 0]
     got = store.batch_get_tensor([key, "missing", key + "2"])
@@ -298,7 +298,7 @@ def test_writer_partitions(store, key):
     assert store.put_tensor_with_parallelism(key, None) == -600
 
 
-def test_layouts_that_make_no_sense(store, key):
+def test_invalid_layouts(store, key):
     tensor = tensor_of(torch.float32, 8, 4)
     bad = [
         [],

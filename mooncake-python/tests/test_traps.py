@@ -1,4 +1,4 @@
-"""Mistakes at setup that are refused at once, and what a store says about itself."""
+"""Settings that are rejected at once, and the errors that a store reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_names_and_addresses_that_cannot_work_are_refused(own_master):
     refused(-600, settings(master.address, metadata_server="p2phandshake"), "did you mean P2PHANDSHAKE")
 
 
-def test_more_memory_than_there_is_is_refused(master, monkeypatch):
+def test_a_segment_beyond_the_memory_is_rejected(master, monkeypatch):
     refused(-1, settings(master.address, global_segment_size=1 << 50), "cannot offer memory", "allow_overcommit")
     monkeypatch.setenv("MOONCAKE_ALLOW_OVERCOMMIT", "1")
     with MooncakeDistributedStore() as store:
@@ -59,21 +59,21 @@ def test_a_store_is_closed_by_with_and_names_its_version(master, key):
     assert mooncake.__version__.count(".") == 2
 
 
-def test_errors_tell_when_they_were(master):
+def test_errors_have_a_time(master):
     before = time.time()
     with MooncakeDistributedStore() as store:
         assert store.put("k", b"v") == -600
         error = store.last_error()
         assert before - 1 <= error.time <= time.time() + 1 and "time=" in repr(error)
         assert store.setup(settings(master.address)) == 0
-        assert store.last_error() is None, "setup begins anew"
+        assert store.last_error() is None, "setup clears the last error"
 
 
 def test_the_command_line_is_installed(master):
     done = subprocess.run(
         [command("mooncake"), "--master", master.address, "put", "key of the tool"], input=b"v", capture_output=True, timeout=60
     )
-    # Not enough memory is an answer of the cluster, too.
+    # The cluster may also report a lack of memory.
     assert done.returncode == 0 or b"no room" in done.stderr, done.stderr
     assert b"Usage: mooncake" in subprocess.run([sys.executable, "-c", TOOL], capture_output=True, timeout=60, env=os.environ).stdout
 

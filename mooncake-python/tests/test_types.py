@@ -1,4 +1,4 @@
-"""What is written about types is true: mypy on the package, stubtest on the native part."""
+"""Type annotations: mypy on the package, stubtest on the native half."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_package_is_typed():
     run("mypy", "python/mooncake")
 
 
-def test_the_stubs_are_what_is_there():
+def test_the_stubs_match_the_module():
     allowed = str(HERE / "stubtest-allowed.txt")
     run("mypy.stubtest", "mooncake._mooncake", "--allowlist", allowed, "--ignore-unused-allowlist")
 

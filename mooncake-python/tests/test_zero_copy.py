@@ -24,7 +24,7 @@ def array_of(size: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def registered(store):
-    """Registers arrays for the time of a test."""
+    """Registers arrays for the duration of a test."""
     kept = []
 
     def register(array):
@@ -68,7 +68,7 @@ def test_batches(store, registered, key):
     assert store.batch_get_into([keys[0], "missing"], [dst, dst], [4096, 4096]) == [4096, -704]
     assert store.batch_upsert_from(keys[:2], [src, src + 1], [1, 2]) == [0, 0]
     assert store.get_batch(keys[:2]) == [source[:1].tobytes(), source[1:3].tobytes()]
-    # One item that cannot be leaves the others as they are.
+    # An item that fails does not affect the others.
     mixed = store.batch_put_from([key + "a", key + "b"], [src, 12345], [10, 10])
     assert mixed == [0, -600] and store.get(key + "a") == source[:10].tobytes()
     assert store.batch_put_from(keys, [src], sizes) == [-600] * 64
@@ -90,7 +90,7 @@ def test_multi_buffers(store, registered, key):
     wrong = store.batch_get_into_multi_buffers([keys[0], "missing"], [[dst], [dst]], [[5], [5]])
     assert wrong == [-600, -704]
     config.replica_num = 2
-    assert store.batch_put_from_multi_buffers([key], [[src]], [[5]], config) == [-600], "on one node is one copy"
+    assert store.batch_put_from_multi_buffers([key], [[src]], [[5]], config) == [-600], "one replica on the same node"
 
 
 def test_ranges(store, registered, key):
@@ -109,12 +109,12 @@ def test_ranges(store, registered, key):
     assert b0[:4].tobytes() == one[1:5] and b0[20:23].tobytes() == one[30:33] and b0[8:13].tobytes() == two[2:7]
     assert b1[4:10].tobytes() == two[:6] and b1[16:20].tobytes() == one[10:14]
     assert store.get_into_ranges([], [], [], [], []) == []
-    # Source and destination out of range, a missing key, nothing at all.
+    # Source and destination out of range, a missing key, an empty range.
     assert store.get_into_ranges(
         [p0], [[key + "1", "missing"]], [[[0, 30, 0], [0]]], [[[60, 0, 0], [0]]], [[[5, 3, 0], [1]]]
     ) == [[[-600, -600, 0], [-704]]]
     assert store.get_into_ranges([p0], [[key + "1"]], [[[0]]], [[[0, 1]]], [[[1]]]) == [[[-600]]]
-    # The answer has the shape of buffers, keys and places, with one entry where a list is missing.
+    # The result has the shape of buffers, keys and fragments, with one entry for a missing list.
     assert store.get_into_ranges([p0, p1], [[key + "1"]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]], [[-600]]]
     assert store.get_into_ranges([p0], [[key + "1"]], [[[0]]], [[[0]]], [[[1, 1]]]) == [[[-600]]]
     assert store.get_into_ranges([p0], [[key + "1"]], [[[0, 1]]], [[[0]]], [[[1]]]) == [[[-600, -600]]]
@@ -173,7 +173,7 @@ def test_unregistering_waits_for_transfers(make_store, key):
         reading.start()
         time.sleep(0.002)
         assert b.unregister_buffer(at) == 0
-        # Nobody writes there any more: it may go.
+        # Nothing writes to the memory any more, so it may be freed.
         del view
         memory.close()
         reading.join()
@@ -192,7 +192,7 @@ def test_sessions(own_master, make_store, key):
     assert a.batch_put_session_start(keys, [8192, 100]) == [0, 0]
     assert a.batch_put_session_start([keys[0]], [1]) == [-600]
     several = [keys[0], key + "3", "", key + "3", key + "4"]
-    assert a.batch_put_session_start(several, [1, 1, 1, 1, 0]) == [-600, 0, -600, -705, -600], "each for itself"
+    assert a.batch_put_session_start(several, [1, 1, 1, 1, 0]) == [-600, 0, -600, -705, -600], "each independently"
     assert a.batch_put_session_revoke([key + "3"]) == [0]
     assert b.is_exist(keys[0]) == 0
     written = a.batch_put_from_multi_buffer_ranges(
@@ -215,7 +215,7 @@ def test_sessions(own_master, make_store, key):
     time.sleep(2.2)
     assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-707]
     assert b.batch_get_session_end([keys[0]]) == 0
-    # The first read of a session is as late as any other.
+    # The first read of a session measures latency like any other.
     assert b.batch_get_session_start([keys[0]]) == [0]
     time.sleep(2.2)
     assert b.batch_get_into_multi_buffer_ranges([keys[0]], [[dst]], [[10]], [[0]]) == [-707]
@@ -226,8 +226,10 @@ def test_sessions(own_master, make_store, key):
             assert one.unregister_buffer(memory.ctypes.data) == 0
 
 
-def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key, monkeypatch):
-    """Looked up at a member that left: from the one it was copied to meanwhile, as its checksum says, or -800."""
+def test_parts_of_objects_of_a_client_that_has_left(own_master, make_store, key, monkeypatch):
+    """Reads parts of objects whose client has left: from a later replica if the checksum matches,
+    else -800.
+    """
     monkeypatch.setenv("MOONCAKE_STORE_CHECKSUM", "1")
     master = own_master("--default_kv_lease_ttl=60000")
     first, second = make_store(master), make_store(master)
@@ -260,7 +262,7 @@ def test_parts_of_what_a_member_had_that_is_gone(own_master, make_store, key, mo
 
 
 def test_a_session_ends_after_its_parts(make_store, key):
-    """Whoever ends a session while another thread writes: what can be read then is whole, or was never written."""
+    """Ends a session while another thread writes. The value is complete or was never published."""
     size = 8 << 20
     a = make_store(global_segment_size=0, local_buffer_size=16 << 20)
     b = make_store(global_segment_size=64 << 20)
@@ -308,7 +310,7 @@ def test_segments(own_master, make_store, tmp_path):
     assert b"in the file" in file.read_bytes()
     assert store.unmount_segment(mounted["segment_ids"]) == 0
     for protocol in ("rdma", "", "none there is"):
-        # It is offered over the wire that the store has.
+        # The segment is served by the store's transport.
         mounted = store.mount_segment(str(file), 8 << 20, protocol=protocol)
         assert mounted["ret"] == 0 and store.unmount_segment(mounted["segment_ids"]) == 0, protocol
     assert store.mount_segment(str(tmp_path / "none"), 1 << 20)["ret"] == -1
@@ -318,10 +320,10 @@ def test_segments(own_master, make_store, tmp_path):
     with pytest.raises(TypeError):
         store.unmount_segment("no list")
     assert store.unmount_segment(["1-2"]) == -1
-    assert store.unmount_local_disk_segment() == 0, "there is none"
+    assert store.unmount_local_disk_segment() == 0, "it does not exist"
 
 
-def test_a_segment_that_goes_after_a_time(own_master, make_store):
+def test_a_segment_is_unmounted_after_its_grace_period(own_master, make_store):
     master = own_master("--default_kv_lease_ttl=100")
     store, reader = make_store(master, global_segment_size=0), make_store(master, global_segment_size=0)
     answer = store.allocate_and_mount_segment(16 << 20)
@@ -449,7 +451,7 @@ def test_host_memory():
     bind_to_numa_node(4711)
 
 
-# Another process offers bytes that are offered, and some that are not.
+# Script of another process, which mounts bytes that are already offered and bytes that are not.
 OTHER_OFFER = """
 import sys
 from mooncake.store import MooncakeDistributedStore
@@ -470,7 +472,7 @@ def test_bytes_of_a_file_are_offered_once(make_store, master, key):
     try:
         first = store.mount_segment(path, 2 << 20)
         assert first["ret"] == 0
-        assert store.mount_segment(path, 2 << 20)["ret"] < 0 and "offered already" in store.last_error().message
+        assert store.mount_segment(path, 2 << 20)["ret"] < 0 and "already offered" in store.last_error().message
         assert store.mount_segment(path, 2 << 20, 1 << 20)["ret"] < 0
         second = store.mount_segment(path, 2 << 20, 2 << 20)
         assert second["ret"] == 0

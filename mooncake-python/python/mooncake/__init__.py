@@ -1,4 +1,4 @@
-"""Mooncake: a cluster's KV cache in memory that other machines read and write directly."""
+"""Mooncake: a distributed KV cache in memory that other machines read and write directly."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ __all__ = [
 
 _mooncake._configure(_environment.huge_page_size())
 
-# Stores that are still open leave their clusters in order, while there is an interpreter.
+# Open stores leave their clusters in order, while the interpreter still runs.
 _atexit.register(_mooncake._close_all)
 _os.register_at_fork(after_in_child=_mooncake._after_fork)

@@ -1,8 +1,9 @@
 """Objects of several named members: written together, read in parts. Needs numpy.
 
-A member is an array, bytes, or a torch tensor. An object is a bundle: values for its members and for what describes them, and a
-manifest, written last, that lists them all. Where a member is long, it lies in chunks. A bundle may be merged from others: its
-manifest then lists payloads of theirs, and what of them is to be removed with it.
+A member is an array, bytes, or a torch tensor. An object is stored as a bundle: one value for each
+member, one for the metadata, and a manifest that lists them and is written last. A long member is
+split into chunks. A bundle can be merged from others. Its manifest then lists their payloads, and
+the keys to remove together with it.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _WRAPPED = "__mooncake_wrapped_object__"
 _OBJECT_NOT_FOUND = -704
 _NO_AVAILABLE_HANDLE = -200
 _DEFAULT_CHUNK = 64 << 20
-# Objects from this size on are looked at again when they are written. Smaller ones hardly drive out parts of themselves, and to look
-# is not free: it takes a reader's lease, for whose time (seconds) the memory is nobody else's.
+# Objects from this size on are checked after they were written. A smaller one hardly evicts parts
+# of itself. The check takes a lease of several seconds on each part, so it is not free.
 _CHECKED = 4 << 20
 
 
 class BundleStore(Protocol):
-    """What a store must be able to do at least."""
+    """Interface that a store must implement."""
 
     def put(self, key: str, value: Any, /) -> int: ...
 
@@ -58,7 +59,7 @@ class BundleStore(Protocol):
 
 @dataclass(frozen=True)
 class BundleTransferPolicy:
-    """How members are written. Every choice gives the same objects."""
+    """Policy for writing members. The stored objects do not depend on it."""
 
     max_inflight_put: int = 1
     put_mode: Literal["auto", "batch", "parallel"] = "auto"
@@ -68,21 +69,21 @@ class BundleTransferPolicy:
         if self.max_inflight_put < 1:
             raise ValueError("max_inflight_put must be positive")
         if self.put_mode not in ("auto", "batch", "parallel"):
-            raise ValueError(f"put_mode {self.put_mode!r}")
+            raise ValueError(f"invalid put_mode: {self.put_mode!r}")
         if self.copy_mode not in ("auto", "zero_copy", "copy"):
-            raise ValueError(f"copy_mode {self.copy_mode!r}")
+            raise ValueError(f"invalid copy_mode: {self.copy_mode!r}")
 
 
 @dataclass(frozen=True)
 class RemoteBundleRef:
-    """Where a bundle is, and its manifest; an empty manifest is fetched when it is needed."""
+    """Reference to a bundle, with its manifest. An empty manifest is fetched when it is needed."""
 
     manifest_key: str
     manifest: dict[str, Any] = field(default_factory=dict)
 
 
 class StructuredObjectPayload:
-    """An object to write: members by name, and what describes it."""
+    """Object to write: members by name, and its metadata."""
 
     def __init__(self, metadata: Mapping[str, Any] | None = None, buffers: Mapping[str, Any] | None = None) -> None:
         if buffers is None:
@@ -96,7 +97,7 @@ class StructuredObjectPayload:
 
 @dataclass(frozen=True)
 class StructuredMemberSlice:
-    """Rows of a member, as Python's slices count them."""
+    """Rows of a member, as in a Python slice."""
 
     axis: int
     start: int
@@ -106,69 +107,69 @@ class StructuredMemberSlice:
 
 @dataclass(frozen=True)
 class StructuredObjectReadSpec:
-    """What to read of an object. Each narrowing is a new one."""
+    """Specification of a read. Each restriction returns a new one."""
 
     ref: RemoteBundleRef | Mapping[str, Any]
     member_names: tuple[str, ...] | None = None
     member_slices: tuple[tuple[str, StructuredMemberSlice], ...] = ()
 
     def select_members(self, names: Sequence[str] | None) -> StructuredObjectReadSpec:
-        """Only these members; all of them for `None`."""
+        """Restricts the read to these members. `None` selects all."""
         if names is not None and not names:
-            raise ValueError("an empty selection of members")
+            raise ValueError("cannot select members: the selection is empty")
         selected = None if names is None else tuple(names)
         return StructuredObjectReadSpec(self.ref, selected, self.member_slices)
 
     def slice_member(self, name: str, axis: int, start: int, end: int, step: int = 1) -> StructuredObjectReadSpec:
-        """Only these rows of a member."""
+        """Restricts the read to these rows of a member."""
         if step < 1:
-            raise ValueError("the step of a slice must be positive")
+            raise ValueError("step of a slice must be positive")
         others = tuple(one for one in self.member_slices if one[0] != name)
         added = (name, StructuredMemberSlice(axis, start, end, step))
         return StructuredObjectReadSpec(self.ref, self.member_names, (*others, added))
 
     def member_slice(self, name: str) -> StructuredMemberSlice | None:
-        """The rows of a member that are read, if not all."""
+        """Returns the rows of a member to read, or `None` for all."""
         return dict(self.member_slices).get(name)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A bundle whose manifest and metadata were read."""
+    """Bundle whose manifest and metadata were read."""
 
     manifest: dict[str, Any]
     metadata: dict[str, Any]
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """What is said of each member."""
-        return _mapping(self.metadata.get(_FIELDS, {}), "what is said of the members")
+        """Descriptions of the members."""
+        return _mapping(self.metadata.get(_FIELDS, {}), "descriptions of the members")
 
     def member(self, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """A member's payload, and what is said of it."""
+        """Returns a member's payload and its description."""
         payload = self.manifest["buffers"].get(name)
         if payload is None:
-            raise ValueError(f"{name}: the bundle has no such member")
-        return payload, _mapping(self.fields.get(name, {"encoding": "bytes"}), f"{name}: what is said of the member")
+            raise ValueError(f"no such member in the bundle: {name!r}")
+        return payload, _mapping(self.fields.get(name, {"encoding": "bytes"}), f"{name}: description of the member")
 
 
 @dataclass
 class StructuredObjectResult:
-    """What was read."""
+    """Metadata and members that were read."""
 
     metadata: dict[str, Any]
     objects: dict[str, Any]
 
 
 def _segment(name: str, what: str) -> str:
-    """A name that can be one part of a key."""
+    """Checks a name that is one part of a key."""
     if not isinstance(name, str) or not name or "/" in name or not _can_be_key(name):
         raise ValueError(f"{what} must be one non-empty path segment of UTF-8: {name!r}")
     return name
 
 
 def _can_be_key(text: str) -> bool:
-    """Whether keys can have it: text with a lone surrogate is no UTF-8."""
+    """Returns whether a text can be part of a key. A lone surrogate cannot be encoded as UTF-8."""
     return not any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in text)
 
 
@@ -185,13 +186,15 @@ def _key(payload: Mapping[str, Any]) -> str:
 
 
 def _grouped(config: Any, group: str | None = None) -> Any:
-    """How values are kept, all in one group: that of the configuration, or the one given. Nothing in the name of a group is none."""
+    """Returns the configuration with all values in one group: that of `config`, or `group`. An
+    empty name stands for no group.
+    """
     names = getattr(config, "group_ids", None)
     names = [names] if isinstance(names, str) else list(names or [])
     if len(names) > 1 or not all(isinstance(name, str) for name in names):
-        raise ValueError("a bundle has one group id")
+        raise ValueError("a bundle takes one group id")
     if group is not None and names and names[0] not in ("", group):
-        raise ValueError("config.group_ids names another group than that of what is appended to")
+        raise ValueError("config.group_ids must name the group of the bundle that is appended to")
     name = group if group is not None else next(iter(names), None)
     if config is None and name is None:
         return None
@@ -201,7 +204,7 @@ def _grouped(config: Any, group: str | None = None) -> Any:
 
 
 class Bundles:
-    """Writes and reads bundles under one prefix of keys."""
+    """Writer and reader of bundles under one key prefix."""
 
     def __init__(
         self,
@@ -212,28 +215,28 @@ class Bundles:
     ) -> None:
         prefix = key_prefix.strip("/")
         if not prefix or not _can_be_key(prefix):
-            raise ValueError(f"key_prefix {key_prefix!r}")
+            raise ValueError(f"invalid key_prefix: {key_prefix!r}")
         if default_chunk_bytes < 1:
             raise ValueError("default_chunk_bytes must be positive")
         self._store: Any = store
         self._prefix = prefix
         self._chunk_bytes = default_chunk_bytes
-        # Reads go straight into the arrays they are for.
+        # Reads go directly into the destination arrays, so a pool is not needed.
         del buffer_pool
 
     @property
     def store(self) -> Any:
-        """The store that bundles are in."""
+        """Store that contains the bundles."""
         return self._store
 
     @property
     def key_prefix(self) -> str:
-        """What all keys begin with, without slashes at its ends."""
+        """Prefix of all keys, without leading and trailing slashes."""
         return self._prefix
 
     @property
     def default_chunk_bytes(self) -> int:
-        """Bytes of a chunk, where a call does not say otherwise."""
+        """Default size of a chunk in bytes."""
         return self._chunk_bytes
 
     # Writing.
@@ -247,7 +250,7 @@ class Bundles:
         max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
-        """Writes an object. What was written is removed again when something fails."""
+        """Writes an object. After a failure, all values that were written are removed."""
         metadata = dict(payload.metadata)
         if _FIELDS in metadata:
             raise ValueError(f"metadata must not have a key {_FIELDS!r}")
@@ -256,7 +259,7 @@ class Bundles:
             raise ValueError("the layout in the metadata must be a string")
         bodies, fields = {}, {}
         for name, value in payload.buffers.items():
-            bodies[_segment(name, "a member's name")], fields[name] = _body(value, name)
+            bodies[_segment(name, "member name")], fields[name] = _body(value, name)
         metadata[_FIELDS] = fields
         return self._put(_json(metadata), bodies, partition, chunk_bytes, policy, max_inflight_put, config)
 
@@ -270,9 +273,9 @@ class Bundles:
         max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
-        """Writes named values and raw bytes that describe them."""
+        """Writes named values with raw bytes as their metadata."""
         described = bytes(_bytes_view(meta, "meta"))
-        bodies = {_segment(name, "a member's name"): _body(value, name)[0] for name, value in buffers.items()}
+        bodies = {_segment(name, "member name"): _body(value, name)[0] for name, value in buffers.items()}
         return self._put(described, bodies, partition, chunk_bytes, policy, max_inflight_put, config)
 
     def put_object(
@@ -284,7 +287,7 @@ class Bundles:
         max_inflight_put: int | None = None,
         config: Any = None,
     ) -> RemoteBundleRef:
-        """Writes a dictionary of members, or one value."""
+        """Writes a dictionary of members, or a single value."""
         wrapped = not isinstance(obj, Mapping)
         payload = StructuredObjectPayload({_WRAPPED: True} if wrapped else {}, {"value": obj} if wrapped else obj)
         return self.put_structured_object(payload, partition, chunk_bytes, policy, max_inflight_put, config)
@@ -301,7 +304,7 @@ class Bundles:
     ) -> RemoteBundleRef:
         registered = all(isinstance(body.owner, TensorObjectBuffer) for body in bodies.values())
         if policy is not None and policy.copy_mode == "zero_copy" and not registered:
-            # The existing package's class and words.
+            # Mooncake C++ raises this class with this message.
             raise RuntimeError("zero-copy put requires tensor-object buffers")
         if max_inflight_put is not None and max_inflight_put < 1:
             raise ValueError("max_inflight_put must be positive")
@@ -323,7 +326,7 @@ class Bundles:
             }
             for name, body in bodies.items():
                 key = f"{base}/buffer/{name}"
-                # A tensor's header and data stay together.
+                # A tensor's header and data stay in one value.
                 whole = body.size if "metadata_bytes" in body.extra else chunk
                 manifest["buffers"][name] = self._put_body(key, body, max(whole, 1), config, written)
             if sum(body.size for body in bodies.values()) >= _CHECKED:
@@ -344,10 +347,10 @@ class Bundles:
         chunk_bytes: int | None,
         config: Any,
     ) -> RemoteBundleRef:
-        """A bundle of payloads that are there already, with keys that are to go when it goes."""
+        """Writes a bundle of existing payloads. `cleanup` lists keys to remove together with it."""
         object_id = f"{_segment(partition, 'partition')}/{uuid.uuid4().hex}"
         base = f"{self._prefix}/{object_id}"
-        # An object's name has two parts: that of the partition, and its own.
+        # The ID of an object has two parts: its partition and its own name.
         parts = (key.removeprefix(f"{self._prefix}/").split("/") for key in [*cleanup, *map(_key, buffers.values())])
         owners = {"/".join(part[:2]) for part in parts}
         written: list[str] = []
@@ -392,20 +395,21 @@ class Bundles:
             raise RuntimeError(f"put failed for {key}: {code}")
 
     def _check_written(self, keys: list[str]) -> None:
-        """Refuses an object of which something is gone already: one larger than the free space drives out its own first chunks.
+        """Raises `RuntimeError` if a part of a new object is already gone. An object larger than
+        the free space evicts its own first chunks.
 
-        What is there gets a reader's lease, so that it stays until the manifest names it.
+        The check takes a lease on each part, so that the parts stay until the manifest names them.
         """
         if not hasattr(self._store, "batch_is_exist"):
             return
-        for key, there in zip(keys, self._store.batch_is_exist(keys)):
-            if there != 1:
-                raise RuntimeError(f"put failed for {key}: {there if there < 0 else _NO_AVAILABLE_HANDLE}")
+        for key, exists in zip(keys, self._store.batch_is_exist(keys)):
+            if exists != 1:
+                raise RuntimeError(f"put failed for {key}: {exists if exists < 0 else _NO_AVAILABLE_HANDLE}")
 
     # Removing.
 
     def remove_bundle(self, ref: RemoteBundleRef | Mapping[str, Any]) -> None:
-        """Removes a bundle with all its values; one that is not there is as good as removed."""
+        """Removes a bundle with all its values. A missing bundle is not an error."""
         key = self._manifest_key(ref)
         try:
             manifest = self._manifest(ref)
@@ -419,14 +423,14 @@ class Bundles:
             raise RuntimeError(f"remove failed for {', '.join(f'{key}: {code}' for key, code in left.items())}")
 
     def _remove(self, keys: list[str]) -> dict[str, int]:
-        """Removes values, and gives the codes of those that are still there."""
+        """Removes values and returns the codes of those that could not be removed."""
         if not keys:
             return {}
         if hasattr(self._store, "batch_remove"):
             codes = self._store.batch_remove(keys, True)
         else:
             codes = [self._store.remove(key) for key in keys]
-        # Once more, each by itself.
+        # A second attempt, one key at a time.
         again = [key for key, code in zip(keys, codes) if code not in (None, 0, _OBJECT_NOT_FOUND)]
         codes = {key: self._store.remove(key) for key in again}
         return {key: code for key, code in codes.items() if code not in (None, 0, _OBJECT_NOT_FOUND)}
@@ -435,18 +439,18 @@ class Bundles:
 
     def _manifest_key(self, ref: RemoteBundleRef | Mapping[str, Any]) -> str:
         if not isinstance(ref, RemoteBundleRef | Mapping):
-            raise TypeError(f"a bundle ref must be a RemoteBundleRef or a mapping, got {type(ref).__name__}")
+            raise TypeError(f"bundle ref must be a RemoteBundleRef or a mapping, got {type(ref).__name__}")
         key = ref.manifest_key if isinstance(ref, RemoteBundleRef) else ref.get("manifest_key")
         if key is None:
             raise ValueError("bundle ref must include manifest_key")
         if not isinstance(key, str) or not key.startswith(f"{self._prefix}/") or not key.endswith("/manifest"):
-            raise ValueError(f"{key!r} is no manifest under {self._prefix!r}")
+            raise ValueError(f"invalid manifest key {key!r}: not below the prefix {self._prefix!r}")
         return key
 
     def _manifest(self, ref: RemoteBundleRef | Mapping[str, Any]) -> dict[str, Any]:
         key = self._manifest_key(ref)
         given = ref.manifest if isinstance(ref, RemoteBundleRef) else ref.get("manifest")
-        what = f"the manifest at {key!r}"
+        what = f"manifest at {key!r}"
         manifest = dict(_mapping(given, what)) if given else dictionary_of(bytes(self._store.get(key)), what)
         check_manifest(manifest, key, self._prefix)
         return manifest
@@ -454,28 +458,28 @@ class Bundles:
     # Reading.
 
     def read_spec(self, ref: RemoteBundleRef | Mapping[str, Any]) -> StructuredObjectReadSpec:
-        """A read of everything, to be narrowed."""
+        """Returns a specification that reads everything. Its methods restrict the read."""
         return StructuredObjectReadSpec(ref)
 
     def materialize(self, spec: StructuredObjectReadSpec) -> StructuredObjectResult:
-        """Reads what `spec` names into new objects."""
+        """Reads the members that `spec` selects into new objects."""
         return self._read(spec, {})
 
     def materialize_into(
         self, spec: StructuredObjectReadSpec, destinations: Mapping[str, Any] | None
     ) -> StructuredObjectResult:
-        """Reads arrays into those given by name; the others are new."""
+        """Reads members into the given destinations, by name. The other members are new objects."""
         return self._read(spec, dict(destinations or {}))
 
     def get_object(self, ref: RemoteBundleRef | Mapping[str, Any]) -> Any:
-        """What `put_object` wrote."""
+        """Reads an object of `put_object`."""
         result = self.materialize(self.read_spec(ref))
         return result.objects["value"] if result.metadata.get(_WRAPPED) else result.objects
 
     def _open(self, ref: RemoteBundleRef | Mapping[str, Any]) -> Opened:
         manifest = self._manifest(ref)
         data = Reader(self._store, manifest["meta"]).whole()
-        return Opened(manifest, dictionary_of(data, "the metadata of a structured object"))
+        return Opened(manifest, dictionary_of(data, "metadata of a structured object"))
 
     def _read(self, spec: StructuredObjectReadSpec, destinations: dict[str, Any]) -> StructuredObjectResult:
         opened = self._open(spec.ref)
@@ -492,7 +496,7 @@ class Bundles:
     def _read_member(
         self, opened: Opened, name: str, rows: StructuredMemberSlice | Sequence[int] | None, destination: Any
     ) -> Any:
-        """A member, or those of its rows: a slice of them, or their numbers."""
+        """Reads a member, or those rows of it that a slice or numbers select."""
         payload, described = opened.member(name)
         encoding = described.get("encoding")
         if encoding == "ndarray":
@@ -502,9 +506,9 @@ class Bundles:
         if encoding != "bytes":
             raise ValueError(f"{name}: unsupported structured field encoding: {encoding!r}")
         if destination is not None:
-            raise ValueError(f"{name}: only arrays and tensors are read into memory of the caller's")
+            raise ValueError(f"{name}: only arrays and tensors can be read into a destination")
         if rows is not None:
-            raise ValueError(f"{name}: a member of bytes is read as a whole")
+            raise ValueError(f"{name}: a member of bytes can only be read as a whole")
         return Reader(self._store, payload).whole()
 
     def _read_array(
@@ -517,16 +521,16 @@ class Bundles:
     ) -> Any:
         dtype, shape = array_kind(name, described, payload["bytes"])
         if rows is not None and not shape:
-            raise ValueError(f"{name}: an array without rows")
-        # One without dimensions has one element.
+            raise ValueError(f"{name}: the array has no rows")
+        # An array without dimensions has one element.
         selected = _selected(rows, shape or (1,), "structured ndarray slicing currently supports axis=0 only")
         wanted = (len(selected), *shape[1:]) if shape else ()
         size = math.prod(wanted) * dtype.itemsize
         reader, into = Reader(self._store, payload), destination
         if isinstance(destination, RawDestination | TensorObjectBuffer):
             if destination.size < size:
-                raise ValueError(f"{name}: the destination has {destination.size} bytes, {size} are read")
-            # What is lent by address is the caller's to look at, as an array.
+                raise ValueError(f"{name}: the destination is too small. size={destination.size} needed={size}")
+            # The caller gets its own memory as an array.
             into = np.ndarray(wanted, dtype, _at(destination.ptr, size))
         elif destination is not None:
             _check_destination(name, destination, dtype, wanted)
@@ -545,11 +549,11 @@ class Bundles:
         destination: Any,
     ) -> Any:
         if destination is not None and not isinstance(destination, RawDestination | TensorObjectBuffer):
-            raise ValueError(f"{name}: a tensor is read into tensor_object_buffer or raw_destination")
+            raise ValueError(f"{name}: the destination of a tensor must be a tensor_object_buffer or raw_destination")
         axis, reader = "structured tensor slicing currently supports axis=0 only", Reader(self._store, payload)
         if described.get("nested") or payload.get("format") == "torch_save":
             if destination is not None:
-                raise ValueError(f"{name}: such a tensor is not read into memory of the caller's")
+                raise ValueError(f"{name}: a nested or pickled tensor cannot be read into a destination")
             data = reader.whole()
             if described.get("nested"):
                 whole = _nested_of(data, described)
@@ -560,7 +564,7 @@ class Bundles:
         reader.rows(0, 1, range(head.nbytes), head)
         header = Header.parse(head.tobytes(), payload["bytes"])
         if header is None or (rows is not None and not header.local_shape):
-            raise ValueError(f"{name}: not a tensor" if header is None else f"{name}: a tensor without rows")
+            raise ValueError(f"{name}: not a tensor" if header is None else f"{name}: the tensor has no rows")
         shape, width = header.local_shape, header.data_bytes
         selected: range | Numbers = range(1)
         if rows is not None:
@@ -577,7 +581,7 @@ class Bundles:
             reader.rows(header.data_offset, width, selected, memory)
             return made
         if destination.size < HEADER_SIZE + part.data_bytes:
-            raise ValueError(f"{name}: the destination has {destination.size} bytes, {HEADER_SIZE + part.data_bytes} are read")
+            raise ValueError(f"{name}: the destination is too small. size={destination.size} needed={HEADER_SIZE + part.data_bytes}")
         into = np.ctypeslib.as_array(_at(destination.ptr, HEADER_SIZE + part.data_bytes))
         into[:HEADER_SIZE] = np.frombuffer(part.pack(), np.uint8)
         reader.rows(header.data_offset, width, selected, into[HEADER_SIZE:])
@@ -587,7 +591,7 @@ class Bundles:
 def _selected(
     rows: StructuredMemberSlice | Sequence[int] | None, shape: tuple[int, ...], wrong_axis: str
 ) -> range | Numbers:
-    """Numbers of the rows that are meant, of a member of that shape."""
+    """Returns the numbers of the selected rows of a member of that shape."""
     if rows is None:
         return range(shape[0])
     if isinstance(rows, StructuredMemberSlice):
@@ -601,5 +605,5 @@ def _selected(
         picked = np.array(rows, np.int64)
         within = not len(picked) or bool(picked.min() >= 0 and picked.max() < shape[0])
     if not within:
-        raise IndexError(f"a row beyond the {shape[0]} there are")
+        raise IndexError(f"row out of range for {shape[0]} rows")
     return picked

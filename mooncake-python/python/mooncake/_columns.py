@@ -1,7 +1,8 @@
-"""How a column of Python values lies in a bundle: rows put one after the other, where each begins, and which there are none of.
+"""Encoding of a column of Python values as payloads of a bundle: concatenated rows, their offsets,
+and a mask of absent rows.
 
-A codec makes payloads (arrays and bytes) and what describes them out of a list of values, and the list out of those. It can also read only
-some rows: then of what is long only the bytes of those.
+A codec converts a list of values to payloads (arrays and bytes) with metadata, and back. It can
+also read some rows only. Of long payloads it then reads only the bytes of those rows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ MAX_KEYS, MAX_LIST, MAX_DEPTH = 64, 8, 32
 
 @dataclass(frozen=True)
 class FieldSchema:
-    """How a field is to be stored: its codec, whether rows may be `None`, and what the codec is told.
+    """Specification of how a field is stored: its codec, whether rows may be `None`, and parameters
+    of the codec.
 
-    `metadata["section"]` says where the field belongs: `batch`, `non_tensor_batch` or `meta_info`.
+    `metadata["section"]` is the section of the field: `batch`, `non_tensor_batch` or `meta_info`.
     """
 
     codec: str
@@ -32,7 +34,7 @@ class FieldSchema:
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it is stored."""
+    """Stored form of a column."""
 
     codec: str
     rows: int
@@ -44,17 +46,17 @@ class Source(Protocol):
     """Payloads of a column that is read in parts."""
 
     def whole(self, name: str) -> Any:
-        """All of it."""
+        """Returns all elements of a payload."""
 
     def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Any:
-        """These of its elements (from, to), one after the other."""
+        """Returns the concatenation of these (begin, end) runs of a payload."""
 
     def under(self, names: Mapping[str, str]) -> Source:
-        """Some of the payloads, by other names."""
+        """Returns some of the payloads under other names."""
 
 
 class _Missing:
-    """In place of what a row's dictionary does not have; `None` is something it has."""
+    """Marker of a key that a row's dictionary does not have. `None` is a value that it can have."""
 
     __slots__ = ()
 
@@ -80,17 +82,17 @@ def _offsets(lengths: Sequence[int]) -> Any:
 
 
 def _picked(offsets: Any, rows: Sequence[int]) -> tuple[list[tuple[int, int]], Any]:
-    """Where those rows lie, and where they begin when they follow each other."""
+    """Returns the runs of the selected rows, and their offsets once they are concatenated."""
     picked = np.asarray(rows, np.int64)
     if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
-        raise ValueError("where rows begin must be an array of numbers")
+        raise ValueError("row offsets must be an array of integers")
     if len(picked) and picked.max() + 1 >= len(offsets):
-        raise ValueError(f"{len(offsets)} numbers do not say where {picked.max() + 1} rows begin")
+        raise ValueError(f"too few row offsets: {len(offsets)} for {picked.max() + 1} rows")
     begins, ends = offsets[picked], offsets[picked + 1]
     lengths: Any = ends - begins
-    # Rows that overlap could be more bytes than there are.
+    # Overlapping rows could have more bytes than are stored.
     if (offsets[:-1] > offsets[1:]).any():
-        raise ValueError("a row ends before it begins")
+        raise ValueError("row offsets must not decrease")
     return list(zip(begins.tolist(), ends.tolist())), _offsets(lengths)
 
 
@@ -106,7 +108,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise RuntimeError("torch is required for fields of tensors") from None
+        raise RuntimeError("torch is required for tensor fields") from None
     return torch
 
 
@@ -115,7 +117,7 @@ def _tensor(value: Any) -> bool:
 
 
 class Codec:
-    """One way to store a column."""
+    """Encoding of a column."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         raise NotImplementedError
@@ -126,18 +128,18 @@ class Codec:
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Payload and metadata as if only those rows had been stored."""
+        """Returns payload and metadata as if only those rows had been stored."""
         raise NotImplementedError
 
 
 class Numbers(Codec):
-    """One number in each row."""
+    """Column with a number in each row."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
-        there = [value for value in values if value is not None]
-        dtype = dtype_of(schema) or (np.result_type(*there) if there else np.dtype(np.float64))
+        present = [value for value in values if value is not None]
+        dtype = dtype_of(schema) or (np.result_type(*present) if present else np.dtype(np.float64))
         if dtype.kind not in "biufc":
-            raise ValueError(f"rows are not numbers but {dtype}")
+            raise ValueError(f"rows must be numbers, not {dtype}")
         data = np.array([0 if value is None else value for value in values], dtype)
         return {"data": data, "nulls": _nulls(values)}, {"dtype": str(dtype), "shape": list(data.shape)}
 
@@ -162,14 +164,14 @@ class Ragged(Codec):
     @staticmethod
     def rows_of(values: list[Any], dtype: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         made = [None if value is None else np.asarray(value) for value in values]
-        there = [array for array in made if array is not None]
-        # A list of nothing has no type to speak of.
+        present = [array for array in made if array is not None]
+        # An empty list has no element type.
         typed = [a for a, value in zip(made, values) if a is not None and (a.size or isinstance(value, np.ndarray))]
         dtype = dtype or (np.result_type(*typed) if typed else np.dtype(np.int64))
-        if dtype.hasobject or any(array.dtype.hasobject for array in there):
-            raise ValueError("rows are not arrays of numbers")
+        if dtype.hasobject or any(array.dtype.hasobject for array in present):
+            raise ValueError("rows must be arrays of numbers")
         arrays = [np.zeros(0, dtype) if array is None else np.asarray(array, dtype, order="C") for array in made]
-        most = max((array.ndim for array in there), default=0)
+        most = max((array.ndim for array in present), default=0)
         shapes = np.zeros((len(values), max(most, 1)), np.int64)
         for row, array in enumerate(made):
             if array is not None:
@@ -193,7 +195,7 @@ class Ragged(Codec):
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
         data = payload["data"]
-        dtype = numbers_of("a column", metadata.get("dtype", "int64"))
+        dtype = numbers_of("column", metadata.get("dtype", "int64"))
         if not isinstance(data, np.ndarray) or data.dtype != dtype:
             data = np.frombuffer(data, dtype)
         style, as_arrays = metadata.get("row_format"), metadata.get("ndarray_rows") or []
@@ -221,7 +223,7 @@ class Ragged(Codec):
 
 
 class Tensors(Ragged):
-    """Tensors of one type, of any shapes."""
+    """Tensors of one type and of any shapes."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         torch = _torch()
@@ -258,7 +260,7 @@ class Tensors(Ragged):
 
 
 class TensorDicts(Codec):
-    """Dictionaries of tensors, each key a column of its own."""
+    """Dictionaries of tensors, of which each key is a column."""
 
     _one = Tensors()
     _parts = ("data", "offsets", "shapes", "ndims", "nulls")
@@ -326,7 +328,9 @@ class TensorDicts(Codec):
 
 
 def _plain(value: Any) -> Any:
-    """What has a like in JSON and msgpack: arrays and tuples as lists, numbers of numpy as numbers."""
+    """Converts a value to types that JSON and msgpack have: arrays and tuples to lists, numpy
+    numbers to numbers.
+    """
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, np.generic):
@@ -339,14 +343,14 @@ def _plain(value: Any) -> Any:
 
 
 def _media(value: Any) -> tuple[bytes, dict[str, Any]]:
-    """Bytes of a value, and what they are of; of a picture its pixels."""
+    """Returns the bytes of a value and their description. An image becomes its pixels."""
     if value is None:
         return b"", {"kind": "null"}
     if _picture(value):
         kept = {"mode": value.mode, "size": list(value.size), "format": getattr(value, "format", None)}
         return value.tobytes(), {"kind": "pil_raw", **kept}
     if not _bytes_like(value):
-        raise TypeError(f"rows must be bytes or pictures, not {type(value).__name__}")
+        raise TypeError(f"rows must be bytes or images, not {type(value).__name__}")
     return bytes(value), {"kind": "bytes"}
 
 
@@ -368,7 +372,7 @@ def _media_types(encodings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Bytes(Codec):
-    """Bytes, or what becomes of them; pictures as their pixels."""
+    """Bytes, or values that are packed into bytes. Images become their pixels."""
 
     def __init__(self, pack: Callable[[Any], Any] = lambda v: v, unpack: Callable[[bytes], Any] = lambda v: v) -> None:
         self.pack, self.unpack = pack, unpack
@@ -402,7 +406,7 @@ class Bytes(Codec):
 
 
 class MediaLists(Codec):
-    """Lists of bytes and pictures."""
+    """Lists of bytes and images."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         lists = [[] if value is None else [_media(one) for one in value] for value in values]
@@ -461,7 +465,7 @@ def _text(value: Any) -> bytes:
 
 
 def dtype_of(schema: FieldSchema) -> Any:
-    """The type of numbers that a schema names, if it does."""
+    """Returns the numeric type that a schema names, or `None`."""
     name = schema.metadata.get("dtype")
     if name is None or str(name).startswith("torch."):
         return None
@@ -489,22 +493,25 @@ LEAVES: dict[str, Codec] = {
 
 
 def choose(values: Sequence[Any]) -> str | None:
-    """The codec that keeps these values as they are; `None` when there is none."""
-    there = [value for value in values if not _is_none(value)]
-    every: Callable[[Callable[[Any], bool]], bool] = lambda test: all(test(value) for value in there)  # noqa: E731
-    if not there:
+    """Returns the codec that preserves these values, or `None` if there is none."""
+    present = [value for value in values if not _is_none(value)]
+
+    def every(test: Callable[[Any], bool]) -> bool:
+        return all(test(value) for value in present)
+
+    if not present:
         return "json_ragged"
     if every(_tensor):
-        return "ragged_tensor" if len({value.dtype for value in there}) == 1 else None
+        return "ragged_tensor" if len({value.dtype for value in present}) == 1 else None
     if every(lambda v: isinstance(v, list | tuple) and all(_bytes_like(one) or _picture(one) for one in v)):
         return "media_list_ragged"
     if every(lambda v: isinstance(v, list | tuple | np.ndarray)):
         try:
             numbers = every(lambda v: np.asarray(v).dtype.kind in "iufc")
         except (ValueError, OverflowError):
-            # Rows that are no arrays: they have more structure.
+            # Rows that are not rectangular arrays have more structure.
             numbers = False
-        if numbers or any(isinstance(value, np.ndarray) for value in there):
+        if numbers or any(isinstance(value, np.ndarray) for value in present):
             return "typed_ragged" if numbers else None
     for codec, kind in (
         ("ndarray", (bool, int, float, np.number)),
@@ -513,8 +520,8 @@ def choose(values: Sequence[Any]) -> str | None:
         ("msgpack_ragged", (dict, list, tuple)),
     ):
         if every(lambda v: isinstance(v, kind)):  # noqa: B023
-            return codec if codec != "ndarray" or np.result_type(*there).kind in "biufc" else None
+            return codec if codec != "ndarray" or np.result_type(*present).kind in "biufc" else None
     if every(_picture):
         return "media_bytes"
-    # Words and numbers in turn.
+    # Mixed strings and numbers.
     return "msgpack_ragged" if every(lambda v: isinstance(v, bool | int | float | str)) else None

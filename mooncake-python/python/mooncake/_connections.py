@@ -1,4 +1,6 @@
-"""Bounded connections of an aiohttp server: places, time limits, and the longest wait makes room. Needs aiohttp."""
+"""Connection limits of an aiohttp server: maximum number, timeouts, and eviction of the connection
+that has waited longest. Needs aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,18 @@ from typing import Any
 from aiohttp import web
 
 _LOG = logging.getLogger(__name__)
-# Largest number of connections, and the part of the descriptors of the process that they may take.
-_PLACES = 1024
+# Maximum number of connections, and the divisor of the descriptor limit that gives their share of
+# it.
+_MAX_CONNECTIONS = 1024
 _SHARE = 4
-# Seconds between the first byte of a request and the end of its header, and for its body.
+# Seconds from the first byte of a request to the end of its header, and for its body.
 _HEADER_S = 10.0
 _BODY_S = 60.0
 # Seconds between two requests.
 _IDLE_S = 75.0
-# Seconds that requests have to be answered in once the server stops.
+# Seconds that running requests have to complete when the server stops.
 _STOP_S = 2.0
-# Reasons for which a connection is refused or closed, as metrics label them.
+# Reasons for which a connection is refused or closed, as labels of metrics.
 _REASONS = ("evicted", "full", "timeout", "descriptors")
 
 
@@ -35,11 +38,14 @@ def raise_descriptor_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
-            _LOG.debug("the limit of descriptors stays at %s: %s", soft, error)
+            _LOG.debug("cannot raise the descriptor limit: %s. limit=%s", error, soft)
 
 
 def metrics_page(*families: tuple[str, str, str, dict[str, int]]) -> web.Response:
-    """Returns metrics in Prometheus' text format: of each family the name, kind and help, and its values by their labels."""
+    """Returns metrics in Prometheus text format.
+
+    Each family has a name, a kind, a help text, and its values by their labels.
+    """
     lines: list[str] = []
     for name, kind, about, values in families:
         lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
@@ -48,14 +54,14 @@ def metrics_page(*families: tuple[str, str, str, dict[str, int]]) -> web.Respons
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, whose bytes go to aiohttp's handler."""
+    """Connection whose bytes go to aiohttp's handler."""
 
     def __init__(self, all_of: Connections, handler: Any) -> None:
         self._all = all_of
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Moment since which it waits for its peer; None while it works on a request.
+        # Time since which the server waits for the peer. None while it works on a request.
         self.since: float | None = 0.0
         self._in_request = False
 
@@ -97,17 +103,17 @@ class _Connection(asyncio.Protocol):
         self._timer = loop.call_later(limit, self._expire)
 
     def work(self) -> None:
-        """Marks the connection as working on a request: it keeps its place."""
+        """Marks the connection as working on a request, which protects it from eviction."""
         self.since = None
         self._cancel()
 
     def close(self) -> None:
-        """Closes the connection, whatever is not sent."""
+        """Closes the connection and discards unsent data."""
         if self._transport is not None:
             self._transport.abort()
 
     def fileno(self) -> int:
-        """Returns the descriptor, or -1 where there is none any more."""
+        """Returns the descriptor, or -1 after it was closed."""
         socket = self._transport.get_extra_info("socket") if self._transport is not None else None
         return -1 if socket is None else int(socket.fileno())
 
@@ -122,19 +128,19 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """The connections of one application, which `runner` serves. `name` is that of the listener in metrics."""
+    """Connections of an application that `runner` serves. `name` labels the listener in metrics."""
 
     def __init__(
         self,
         app: web.Application,
-        places: int = _PLACES,
+        max_connections: int = _MAX_CONNECTIONS,
         header_s: float = _HEADER_S,
         body_s: float = _BODY_S,
         idle_s: float = _IDLE_S,
         name: str = "http",
     ) -> None:
         self.name = name
-        self.places = places
+        self.max_connections = max_connections
         self.header_s = header_s
         self._body_s = body_s
         self.idle_s = idle_s
@@ -145,10 +151,10 @@ class Connections:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Listens, and returns the port. `OSError` when the port cannot be had."""
+        """Starts to listen and returns the port. Raises `OSError` if the port is unavailable."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
-            self.places = min(self.places, max(soft // _SHARE, 1))
+            self.max_connections = min(self.max_connections, max(soft // _SHARE, 1))
         await self.runner.setup()
         handlers = self.runner.server
         assert handlers is not None
@@ -160,7 +166,9 @@ class Connections:
         return int(self._server.sockets[0].getsockname()[1])
 
     def metrics(self, prefix: str) -> list[tuple[str, str, str, dict[str, int]]]:
-        """Returns the connections of this listener as families of `metrics_page`, under the names that every process uses."""
+        """Returns the connections of this listener as families of `metrics_page`, with the metric
+        names that all processes use.
+        """
         refused = {f'{{listener="{self.name}",reason="{reason}"}}': count for reason, count in self.refused.items()}
         return [
             (f"{prefix}_connections", "gauge", "Connections that are open at a listener", {f'{{listener="{self.name}"}}': len(self.open)}),
@@ -181,7 +189,7 @@ class Connections:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE) and "socket" in context:
             self.refused["descriptors"] += 1
-            # Its descriptor is for the next try, which asyncio makes by itself.
+            # asyncio retries by itself and can use the descriptor of the evicted connection.
             self._evict()
         if before is not None:
             before(loop, context)
@@ -189,7 +197,7 @@ class Connections:
             loop.default_exception_handler(context)
 
     async def stop(self) -> None:
-        """Answers the requests at work, for two seconds at most, and closes every connection."""
+        """Completes running requests, for at most two seconds, and closes every connection."""
         if self._server is not None:
             self._server.close()
         for connection in list(self.open.values()):
@@ -200,18 +208,20 @@ class Connections:
             connection.close()
 
     def admit(self, connection: _Connection, handler: Any) -> bool:
-        """Takes a place: that of the connection that has waited longest if there is none left."""
-        if len(self.open) >= self.places:
+        """Admits a connection. At the limit, the connection that has waited longest is closed.
+        Returns false if all are busy.
+        """
+        if len(self.open) >= self.max_connections:
             if not self._evict():
                 self.refused["full"] += 1
-                _LOG.warning("a connection is refused: each of %s works on a request", self.places)
+                _LOG.warning("connection refused: all %s connections are busy", self.max_connections)
                 return False
             self.refused["evicted"] += 1
         self.open[handler] = connection
         return True
 
     def _evict(self) -> bool:
-        """Closes the connection that has waited longest. Returns whether one waited."""
+        """Closes the connection that has waited longest. Returns whether there was one."""
         waiting = [(it.since, number) for number, it in enumerate(self.open.values()) if it.since is not None]
         if not waiting:
             return False
@@ -226,7 +236,7 @@ class Connections:
                 response: web.StreamResponse = await handler(request)
                 return response
             connection.wait(self._body_s, in_request=True)
-            # Read here, so that a body that does not come keeps no place.
+            # The body is read here, so that the body timeout covers it.
             await request.read()
             connection.work()
             try:
@@ -238,13 +248,16 @@ class Connections:
         return admitted
 
 
-# Servers whose descriptors forked children give up, and a descriptor of /dev/null once there is one.
+# Servers whose descriptors forked children close, and a descriptor of /dev/null once it is needed.
 _SERVERS: weakref.WeakSet[Connections] = weakref.WeakSet()
 _NULL: list[int] = []
 
 
 def _keep_from_children(server: Connections) -> None:
-    """A child of `os.fork` that lives on would keep the port of its dead parent, and callers waiting for it."""
+    """Releases the server's sockets in children of `os.fork`.
+
+    A child that outlives its parent would otherwise keep the parent's port and connections.
+    """
     if not _NULL:
         _NULL.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
         os.register_at_fork(after_in_child=_give_up_in_child)
@@ -254,5 +267,5 @@ def _keep_from_children(server: Connections) -> None:
 def _give_up_in_child() -> None:
     for server in list(_SERVERS):
         for number in server.descriptors():
-            # The number stays taken, so that nothing else is closed under it.
+            # The descriptor number stays in use, so that no other file takes it.
             os.dup2(_NULL[0], number, inheritable=False)

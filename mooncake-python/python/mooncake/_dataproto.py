@@ -1,4 +1,4 @@
-"""Batches of samples as references to what is stored of them: fields, where each lies, and how it is encoded."""
+"""References to stored batches of samples: their fields, the location of each, and its encoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS = ("batch", "non_tensor_batch", "meta_info")
 
 @dataclass(frozen=True)
 class StructuredFieldLocation:
-    """Where a field lies: in which stage, under which name, and whether it is of the tensors."""
+    """Location of a field: its stage, its name in the bundle, and its section."""
 
     stage: str
     member: str
@@ -29,7 +29,7 @@ class StructuredFieldLocation:
 
 @dataclass
 class MooncakeDataProtoRef:
-    """A stored batch: one bundle for each stage that wrote fields of it."""
+    """Stored batch: one bundle for each stage that wrote fields of it."""
 
     batch_size: int
     stage_refs: dict[str, RemoteBundleRef]
@@ -46,7 +46,7 @@ DataProtoRefLike = MooncakeDataProtoRef | Mapping[str, Any]
 
 
 def is_dataproto_ref_handle(value: Any) -> bool:
-    """Whether it is what `export_dataproto_ref` gives."""
+    """Returns whether a value is a handle of `export_dataproto_ref`."""
     return isinstance(value, Mapping) and value.get("type") == HANDLE
 
 
@@ -63,7 +63,7 @@ def _json_safe(value: Any) -> Any:
 
 
 def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
-    """A reference in plain values, to be sent as JSON."""
+    """Converts a reference to a handle of plain values that can be sent as JSON."""
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"expected MooncakeDataProtoRef, got {type(ref).__name__}")
     handle: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _word(value: Any, name: str) -> str:
 
 
 def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
-    """The reference of a handle. `ValueError` for what is none."""
+    """Converts a handle to a reference. Raises `ValueError` for an invalid handle."""
     if not is_dataproto_ref_handle(handle):
         raise ValueError("not a Mooncake DataProto ref handle")
     version, group = handle.get("version"), handle.get("storage_group_id")
@@ -118,17 +118,17 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
         at = _part(given, "field_index")
         stage, section = _word(at.get("stage"), "stage"), at.get("section")
         if section not in SECTIONS[:2] or stage not in stages:
-            raise ValueError(f"DataProto ref handle field {name!r} is in {section!r} of {stage!r}")
+            raise ValueError(f"DataProto ref handle field {name!r} has an invalid section {section!r} or stage {stage!r}")
         fields[_word(name, "field")] = StructuredFieldLocation(stage, _word(at.get("member"), "member"), section)
     indexes, size = handle.get("global_indexes"), handle.get("batch_size")
     if indexes is not None and not (isinstance(indexes, list) and all(type(one) is int for one in indexes)):
         raise ValueError("DataProto ref handle global_indexes must be a list of integers or null")
     if type(size) is not int or size < 0:
-        raise ValueError("DataProto ref handle batch_size must be a number of rows")
+        raise ValueError("DataProto ref handle batch_size must be a non-negative integer")
     encoded = dict(_part(handle.get("encoded_non_tensor", {}), "encoded_non_tensor"))
     for name, one in encoded.items():
         if name not in fields or not isinstance(one, Mapping) or not isinstance(one.get("payload_members"), Mapping):
-            raise ValueError(f"DataProto ref handle encoded_non_tensor {name!r} describes no field")
+            raise ValueError(f"DataProto ref handle encoded_non_tensor {name!r} does not describe a field")
     return MooncakeDataProtoRef(
         batch_size=size,
         stage_refs=stages,
@@ -143,7 +143,7 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
 
 
 def resolve(ref: DataProtoRefLike) -> MooncakeDataProtoRef:
-    """The reference, or that of its handle."""
+    """Returns a reference as it is, or the one of a handle."""
     if isinstance(ref, MooncakeDataProtoRef):
         return ref
     if is_dataproto_ref_handle(ref):
@@ -153,14 +153,14 @@ def resolve(ref: DataProtoRefLike) -> MooncakeDataProtoRef:
 
 @dataclass
 class Envelope:
-    """The fields of a batch by what they are."""
+    """Fields of a batch by section."""
 
     batch: dict[str, Any] = field(default_factory=dict)
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def rows(self) -> int:
-        """Samples of the batch, of which all fields must have as many."""
+        """Returns the number of samples. Raises `ValueError` if fields differ in it."""
         sizes = {len(value) for values in (self.batch, self.non_tensor_batch) for value in values.values()}
         if len(sizes) > 1:
             raise ValueError(f"DataProto fields have inconsistent batch sizes: {sorted(sizes)}")
@@ -186,7 +186,9 @@ def _is_dictionary(value: Any) -> bool:
 
 
 def envelope_of(data: Any) -> Envelope:
-    """A batch from an object with the three sections, a dictionary of them, or one of tensors."""
+    """Returns the batch of an object with the three sections, a dictionary of them, or a dictionary
+    of tensors.
+    """
     if not isinstance(data, Mapping):
         return Envelope(*(_dictionary(getattr(data, section, None)) for section in SECTIONS))
     if data and set(data) <= set(SECTIONS) and all(_is_dictionary(value) for value in data.values()):
@@ -195,7 +197,7 @@ def envelope_of(data: Any) -> Envelope:
 
 
 def section_of(name: str, schema: FieldSchema | None) -> str | None:
-    """Where a schema says that its field belongs."""
+    """Returns the section that a schema names for its field, if any."""
     section = None if schema is None else schema.metadata.get("section")
     if section is not None and section not in SECTIONS:
         raise ValueError(f"FieldSchema for {name!r}: metadata['section'] must be one of {sorted(SECTIONS)}")
@@ -203,7 +205,7 @@ def section_of(name: str, schema: FieldSchema | None) -> str | None:
 
 
 def _dense(value: Any) -> bool:
-    """Whether it is an array of numbers, or a tensor, with rows."""
+    """Returns whether a value is a numeric array or a tensor, with rows."""
     if _is_tensor(value):
         return bool(value.ndim > 0)
     return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
@@ -218,31 +220,34 @@ def _listed(value: Any) -> bool:
 def _one_size(data: Mapping[str, Any], names: Sequence[str], what: str) -> int:
     sizes = {len(data[name]) for name in names}
     if len(sizes) > 1:
-        raise ValueError(f"flat dict {what} have ambiguous batch sizes: {sorted(sizes)}; say what they are with a FieldSchema")
+        raise ValueError(f"flat dict {what} have ambiguous batch sizes: {sorted(sizes)}; specify their sections with a FieldSchema")
     return sizes.pop() if sizes else 0
 
 
 def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
-    """A batch from a flat dictionary. Arrays with as many rows as there are samples are its tensors, lists of that length the other
-    fields, and the rest describes it; unless a schema says so."""
+    """Returns the batch of a flat dictionary.
+
+    Arrays with one row for each sample become tensors, lists of that length become other fields,
+    and the rest becomes metadata. A schema overrides this.
+    """
     if not isinstance(data, Mapping):
         raise TypeError("flat dict payload must be a mapping")
-    said = {name: section for name in data if (section := section_of(name, schemas.get(name))) is not None}
-    for name in said:
-        if said[name] != "meta_info" and not hasattr(data[name], "__len__"):
+    declared = {name: section for name in data if (section := section_of(name, schemas.get(name))) is not None}
+    for name in declared:
+        if declared[name] != "meta_info" and not hasattr(data[name], "__len__"):
             raise ValueError(f"flat dict row-aligned field {name!r} must be sized")
-    told = [name for name, section in said.items() if section != "meta_info"]
-    free = [name for name in data if name not in said]
-    rows = _one_size(data, told, "fields")
-    if not told:
+    row_aligned = [name for name, section in declared.items() if section != "meta_info"]
+    free = [name for name in data if name not in declared]
+    rows = _one_size(data, row_aligned, "fields")
+    if not row_aligned:
         rows = _one_size(data, [name for name in free if _dense(data[name])], "dense fields")
         rows = rows or _one_size(data, [name for name in free if _listed(data[name])], "fields")
     made = Envelope()
     for name, value in data.items():
-        section = said.get(name)
+        section = declared.get(name)
         if section is None and rows and _dense(value) and len(value) == rows:
             section = "batch"
-        elif section is None and not told and _listed(value) and len(value) == rows:
+        elif section is None and not row_aligned and _listed(value) and len(value) == rows:
             section = "non_tensor_batch"
         if section == "non_tensor_batch":
             value = column(name, value, schemas.get(name))
@@ -251,7 +256,9 @@ def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
 
 
 def column(name: str, value: Any, schema: FieldSchema | None) -> Any:
-    """Rows of a field that is no tensor, as an array: of objects, unless the schema names a type of numbers."""
+    """Returns rows of a non-tensor field as an array of objects, or of the numeric type that the
+    schema names.
+    """
     if not isinstance(value, np.ndarray):
         if not _listed(value):
             raise TypeError(f"non_tensor_batch field {name!r} must be an ndarray or non-string sequence")
@@ -264,16 +271,16 @@ def column(name: str, value: Any, schema: FieldSchema | None) -> Any:
 
 
 def check_sections(envelope: Envelope, schemas: Mapping[str, FieldSchema]) -> None:
-    """Refuses fields that are elsewhere than their schemas say."""
+    """Raises `ValueError` if a field is not in the section that its schema names."""
     for name, schema in schemas.items():
         section = section_of(name, schema)
-        there = [one for one in SECTIONS if name in getattr(envelope, one)]
-        if section is not None and there and section not in there:
-            raise ValueError(f"FieldSchema for {name!r} declares section {section!r}, but data contains it in {there}")
+        present = [one for one in SECTIONS if name in getattr(envelope, one)]
+        if section is not None and present and section not in present:
+            raise ValueError(f"FieldSchema for {name!r} declares section {section!r}, but data contains it in {present}")
 
 
 def flat(envelope: Envelope) -> dict[str, Any]:
-    """All fields in one dictionary; those that are no tensors as lists."""
+    """Returns all fields in one dictionary. Non-tensor fields become lists."""
     every = [name for section in SECTIONS for name in getattr(envelope, section)]
     twice = sorted({name for name in every if every.count(name) > 1})
     if twice:
@@ -286,7 +293,7 @@ def flat(envelope: Envelope) -> dict[str, Any]:
 
 
 def built(envelope: Envelope, data_cls: Any) -> Any:
-    """What a program gets: a dictionary of the sections, or an object of its class."""
+    """Returns a dictionary of the sections, or an instance of `data_cls`."""
     if data_cls is None or data_cls is dict:
         return {section: getattr(envelope, section) for section in SECTIONS}
     from_dict = getattr(data_cls, "from_dict", None)
@@ -300,7 +307,7 @@ def built(envelope: Envelope, data_cls: Any) -> Any:
 
 
 def rows_of(rows: slice | StructuredMemberSlice | Sequence[int] | None, total: int) -> Sequence[int] | None:
-    """Numbers of the rows that are meant; `None` for all."""
+    """Returns the numbers of the selected rows, or `None` for all."""
     if rows is None:
         return None
     if isinstance(rows, StructuredMemberSlice):
@@ -329,7 +336,7 @@ def fields_of(
     batch_fields: Sequence[str] | None,
     non_tensor_fields: Sequence[str] | None,
 ) -> list[str]:
-    """Names of the fields that are meant."""
+    """Returns the names of the selected fields."""
     if fields is not None and (batch_fields is not None or non_tensor_fields is not None):
         raise ValueError("fields cannot be combined with batch_fields or non_tensor_fields")
     if fields is None and batch_fields is None and non_tensor_fields is None:

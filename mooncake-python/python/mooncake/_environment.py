@@ -1,4 +1,4 @@
-"""The only module that reads the environment variables of the native part."""
+"""Environment variables of the native half. No other module reads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def _number(name: str, otherwise: float) -> float:
 
 
 def huge_page_size() -> int:
-    """Length of the pages to allocate, 0 for ordinary ones: `MC_STORE_USE_HUGEPAGE`, `MC_STORE_HUGEPAGE_SIZE`."""
+    """Returns the length of the pages to allocate, 0 for ordinary ones: `MC_STORE_USE_HUGEPAGE`,
+    `MC_STORE_HUGEPAGE_SIZE`.
+    """
     if os.environ.get("MC_STORE_USE_HUGEPAGE", "").lower() in _FALSE:
         return 0
     try:
@@ -31,7 +33,11 @@ def huge_page_size() -> int:
 
 
 def client_ports() -> tuple[int, int]:
-    """Ports that clients draw from: `MC_STORE_CLIENT_MIN_PORT` to `MC_STORE_CLIENT_MAX_PORT`, without those that Linux gives to whoever connects."""
+    """Returns the range of ports that clients choose from: `MC_STORE_CLIENT_MIN_PORT` to
+    `MC_STORE_CLIENT_MAX_PORT`.
+
+    A range that overlaps Linux's ephemeral ports is ignored.
+    """
     first = int(_number("MC_STORE_CLIENT_MIN_PORT", _FIRST_PORT))
     last = int(_number("MC_STORE_CLIENT_MAX_PORT", _LAST_PORT))
     usable = 1024 <= first <= last <= 32767 or 61000 <= first <= last <= 65535
@@ -39,54 +45,68 @@ def client_ports() -> tuple[int, int]:
 
 
 def allow_overcommit() -> bool:
-    """Whether more memory may be offered than the host and the process's control groups have: `MOONCAKE_ALLOW_OVERCOMMIT`."""
+    """Returns whether a segment may exceed the memory of the host and its control groups:
+    `MOONCAKE_ALLOW_OVERCOMMIT`.
+    """
     return os.environ.get("MOONCAKE_ALLOW_OVERCOMMIT", "").lower() not in _FALSE
 
 
 def force_tcp() -> bool:
-    """Whether every other wire is to be left alone: `MC_FORCE_TCP`."""
+    """Returns whether TCP is the only transport: `MC_FORCE_TCP`."""
     return os.environ.get("MC_FORCE_TCP", "").lower() not in _FALSE
 
 
 def checksum() -> bool:
-    """Whether values are stored with checksums and compared with them: `MOONCAKE_STORE_CHECKSUM`."""
+    """Returns whether values are stored and verified with checksums: `MOONCAKE_STORE_CHECKSUM`."""
     return os.environ.get("MOONCAKE_STORE_CHECKSUM", "").lower() not in _FALSE
 
 
 def metrics() -> tuple[bool, int, str]:
-    """Whether a store counts what it does, seconds between two summaries of that in the log (0 for none), and its label
-    `cluster_id`: `MC_STORE_CLIENT_METRIC`, `MC_STORE_CLIENT_METRIC_INTERVAL`, `MC_STORE_CLUSTER_ID`."""
+    """Returns the metric settings of a store.
+
+    They are whether it counts calls (`MC_STORE_CLIENT_METRIC`), seconds between two summaries in
+    the log, 0 for none (`MC_STORE_CLIENT_METRIC_INTERVAL`), and the label `cluster_id`
+    (`MC_STORE_CLUSTER_ID`).
+    """
     on = os.environ.get("MC_STORE_CLIENT_METRIC", "") or "1"
     interval = int(max(_number("MC_STORE_CLIENT_METRIC_INTERVAL", 0), 0))
     return on.lower() not in _FALSE, min(interval, 1 << 31), os.environ.get("MC_STORE_CLUSTER_ID", "")
 
 
 def copy_in_process() -> bool:
-    """Whether bytes between stores in this process are copied and take no wire: `MC_STORE_MEMCPY`."""
+    """Returns whether transfers between stores in this process are plain copies: `MC_STORE_MEMCPY`.
+    """
     return (os.environ.get("MC_STORE_MEMCPY", "") or "1").lower() not in _FALSE
 
 
 def score_replicas() -> bool:
-    """Whether replicas on faster wires are read first: `MC_STORE_REPLICA_SCORING`."""
+    """Returns whether replicas on faster transports are read first: `MC_STORE_REPLICA_SCORING`."""
     return os.environ.get("MC_STORE_REPLICA_SCORING", "").lower() not in _FALSE
 
 
 def numa_node() -> int | None:
-    """Node of a store's memory: `MC_STORE_NUMA_SOCKET_ID`."""
+    """Returns the NUMA node of a store's memory: `MC_STORE_NUMA_SOCKET_ID`."""
     node = int(_number("MC_STORE_NUMA_SOCKET_ID", -1))
     return node if 0 <= node < 1 << 31 else None
 
 
 def rpc_timeouts() -> tuple[int | None, int | None]:
-    """Longest time of a call and of joining, in milliseconds, where they are said: `MC_RPC_TIMEOUT_MS`, `MC_RPC_CONNECT_TIMEOUT_MS`."""
-    said = (int(_number(name, 0)) for name in ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS"))
-    call, join = (min(ms, 1 << 31) if ms > 0 else None for ms in said)
+    """Returns the timeouts of a call and of setup in milliseconds, where set: `MC_RPC_TIMEOUT_MS`,
+    `MC_RPC_CONNECT_TIMEOUT_MS`.
+    """
+    timeouts = (int(_number(name, 0)) for name in ("MC_RPC_TIMEOUT_MS", "MC_RPC_CONNECT_TIMEOUT_MS"))
+    call, join = (min(ms, 1 << 31) if ms > 0 else None for ms in timeouts)
     return call, join
 
 
 def hot_cache() -> tuple[int, int, int]:
-    """Memory for values that are often read from other members (0 for none), the longest that is kept, and from which read on:
-    `MC_STORE_LOCAL_HOT_CACHE_SIZE`, `MC_STORE_LOCAL_HOT_BLOCK_SIZE`, `MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD`."""
+    """Returns the settings of the hot cache, which keeps values of other clients that are read
+    often.
+
+    They are its size, 0 for none (`MC_STORE_LOCAL_HOT_CACHE_SIZE`), the longest value
+    (`MC_STORE_LOCAL_HOT_BLOCK_SIZE`), and the number of reads that admits a value
+    (`MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD`).
+    """
 
     def size(name: str, otherwise: int) -> int:
         try:
@@ -99,16 +119,18 @@ def hot_cache() -> tuple[int, int, int]:
 
 
 def log_level() -> str:
-    """Level of what the native part logs: `MC_LOG_LEVEL`."""
+    """Returns the log level of the native half: `MC_LOG_LEVEL`."""
     return os.environ.get("MC_LOG_LEVEL", "") or "WARNING"
 
 
 def names(text: str) -> list[str]:
-    """Names with commas between them."""
+    """Returns the names in a text that separates them with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def topology() -> tuple[list[str], list[str], str | None]:
-    """Devices to look at and to leave out, and a file that says everything: `MC_TE_FILTERS`, `MC_TE_FILTERS_EXCLUDE`, `MC_CUSTOM_TOPO_JSON`."""
+    """Returns devices to include and to exclude, and a file that replaces discovery:
+    `MC_TE_FILTERS`, `MC_TE_FILTERS_EXCLUDE`, `MC_CUSTOM_TOPO_JSON`.
+    """
     only, without = (names(os.environ.get(name, "")) for name in ("MC_TE_FILTERS", "MC_TE_FILTERS_EXCLUDE"))
     return only, without, os.environ.get("MC_CUSTOM_TOPO_JSON") or None

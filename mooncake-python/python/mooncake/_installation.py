@@ -1,7 +1,8 @@
-"""Finds files of Mooncake C++ in the folder of this package.
+"""Detection of files of Mooncake C++ in the folder of this package.
 
-Python prefers `store.so` of Mooncake C++ to a module `store.py`, but a package `store/` to both. `mooncake.store` and `mooncake.engine` are therefore
-packages: they run whatever was installed later, and refuse to work beside files of the other.
+Python prefers `store.so` of Mooncake C++ to a module `store.py`, but a package `store/` to both.
+`mooncake.store` and `mooncake.engine` are therefore packages: they are imported whatever was
+installed later, and refuse to work beside files of Mooncake C++.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ _MARK = "_MOONCAKE_RS"
 
 
 def check() -> None:
-    """Raises `ImportError` if files of Mooncake C++ are here, or files of ours are not.
+    """Raises `ImportError` if files of Mooncake C++ are here, or files of this package are missing.
 
-    The message has the command that mends the installation.
+    The message has the command that repairs the installation.
     """
     folder = os.path.dirname(os.path.abspath(__file__))
     try:
@@ -42,7 +43,7 @@ def check() -> None:
 
 
 def _others(folder: str, files: list[str]) -> list[str]:
-    """Distributions that installed these files."""
+    """Returns the distributions that installed these files."""
     from importlib import metadata
 
     found = set()

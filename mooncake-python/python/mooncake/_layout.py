@@ -1,4 +1,6 @@
-"""How tensors lie in the store: the header of an object, keys of shards, and which bytes a shard has."""
+"""Layout of tensors in the store: the header of an object, the keys of shards, and the bytes of a
+shard.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MANIFEST_SIZE = 96
 _MANIFEST_MAGIC = 0x574D414E
 _MANIFEST = struct.Struct("<IHHiiiiii8q")
 
-# Names of torch's types by their number in the header, and bytes of one element.
+# Names of torch's types by their number in the header, with the size of an element in bytes.
 DTYPES: tuple[tuple[str, int], ...] = (
     ("float32", 4),
     ("float64", 8),
@@ -46,17 +48,17 @@ DTYPE_CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
 
 # Kinds of axes in the order of keys.
 KINDS = ("dp", "tp", "ep", "pp")
-# Headers may have another one, which means nothing yet.
+# Headers may contain another kind, which has no meaning yet.
 _KINDS_OF_HEADERS = (*KINDS, "reserved")
 
 
 class LayoutError(ValueError):
-    """What was asked for is no layout, or does not fit the tensor."""
+    """Invalid layout, or a layout that does not fit the tensor."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a shard, as headers and keys have it."""
+    """Axis of a shard, in headers and keys."""
 
     kind: str
     index: int
@@ -64,7 +66,7 @@ class Axis:
     size: int
     split_dim: int | None
     aux: int
-    # Of keys only: headers have the one that belongs to the kind, as `aux`.
+    # Used in keys only. Headers store the ID that belongs to the kind as `aux`.
     expert: int | None = None
     stage: int | None = None
 
@@ -74,11 +76,11 @@ class Axis:
 
     @property
     def identity(self) -> tuple[str, int, int, int | None, int]:
-        """All but the place in the caller's list."""
+        """All fields except the position in the caller's list."""
         return (self.kind, self.rank, self.size, self.split_dim, self.aux)
 
     def suffix(self) -> str:
-        """Its part of a key."""
+        """Returns the part of a key that names this axis."""
         text = f"__{self.kind}_{self.rank}of{self.size}"
         if self.split_dim is not None:
             text += f"_sd{self.split_dim}"
@@ -91,7 +93,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Header:
-    """What an object says of the tensor in it."""
+    """Header of an object, which describes its tensor."""
 
     dtype: int
     local_shape: tuple[int, ...]
@@ -112,9 +114,10 @@ class Header:
         return next((axis for axis in self.axes if axis.kind == kind), None)
 
     def pack(self) -> bytes:
-        """The header as it lies in the store. `LayoutError` for what no reader would take."""
+        """Returns the stored form of the header. Raises `LayoutError` for one that readers reject.
+        """
         if not (_is_possible(self.local_shape, self.dtype) and _is_possible(self.global_shape, self.dtype)):
-            raise LayoutError(f"no tensor can have the shape {self.global_shape}")
+            raise LayoutError(f"invalid tensor shape {self.global_shape}")
 
         def padded(shape: tuple[int, ...]) -> list[int]:
             return [*shape, *([-1] * (_MAX_DIMS - len(shape)))]
@@ -150,7 +153,9 @@ class Header:
 
     @staticmethod
     def parse(head: bytes, total: int) -> Header | None:
-        """The header at the front of an object of `total` bytes; `None` for what is no tensor."""
+        """Parses the header of an object of `total` bytes. Returns `None` if the object is not a
+        tensor.
+        """
         if len(head) < HEADER_SIZE or total < HEADER_SIZE:
             return None
         magic, version, size, dtype, ndim, layout, _, offset, data_bytes, *rest = _FIXED.unpack_from(head)
@@ -180,14 +185,16 @@ class Header:
 
 
 def _is_possible(shape: Sequence[int], dtype: int) -> bool:
-    """Whether there can be such a tensor. One without elements has strides all the same, counted as if an empty dimension had one index."""
+    """Returns whether a tensor of that shape can exist. An empty dimension counts as 1, because an
+    empty tensor has strides as well.
+    """
     width = DTYPES[dtype][1] if 0 not in shape else 1
     return math.prod(max(dim, 1) for dim in shape) * width < 1 << 63
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What shards of one tensor have in common."""
+    """Properties that shards of one tensor have in common."""
 
     dtype: int
     split_dim: int
@@ -195,9 +202,11 @@ class Manifest:
     global_shape: tuple[int, ...]
 
     def pack(self) -> bytes:
-        """The manifest as it lies in the store. `LayoutError` for what no reader would take."""
+        """Returns the stored form of the manifest. Raises `LayoutError` for one that readers
+        reject.
+        """
         if not _is_possible(self.global_shape, self.dtype):
-            raise LayoutError(f"no tensor can have the shape {self.global_shape}")
+            raise LayoutError(f"invalid tensor shape {self.global_shape}")
         shape = [*self.global_shape, *([-1] * (_MAX_DIMS - len(self.global_shape)))]
         return _MANIFEST.pack(
             _MANIFEST_MAGIC,
@@ -214,7 +223,7 @@ class Manifest:
 
     @staticmethod
     def parse(data: bytes) -> Manifest | None:
-        """The manifest in an object; `None` for what is none."""
+        """Parses the manifest in an object. Returns `None` if it is invalid."""
         if len(data) != MANIFEST_SIZE:
             return None
         magic, version, size, dtype, ndim, split_dim, shards, _, _, *shape = _MANIFEST.unpack(data)
@@ -228,8 +237,8 @@ class Manifest:
 
 
 def word(key: str | bytes) -> str:
-    """A key to make others of. The existing package takes bytes, too, wherever it takes words."""
-    return word_of("a key", key)
+    """Returns a key as a string. Mooncake C++ accepts bytes wherever it takes strings."""
+    return word_of("key", key)
 
 
 def parallelism_manifest_key(key: str) -> str:
@@ -245,17 +254,19 @@ def writer_key(key: str, rank: int, size: int, split_dim: int) -> str:
 
 
 def shard_key(key: str, axes: Sequence[Axis]) -> str:
-    """Key of the shard with these axes."""
+    """Returns the key of the shard with these axes."""
     if len(axes) == 1 and axes[0].kind == "tp":
         return f"{word(key)}_tp_{axes[0].rank}"
     return word(key) + "".join(axis.suffix() for axis in sorted(axes, key=lambda axis: axis.order))
 
 
 def axes_of(parallelism: Any) -> tuple[Axis, ...]:
-    """The axes of a `TensorParallelism`, or of anything with the same attributes. `LayoutError` for what makes no sense."""
+    """Returns the axes of a `TensorParallelism`, or of an object with the same attributes. Raises
+    `LayoutError` for invalid ones.
+    """
     given = list(parallelism.axes)
     if not 1 <= len(given) <= _MAX_AXES:
-        raise LayoutError(f"{len(given)} axes: 1 to {_MAX_AXES} are possible")
+        raise LayoutError(f"invalid number of axes: {len(given)}; expected 1 to {_MAX_AXES}")
     axes = []
     for index, one in enumerate(given):
         kind, rank, size = word_of("kind", one.kind).lower(), number_of("rank", one.rank), number_of("size", one.size)
@@ -266,33 +277,37 @@ def axes_of(parallelism: Any) -> tuple[Axis, ...]:
         if kind not in KINDS:
             raise LayoutError(f"unknown kind of axis: {one.kind!r}")
         if not 0 <= rank < size:
-            raise LayoutError(f"rank {rank} of {size}")
+            raise LayoutError(f"invalid axis: rank={rank} size={size}")
         if (kind == "tp") != (split_dim is not None) or (split_dim is not None and split_dim < 0):
-            raise LayoutError(f"a {kind} axis with split_dim {split_dim}")
+            raise LayoutError(f"invalid {kind} axis: split_dim={split_dim}")
         if (kind == "ep" and expert is None) or (kind == "pp" and stage is None):
-            raise LayoutError(f"a {kind} axis needs its id")
+            raise LayoutError(f"invalid {kind} axis: its id is missing")
         aux = {"ep": expert, "pp": stage}.get(kind)
         axes.append(Axis(kind, index, rank, size, split_dim, aux or 0, expert, stage))
     if len({axis.kind for axis in axes}) != len(axes):
-        raise LayoutError("two axes of one kind")
+        raise LayoutError("invalid axes: two have the same kind")
     return tuple(axes)
 
 
 def is_shard(header: Header, axes: Sequence[Axis]) -> bool:
-    """Whether an object is the shard with these axes, in whatever order they are listed. Under its key there may be anything."""
+    """Returns whether an object is the shard with these axes, in any order. The object under its
+    key can be anything.
+    """
     tp, whole = header.axis("tp"), header.local_shape
     if tp is not None and tp.split_dim is not None:
         whole = with_dim(whole, tp.split_dim, whole[tp.split_dim] * tp.size)
-    # What contradicts itself is no shard, either.
+    # An inconsistent header is not a shard, either.
     if header.layout != SHARD or header.global_shape != whole:
         return False
     return {axis.identity for axis in header.axes} == {axis.identity for axis in axes}
 
 
 def shard_range(dim: int, rank: int, parts: int) -> tuple[int, int]:
-    """First and last-but-one index of a shard. `LayoutError` when the dimension does not divide evenly."""
+    """Returns the first index of a shard and the one behind its last. Raises `LayoutError` if the
+    dimension does not divide evenly.
+    """
     if parts < 1 or dim % parts != 0:
-        raise LayoutError(f"a dimension of {dim} does not divide into {parts} even parts")
+        raise LayoutError(f"dimension of {dim} does not divide evenly into {parts} parts")
     return dim * rank // parts, dim * (rank + 1) // parts
 
 
@@ -302,7 +317,9 @@ def with_dim(shape: tuple[int, ...], dim: int, length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Strips:
-    """Bytes of a part of a tensor along one dimension: `rows` strips of `width`, every `stride`, from `start` on."""
+    """Bytes of a part of a tensor along one dimension: `rows` strips of `width`, every `stride`,
+    from `start` on.
+    """
 
     start: int
     stride: int
@@ -315,14 +332,15 @@ class Strips:
 
     @staticmethod
     def part(shape: tuple[int, ...], element: int, dim: int, begin: int, end: int) -> Strips:
-        """Indices `begin` to `end` of a dimension of a tensor of that shape."""
+        """Returns the strips of indices `begin` to `end` in a dimension of a tensor of that shape.
+        """
         inner = math.prod(shape[dim + 1 :]) * element
         return Strips(begin * inner, shape[dim] * inner, math.prod(shape[:dim]), (end - begin) * inner)
 
 
 @dataclass
 class Source:
-    """A stored object that holds indices `begin` to `end` of the dimension in question."""
+    """Stored object that contains indices `begin` to `end` of a dimension."""
 
     located: Any
     header: Header
@@ -332,14 +350,18 @@ class Source:
 
 @dataclass
 class Plan:
-    """A tensor to read: what its header says, and which strips of which objects go where in its data."""
+    """Plan of a tensor to read: its header, and the strips of stored objects with their
+    destinations.
+    """
 
     header: Header
     reads: list[tuple[Any, Strips, Strips]] = field(default_factory=list)
 
 
 def assemble(header: Header, dim: int, begin: int, end: int, sources: list[Source]) -> Plan | None:
-    """How indices `begin` to `end` come together from stored parts; `None` when some are missing."""
+    """Plans the assembly of indices `begin` to `end` from stored parts. Returns `None` if some are
+    missing.
+    """
     plan = Plan(header)
     at = begin
     for source in sorted(sources, key=lambda source: source.begin):
@@ -352,7 +374,7 @@ def assemble(header: Header, dim: int, begin: int, end: int, sources: list[Sourc
         stored = Strips.part(source.header.local_shape, element, dim, first - source.begin, last - source.begin)
         stored = Strips(stored.start + source.header.data_offset, stored.stride, stored.rows, stored.width)
         target = Strips.part(header.local_shape, element, dim, first - begin, last - begin)
-        # Where there are no bytes, the places may be too large to count.
+        # Without bytes, the offsets may overflow.
         if source.header.data_bytes:
             plan.reads.append((source.located, stored, target))
         at = last

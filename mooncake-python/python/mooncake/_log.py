@@ -1,4 +1,4 @@
-"""The native part's log, in Python's `logging` under the logger `mooncake`."""
+"""Log of the native half in Python's `logging`, under the logger `mooncake`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _relay() -> None:
         level, origin, text = record
         try:
             _LOGGER.getChild(origin.removeprefix("mooncake_").replace("::", ".")).log(level, "%s", text)
-        except Exception:  # a handler's failure is not to end the log
+        except Exception:  # a handler that fails must not end the log
             sys.excepthook(*sys.exc_info())
 
 
 def start() -> None:
-    """Begins to relay, once per process. `MC_LOG_LEVEL` says from which level on."""
+    """Starts to relay log events, once per process. `MC_LOG_LEVEL` selects the lowest level."""
     if not _started.acquire(blocking=False):
         return
     level = _environment.log_level()
@@ -34,12 +34,12 @@ def start() -> None:
     relay = threading.Thread(target=_relay, name="mooncake-log", daemon=True)
     try:
         relay.start()
-    except RuntimeError:  # the interpreter is on its way out
+    except RuntimeError:  # the interpreter is ending
         _mooncake._stop_log()
         return
 
     def stop() -> None:
-        # It must not be caught half-way when the interpreter goes.
+        # The thread must not be inside the interpreter when it ends.
         _mooncake._stop_log()
         relay.join(5)
 

@@ -1,4 +1,4 @@
-"""Members of a bundle: the bytes of arrays, tensors and buffers, and what is made of them again."""
+"""Members of a bundle: conversion of arrays, tensors and buffers to bytes and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from mooncake._tensors import _deserialize_tensor, _serialize_tensor
 
 @dataclass(frozen=True)
 class TensorObjectBuffer:
-    """A tensor as it is stored, header and all, in registered memory: a member to write, or where one is read to."""
+    """Stored form of a tensor, with its header, in registered memory: a member to write, or the
+    destination of a read.
+    """
 
     ptr: int
     size: int
@@ -31,7 +33,7 @@ class TensorObjectBuffer:
 
 @dataclass(frozen=True)
 class RawDestination:
-    """Memory by address that a member is read into. It must hold it, and stay."""
+    """Memory by address that a member is read into. It must be large enough and stay allocated."""
 
     ptr: int
     size: int
@@ -40,12 +42,12 @@ class RawDestination:
 
 
 def tensor_object_buffer(ptr: int, size: int, owner: Any = None, batch_size: int | None = None) -> TensorObjectBuffer:
-    """A stored form of a tensor in memory that the store has registered."""
+    """Describes the stored form of a tensor in memory that the store has registered."""
     return TensorObjectBuffer(int(ptr), int(size), owner, batch_size)
 
 
 def raw_destination(ptr: int, size: int, owner: Any = None, *, pre_registered: bool = False) -> RawDestination:
-    """`size` bytes of memory to read into."""
+    """Describes `size` bytes of memory to read into."""
     return RawDestination(int(ptr), int(size), owner, pre_registered)
 
 
@@ -61,7 +63,7 @@ def _bytes_view(value: Any, name: str) -> memoryview:
 
 @dataclass(frozen=True)
 class _Body:
-    """Bytes of one member in order, and what the manifest says of them."""
+    """Bytes of one member in order, and its additional manifest entries."""
 
     parts: list[memoryview]
     size: int
@@ -70,7 +72,7 @@ class _Body:
 
 
 def _body(value: Any, name: str) -> tuple[_Body, dict[str, Any] | None]:
-    """A member's bytes, and what describes it among the fields."""
+    """Returns a member's bytes, and its description among the fields."""
     if isinstance(value, TensorObjectBuffer):
         view = memoryview(_at(value.ptr, value.size)) if value.size else memoryview(b"")
         return _Body([view], value.size, {"metadata_bytes": HEADER_SIZE}, value), {"encoding": "torch_tensor"}
@@ -88,7 +90,7 @@ def _body(value: Any, name: str) -> tuple[_Body, dict[str, Any] | None]:
         return _Body([memoryview(header), data], len(header) + size, {"metadata_bytes": len(header)}, owner), torch
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise TypeError(f"{name}: arrays of objects have no bytes to store")
+            raise TypeError(f"{name}: cannot store an array of objects")
         array = np.ascontiguousarray(value)
         view = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")
         shape = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
@@ -102,11 +104,13 @@ def _serialized(tensor: Any, name: str) -> tuple[bytes, int, int, Any]:
         return _serialize_tensor(tensor)
     except ValueError as error:
         kind = ", ".join(str(getattr(tensor, one, None)) for one in ("dtype", "layout", "device"))
-        raise ValueError(f"{name}: a tensor ({kind}) that the store does not keep: {error}") from None
+        raise ValueError(f"{name}: cannot store tensor ({kind}): {error}") from None
 
 
 def _nested_body(value: Any, name: str) -> tuple[_Body, dict[str, Any]]:
-    """A tensor of rows of different lengths: its values, where rows begin, and how long they are, each as a tensor of its own."""
+    """Encodes a tensor of rows of different lengths. Its values, offsets and lengths become
+    separate tensors.
+    """
     import torch
 
     if value.layout != torch.jagged:
@@ -143,25 +147,25 @@ def _nested_of(data: bytes, described: Mapping[str, Any]) -> Any:
     else:
         sizes = described.get("part_bytes")
         if not isinstance(sizes, list) or not all(type(size) is int for size in sizes):
-            raise ValueError("the parts of a nested tensor must be a list of sizes")
+            raise ValueError("invalid nested tensor: part_bytes must be a list of sizes")
         if len(sizes) != (3 if described.get("has_lengths") else 2) or sum(sizes) != len(data) or min(sizes) <= 0:
-            raise ValueError("the parts of a nested tensor do not make up its bytes")
+            raise ValueError("invalid nested tensor: part_bytes do not add up to its length")
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         parts = [_deserialize_tensor(data[start : start + size]) for start, size in zip(starts, sizes)]
         parts += [None] * (3 - len(parts))
         ragged = described.get("ragged_idx", 1)
         if type(ragged) is not int:
-            raise ValueError(f"a nested tensor whose dimension {ragged!r} is ragged")
+            raise ValueError(f"invalid nested tensor: ragged_idx={ragged!r}")
     values, offsets, lengths = parts
     if not 1 <= ragged <= values.dim():
-        raise ValueError(f"a nested tensor whose dimension {ragged} is ragged")
+        raise ValueError(f"invalid nested tensor: ragged_idx={ragged}")
     counts = lengths if lengths is not None else offsets.diff()
     if offsets.dim() != 1 or counts.dim() != 1 or len(offsets) != len(counts) + 1:
-        raise ValueError("a nested tensor needs one offset more than it has rows")
-    # torch takes offsets at their word.
+        raise ValueError("invalid nested tensor: it needs one offset more than it has rows")
+    # torch does not check offsets.
     for numbers in (counts, offsets, offsets[:-1] + counts):
         if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) <= values.shape[ragged - 1]:
-            raise ValueError("the rows of a nested tensor do not lie in its values")
+            raise ValueError("invalid nested tensor: a row exceeds its values")
     least, most = (int(counts.min()), int(counts.max())) if counts.numel() else (0, 0)
     return torch.nested.nested_tensor_from_jagged(
         values, offsets=offsets, lengths=lengths, jagged_dim=ragged, min_seqlen=least, max_seqlen=most
@@ -169,7 +173,7 @@ def _nested_of(data: bytes, described: Mapping[str, Any]) -> Any:
 
 
 def _nested_rows(value: Any, rows: Sequence[int]) -> Any:
-    """Some rows of a nested tensor."""
+    """Returns some rows of a nested tensor."""
     import torch
 
     every = value.unbind()
@@ -180,7 +184,7 @@ def _nested_rows(value: Any, rows: Sequence[int]) -> Any:
 
 
 def _loaded(data: bytes) -> Any:
-    """What torch saved; only tensors, no code."""
+    """Loads an object that torch saved. Only tensors are loaded, and no code runs."""
     import io
 
     import torch
@@ -193,7 +197,7 @@ def _at(address: int, size: int) -> Any:
 
 
 def _cut(body: _Body, start: int, end: int) -> list[memoryview]:
-    """Bytes `start` to `end` of a body."""
+    """Returns bytes `start` to `end` of a body."""
     parts, at = [], 0
     for part in body.parts:
         first, last = max(start - at, 0), min(end - at, part.nbytes)
@@ -206,9 +210,9 @@ def _cut(body: _Body, start: int, end: int) -> list[memoryview]:
 def _check_destination(name: str, destination: Any, dtype: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(destination, np.ndarray):
         raise TypeError(f"{name}: the destination must be an ndarray, not {type(destination).__name__}")
-    # Its elements are addresses, which nothing that is stored may become.
+    # Elements of such an array are pointers, which stored bytes must never become.
     if destination.dtype.hasobject:
-        raise ValueError(f"{name}: the destination must not hold objects, as {destination.dtype} does")
+        raise ValueError(f"{name}: the destination must not hold objects. dtype={destination.dtype}")
     if destination.dtype != dtype or destination.shape != shape:
         raise ValueError(f"{name}: {dtype} {shape} does not fit into {destination.dtype} {destination.shape}")
     if not destination.flags.c_contiguous or not destination.flags.writeable:

@@ -1,4 +1,4 @@
-"""The native half of the package."""
+"""Native half of the package."""
 
 from asyncio import Future
 from collections.abc import Sequence
@@ -56,72 +56,74 @@ __all__ = [
 
 __version__: str
 
-# Anything with the buffer protocol.
+# Object with the buffer protocol.
 _ReadableBuffer = Any
 
 class MooncakeError(RuntimeError):
-    """Base of what mooncake raises."""
+    """Base class of mooncake's exceptions."""
 
     code: int
 
 class InvalidArgumentError(MooncakeError):
-    """The call itself is wrong."""
+    """Invalid argument or call."""
 
 class NotFoundError(MooncakeError):
     """No such object, segment, client or task."""
 
 class NoSpaceError(MooncakeError):
-    """There is no room now."""
+    """Not enough free space."""
 
 class BusyError(MooncakeError):
-    """Somebody else is using or writing it."""
+    """Object is in use, being written, or already exists."""
 
 class UnavailableError(MooncakeError):
-    """The other side cannot be reached, or did not answer in time."""
+    """Master or client is unreachable, or a call timed out."""
 
 class CorruptError(MooncakeError):
-    """The bytes are not the ones written."""
+    """Bytes differ from those written."""
 
 class UnsupportedError(MooncakeError):
-    """Not built, not switched on, or not possible here."""
+    """Feature is not built, not enabled, or not possible on this host."""
 
 class ForkedError(MooncakeError):
-    """Used in the child of a fork."""
+    """Use of mooncake in the child of a fork."""
 
 @final
 class BufferHandle:
-    """A value in the store's memory, given back when the last view of it is gone."""
+    """Value in the store's memory. The memory is freed when the last view of it is gone."""
 
     def __repr__(self, /) -> str: ...
     def __len__(self, /) -> int: ...
     def ptr(self, /) -> int:
-        """Address of the first byte."""
+        """Returns the address of the first byte."""
     def size(self, /) -> int:
-        """Length in bytes."""
+        """Returns the length in bytes."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class BufferLease:
-    """Memory lent by a pool."""
+    """Leased memory of a `BufferPool`."""
 
     def __len__(self, /) -> int: ...
     def release(self, /) -> None:
-        """Gives the memory back; `RuntimeError` while a view of it is alive. May be repeated."""
+        """Returns the memory to the pool. Raises `RuntimeError` while a view of it exists. Can be
+        called again.
+        """
     def __enter__(self, /) -> Self: ...
     def __exit__(self, /, exc_type: Any = None, exc_value: Any = None, traceback: Any = None) -> None: ...
     @property
     def ptr(self) -> int:
-        """Address for the calls that name memory by address; `RuntimeError` after release."""
+        """Address, for calls that name memory by address. Raises `RuntimeError` after release."""
     @property
     def size(self) -> int:
-        """Length that was asked for, in bytes."""
+        """Requested length in bytes."""
     @property
     def buffer(self) -> memoryview:
-        """A new writable view of the memory; `BufferError` after release."""
+        """New writable view of the memory. Raises `BufferError` after release."""
 
 @final
 class BufferLeaseView:
-    """What a view of a lease keeps."""
+    """Owner of a lease's memory on behalf of a view."""
 
     def __new__(cls) -> Self: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -129,7 +131,7 @@ class BufferLeaseView:
 
 @final
 class BufferPool:
-    """Lends registered memory: the store's local buffer first, memory of its own when that is full."""
+    """Pool of registered memory: the store's local buffer first, then newly allocated memory."""
 
     def __new__(
         cls,
@@ -145,40 +147,42 @@ class BufferPool:
         prewarm_count: int = ...,
     ) -> Self: ...
     def acquire(self, /, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
-        """Lends memory. When all is lent out it waits, at most `timeout` seconds, or raises `RuntimeError` at once without `block`."""
+        """Leases memory. If the pool is exhausted, this waits for at most `timeout` seconds.
+        Without `block` it raises `RuntimeError` at once.
+        """
     def buffer(self, /, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
-        """The same as `acquire`, for `with`."""
+        """Leases memory like `acquire`, for use in a `with` statement."""
     def prewarm(self, /, size: int, count: int) -> None:
-        """Does nothing: there is nothing to warm."""
+        """Does nothing: this pool needs no warm-up."""
     def close(self, /) -> None:
-        """Ends the pool; `RuntimeError` while memory is lent out. May be repeated."""
+        """Closes the pool. Raises `RuntimeError` while a lease is active. Can be called again."""
     def __enter__(self, /) -> Self: ...
     def __exit__(self, /, exc_type: Any = None, exc_value: Any = None, traceback: Any = None) -> None: ...
 
 @final
 class Canceller:
-    """Stops work that nobody awaits any more."""
+    """Canceller of work that nothing awaits any more."""
 
     def __call__(self, /, future: Any) -> None: ...
 
 @final
 class Descriptor:
-    """A range of a member's memory."""
+    """Range of a client's memory."""
 
     def __repr__(self, /) -> str: ...
     @property
     def buffer_address(self) -> int:
-        """Address in the member's process."""
+        """Address in the client's process."""
     @property
     def size(self) -> int:
         """Length in bytes."""
     @property
     def transport_endpoint(self) -> str:
-        """How to reach the member."""
+        """Endpoint of the client."""
 
 @final
 class DiskDescriptor:
-    """A copy in a file."""
+    """Replica in a file."""
 
     @property
     def object_size(self) -> int:
@@ -189,25 +193,29 @@ class DiskDescriptor:
 
 @disjoint_base
 class Engine:
-    """The engine, with the names that `mooncake.engine` gives its calls."""
+    """Engine with the calls that `mooncake.engine` is built on."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
     def _initialize(self, /, local_hostname: str, metadata_server: str, protocol: str, devices: str) -> int:
-        """Starts the engine: 0 or -1."""
+        """Starts the engine and returns 0, or -1 on failure. If it returns 0 and records an error,
+        the engine uses TCP instead of the protocol, for the reason in that error.
+        """
     def get_engine(self, /) -> InnerTransferEngine | None:
-        """The engine, for a store to share; `None` before it is initialized."""
+        """Returns the engine, for a store to share, or `None` before it is initialized."""
     def get_rpc_port(self, /) -> int:
-        """The port that peers ask for this engine's memory; 0 before it is initialized."""
+        """Returns the port where this engine answers handshakes, or 0 before it is initialized."""
     def last_error(self, /) -> LastError | None:
-        """What went wrong last on this engine; `None` when nothing has."""
+        """Returns the last error of this engine, or `None` if there was none."""
     def _register(self, /, addresses: Sequence[int], lengths: Sequence[int]) -> int: ...
     def _unregister(self, /, addresses: Sequence[int]) -> int: ...
     def allocate_managed_buffer(self, /, length: int) -> int:
-        """New registered memory; 0 when there is none."""
+        """Allocates registered memory and returns its address, or 0 on failure."""
     def free_managed_buffer(self, /, buffer_addr: int, length: int) -> int:
-        """Gives managed memory back: 0, -1 for what is none."""
+        """Frees managed memory. Returns 0, or -1 if the address is not that of a managed buffer."""
     def get_first_buffer_address(self, /, segment_name: str) -> int:
-        """Address of a segment's first buffer; 0 when it is unknown or has none."""
+        """Returns the address of a segment's first buffer, or 0 if the segment is unknown or has
+        none.
+        """
     def _transfer(
         self,
         /,
@@ -231,56 +239,64 @@ class Engine:
         write: bool,
         stream: int,
     ) -> None:
-        """Has transfers begin when the work that a CUDA stream has now is over, and the stream's further work wait for them. An error of theirs is kept, and
-        raised by the next such call, or by `check_on_cuda`."""
+        """Starts transfers when the current work of a CUDA stream is done, and makes the stream's
+        later work wait for them. An error of these transfers is kept and raised by the next such
+        call, or by `check_on_cuda`.
+        """
     def _check_streams(self, /, wait: bool) -> None:
-        """Raises the first error of a transfer in stream order that was not raised yet; with `wait`, when none is under way any more."""
+        """Raises the first error of a transfer in stream order that was not raised yet. With
+        `wait`, waits until no such transfer is running.
+        """
     def transfer_check_status(self, /, batch_id: int) -> int:
-        """How a batch stands: 1 done, 0 under way, -1 failed or unknown, -2 out of time."""
+        """Returns the status of a batch: 1 done, 0 running, -1 failed or unknown, -2 timed out."""
     def get_batch_transfer_status(self, /, batch_ids: list[int]) -> int:
-        """Waits for batches: 0 when all were done, else -1. A batch that is over may be asked about again."""
+        """Waits for batches and returns 0 if all succeeded, else -1. A finished batch can be
+        queried again.
+        """
     def write_bytes_to_buffer(self, /, dest_address: int, data: _ReadableBuffer | str, length: int) -> int:
-        """Copies bytes into registered memory: 0 or -1."""
+        """Copies bytes into registered memory. Returns 0 or -1."""
     def read_bytes_from_buffer(self, /, source_address: int, length: int) -> bytes:
         """Copies bytes out of registered memory."""
     def _notifications(self, /) -> list[tuple[str, str]]:
-        """Notifications that arrived since the last call, as name and message."""
+        """Returns the notifications that arrived since the last call, each as name and message."""
     def send_probe(self, /, peer_server_name: str) -> int:
-        """Whether a peer's engine answers: 0, or -102."""
+        """Probes the engine of a target. Returns 0 if it answers, else -102."""
     def _close(self, /) -> None:
-        """Withdraws the engine's memory and stops answering."""
+        """Withdraws the engine's memory from the metadata service and closes the engine."""
 
 @final
 class InnerTransferEngine:
-    """An engine that a store may share."""
+    """Engine that a store can share."""
 
     def __repr__(self, /) -> str: ...
 
 @final
 class LastError:
-    """What went wrong last, in words."""
+    """Last error of a store or engine."""
 
     def __repr__(self, /) -> str: ...
     def __str__(self, /) -> str: ...
     @property
     def time(self) -> float:
-        """Time of day of the error, in seconds since 1970 UTC."""
+        """Time of day of the error, in seconds since 1970 UTC. A later call that succeeds does not
+        change it.
+        """
     @property
     def message(self) -> str:
-        """What was wrong and, where that is known, what to do."""
+        """Description of the error and, where known, how to fix it."""
     @property
     def code(self) -> int:
-        """The number the call returned."""
+        """Number that the call returned."""
     @property
     def peer(self) -> str:
-        """The member or master it has to do with, empty when there is none."""
+        """Client or master that the error concerns. Empty if there is none."""
     @property
     def name(self) -> str:
-        """The existing system's name for it."""
+        """Name of the code in Mooncake C++."""
 
 @final
 class Located:
-    """An object found by `_heads`, for reads of its parts."""
+    """Object found by `_heads`, for reads of its parts."""
 
     @property
     def size(self) -> int:
@@ -288,71 +304,76 @@ class Located:
 
 @final
 class MemoryDescriptor:
-    """A copy in memory."""
+    """Replica in memory."""
 
     @property
     def buffer_descriptor(self) -> Descriptor:
-        """Where it lies."""
+        """Location of the replica."""
 
 @final
 class MooncakeHostMemAllocator:
-    """Host memory shared with other processes on request, of huge pages with `MC_STORE_USE_HUGEPAGE=1`."""
+    """Allocator of host memory that can be shared with other processes. `MC_STORE_USE_HUGEPAGE=1`
+    selects huge pages.
+    """
 
     def __new__(cls) -> Self: ...
     def alloc(self, /, size: int) -> int:
-        """Address of that many new bytes; `RuntimeError` when there are none."""
+        """Allocates memory and returns its address. Raises `RuntimeError` on failure."""
     def free(self, /, ptr: int) -> int:
-        """Gives memory of `alloc` back: 0, -1 for what is none."""
+        """Frees memory of `alloc`. Returns 0, or -1 if it was not allocated here."""
 
 @final
 class QueryTaskResponse:
-    """Where a copy or move that was asked for stands."""
+    """State of a copy or move task."""
 
     def __repr__(self, /) -> str: ...
     @property
     def id(self) -> tuple[int, int]:
-        """Its number, in two halves."""
+        """ID of the task, in two halves."""
     @property
     def type(self) -> TaskType:
-        """What it does: a `TaskType`."""
+        """Kind of the task, as a `TaskType`."""
     @property
     def status(self) -> TaskStatus:
-        """How it goes: a `TaskStatus`."""
+        """Progress of the task, as a `TaskStatus`."""
     @property
     def created_at_ms_epoch(self) -> int:
-        """When it was asked for, in milliseconds since 1970."""
+        """Creation time, in milliseconds since 1970."""
     @property
     def last_updated_at_ms_epoch(self) -> int:
-        """When it last changed, in milliseconds since 1970."""
+        """Time of the last change, in milliseconds since 1970."""
     @property
     def assigned_client(self) -> tuple[int, int]:
-        """The client that does it, in two halves."""
+        """ID of the client that runs the task, in two halves."""
     @property
     def message(self) -> str:
-        """A sentence about it."""
+        """Description of the task's outcome."""
 
 @final
 class ReplicaDescriptor:
-    """One copy of an object."""
+    """Replica of an object."""
 
     def __repr__(self, /) -> str: ...
     def is_memory_replica(self, /) -> bool:
-        """Whether it lies in a client's memory."""
+        """Returns whether the replica is in a client's memory."""
     def is_disk_replica(self, /) -> bool:
-        """Whether it is a file on a shared file system."""
+        """Returns whether the replica is a file on a shared file system."""
     def is_local_disk_replica(self, /) -> bool:
-        """Whether it lies on a client's own disk."""
+        """Returns whether the replica is on a client's own disk."""
     def get_memory_descriptor(self, /) -> MemoryDescriptor:
-        """Where in memory it lies; `RuntimeError` for a copy elsewhere."""
+        """Returns the location of a replica in memory. Raises `RuntimeError` for any other replica.
+        """
     def get_disk_descriptor(self, /) -> DiskDescriptor:
-        """Which file it is; `RuntimeError` for a copy elsewhere."""
+        """Returns the file of a replica on a shared file system. Raises `RuntimeError` for any
+        other replica.
+        """
     @property
     def status(self) -> ReplicaStatus:
-        """Whether it can be read: a `ReplicaStatus`."""
+        """State of the replica, as a `ReplicaStatus`."""
 
 @disjoint_base
 class ReplicateConfig:
-    """How a put wants its object kept: copies, pins, placement, groups."""
+    """Settings for storing an object: replicas, pins, placement and groups."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
     def __repr__(self, /) -> str: ...
@@ -414,46 +435,66 @@ class ReplicateConfig:
 
 @disjoint_base
 class Store:
-    """A member of a cluster's store, the part of it that needs no Python packages."""
+    """Client of a cluster's store, without the calls that need Python packages."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self: ...
     def get_replica_desc(self, /, key: str) -> list[ReplicaDescriptor]:
-        """The copies of an object; empty when it is not there."""
+        """Returns the replicas of an object. Empty if the key does not exist."""
     def batch_replica_clear(self, /, keys: list[str], segment_name: str = ...) -> list[str]:
-        """Drops copies of objects that this store wrote and nobody reads: those in a segment, or all. The keys of which some were."""
+        """Removes replicas of objects that this store wrote and that have no lease: those in a
+        segment, or all. Returns the affected keys.
+        """
     def create_copy_task(self, /, key: str, targets: list[str]) -> tuple[tuple[int, int], int]:
-        """Asks for another copy of an object in each of these segments: the task's id and 0, or a negative code."""
+        """Creates a task that copies an object to each of these segments. Returns the task's ID and
+        0, or a negative code.
+        """
     def create_move_task(self, /, key: str, source: str, target: str) -> tuple[tuple[int, int], int]:
-        """Asks for the copy in one segment to be moved to another: the task's id and 0, or a negative code."""
+        """Creates a task that moves the replica in one segment to another. Returns the task's ID
+        and 0, or a negative code.
+        """
     def query_task(self, /, task_id: Sequence[int]) -> tuple[QueryTaskResponse | None, int]:
-        """Where a task stands and 0, or `None` and a negative code."""
+        """Returns the state of a task and 0, or `None` and a negative code."""
     def batch_get_replica_desc(self, /, keys: list[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """The copies of many objects by key; those that are not there are left out."""
+        """Returns the replicas of many objects by key. Absent keys are left out."""
     def _setup(self, /, config: dict[str, Any], engine: InnerTransferEngine | None = None) -> int:
-        """Joins a cluster. 0, -600 for what cannot work, -1 when there is no such cluster."""
+        """Joins a cluster. Returns 0, -600 for invalid settings, or -1 if the cluster cannot be
+        reached.
+        """
     def close(self, /) -> int:
-        """Leaves the cluster; objects in this client's memory are gone. 0, also when the master cannot be told; may be repeated."""
+        """Leaves the cluster, which removes the objects in this client's memory. Returns 0, also if
+        the master cannot be notified. Can be called again.
+        """
     def health_check(self, /) -> int:
-        """0 when the master answers, 1 before setup and after close, 2 when it does not answer."""
+        """Returns 0 if the master responds, 1 before setup and after close, 2 if the master does
+        not respond.
+        """
     def get_hostname(self, /) -> str:
-        """The name others know this client by, `host:port`; empty before setup."""
+        """Returns the name of this client in the cluster, `host:port`. Empty before setup."""
     def last_error(self, /) -> LastError | None:
-        """What went wrong last on this store: code, name, message and peer; `None` when nothing has."""
+        """Returns the last error of this store: code, name, message and peer. `None` if there was
+        none.
+        """
     def raise_last_error(self, /) -> None:
-        """Raises what went wrong last, as an exception of `mooncake.MooncakeError`'s family; nothing when nothing has."""
+        """Raises the last error of this store as a subclass of `mooncake.MooncakeError`. Does
+        nothing if there was none.
+        """
     def _get_pyclient_capsule(self, /) -> Store | None:
-        """This object while it is set up, else `None`."""
+        """Returns this object while it is set up, else `None`."""
     def _note(self, /, code: int, message: str) -> int:
-        """Notes an error that the Python part of the package found, and gives its number back."""
+        """Records an error that the Python half has found, and returns its code."""
     def register_buffer(self, /, buffer_ptr: int, size: int) -> int:
-        """Registers memory for the calls that name memory by address; it must stay allocated until it is unregistered. 0 or a
-        negative code: -600 for memory that is none, or overlaps what is registered."""
+        """Registers memory for calls that name memory by address. The memory must stay allocated
+        until it is unregistered. Returns 0 or a negative code, which is -600 for invalid memory or
+        an overlap with registered memory.
+        """
     def unregister_buffer(self, /, buffer_ptr: int) -> int:
-        """Gives registered memory back, after waiting for transfers that use it. 0, or -600 when it is not registered."""
+        """Unregisters memory after waiting for transfers that use it. Returns 0, or -600 if it is
+        not registered.
+        """
     def put_from(self, /, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """`put` from registered memory, without a copy."""
+        """Stores a value from registered memory like `put`, without a copy."""
     def upsert_from(self, /, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """`upsert` from registered memory."""
+        """Stores a value from registered memory like `upsert`."""
     def put_from_with_metadata(
         self,
         /,
@@ -464,15 +505,17 @@ class Store:
         metadata_size: int,
         config: ReplicateConfig | None = None,
     ) -> int:
-        """Stores metadata and data, both in registered memory, as one value: metadata first."""
+        """Stores metadata and data from registered memory as one value, metadata first. If both are
+        empty, nothing is stored, as with `put_from`.
+        """
     def batch_put_from(
         self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`put_from` of many values; a code for each."""
+        """Stores many values like `put_from`. Returns a code for each."""
     def batch_upsert_from(
         self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`upsert_from` of many values; a code for each."""
+        """Stores many values like `upsert_from`. Returns a code for each."""
     def batch_put_from_multi_buffers(
         self,
         /,
@@ -481,11 +524,15 @@ class Store:
         all_sizes: list[list[int]],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """`put_from` of many values, each in several buffers that follow each other; a code for each."""
+        """Stores many values like `put_from`, each from several consecutive buffers. Returns a code
+        for each.
+        """
     def get_into(self, /, key: str, buffer_ptr: int, size: int) -> int:
-        """Reads a value into registered memory: its length, -704 when it is not there, -600 when it is longer than the memory."""
+        """Reads a value into registered memory. Returns its length, -704 if the key does not exist,
+        or -600 if the memory is too short.
+        """
     def batch_get_into(self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
-        """`get_into` of many keys."""
+        """Runs `get_into` for many keys."""
     def batch_get_into_multi_buffers(
         self,
         /,
@@ -494,23 +541,33 @@ class Store:
         all_sizes: list[list[int]],
         prefer_alloc_in_same_node: bool = False,
     ) -> list[int]:
-        """Reads values into several buffers each, filled in order. Their sizes must add up to that of the value."""
+        """Reads values, each into several buffers that are filled in order. The sizes of the
+        buffers must add up to that of the value.
+        """
     def is_exist(self, /, key: str) -> int:
-        """1 when the key can be read now (nothing takes it away for the time of a lease), 0 when not, or a negative code."""
+        """Returns 1 if the key is readable, 0 if not, or a negative code. A readable key gets a
+        lease, which protects it from eviction.
+        """
     def batch_is_exist(self, /, keys: list[str]) -> list[int]:
-        """`is_exist` of many keys."""
+        """Runs `is_exist` for many keys."""
     def get_size(self, /, key: str) -> int:
-        """Length of a value in bytes, -704 when it is not there."""
+        """Returns the length of a value in bytes, or -704 if the key does not exist."""
     def remove(self, /, key: str, force: bool = False) -> int:
-        """Removes a key: 0, -704 when it is not there, -706 while somebody may be reading it (`force` overrides that)."""
+        """Removes a key. Returns 0, -704 if the key does not exist, or -706 while a lease protects
+        it (`force` ignores leases).
+        """
     def batch_remove(self, /, keys: list[str], force: bool = False) -> list[int]:
-        """`remove` of many keys."""
+        """Runs `remove` for many keys."""
     def remove_by_regex(self, /, regex_pattern: str, force: bool = False) -> int:
-        """Removes the keys that a regular expression finds a match in; how many, or -600 for one that is none."""
+        """Removes the keys that a regular expression matches in any part. Returns their number, or
+        -600 for an invalid expression.
+        """
     def remove_all(self, /, force: bool = False) -> int:
-        """Removes every key; how many."""
+        """Removes every key and returns their number."""
     def batch_get_session_start(self, /, keys: list[str]) -> list[int]:
-        """Asks once where each key lies, for reads of parts: 0, -704, or -702 for what is not in memory."""
+        """Looks up the replicas of each key once, for reads of parts. Returns 0, -704 for an absent
+        key, or -702 for an object that is not in memory.
+        """
     def batch_get_into_multi_buffer_ranges(
         self,
         /,
@@ -519,13 +576,17 @@ class Store:
         all_sizes: list[list[int]],
         all_src_offsets: list[list[int]],
     ) -> list[int]:
-        """Reads parts of values whose session is open: bytes read per key, -707 when the lease of the session is over."""
+        """Reads parts of values whose session is open. Returns the bytes read per key, or -707 if
+        the lease of the session has expired.
+        """
     def batch_get_session_end(self, /, keys: list[str]) -> int:
         """Ends read sessions."""
     def batch_put_session_start(
         self, /, keys: list[str], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """Asks for space for values of these sizes, to be written in parts. -705 for a key that is there already."""
+        """Allocates space for values of these sizes, to be written in parts. Returns -705 for a key
+        that already exists.
+        """
     def batch_put_from_multi_buffer_ranges(
         self,
         /,
@@ -534,42 +595,58 @@ class Store:
         all_sizes: list[list[int]],
         all_dst_offsets: list[list[int]],
     ) -> list[int]:
-        """Writes parts of values whose session is open: bytes written per key."""
+        """Writes parts of values whose session is open. Returns the bytes written per key."""
     def batch_put_session_end(self, /, keys: list[str]) -> list[int]:
-        """Makes values readable whose parts have been written."""
+        """Makes values readable after their parts have been written."""
     def batch_put_session_revoke(self, /, keys: list[str]) -> list[int]:
-        """Gives the space of values up that are not to be written after all."""
+        """Frees the space of values that are not to be completed."""
     def mount_segment(
         self, /, path: str, size: int, offset: int = ..., protocol: str = "tcp", location: str = ""
     ) -> dict[str, Any]:
-        """Offers a part of a file (in shared memory, say) to the cluster: `{"ret": 0, "segment_ids": [..]}`, `ret` -1 when it could not."""
+        """Mounts a part of a file as a segment, for example a file in shared memory. Returns
+        `{"ret": 0, "segment_ids": [..]}`, or `ret` -1 on failure.
+        """
     def allocate_and_mount_segment(self, /, size: int, protocol: str = "tcp", location: str = "") -> dict[str, Any]:
-        """Offers new memory to the cluster, a multiple of 16 MiB; the answer has its size as `allocated_size`."""
+        """Mounts new memory as a segment, a multiple of 16 MiB. The result has its size as
+        `allocated_size`.
+        """
     def unmount_segment(self, /, segment_ids: list[str], grace_period_seconds: int = ...) -> int:
-        """Takes memory back, after a grace period when one is given (the call does not wait for that): 0 or -1."""
+        """Unmounts segments, after a grace period if one is given. The call does not wait for the
+        grace period. Returns 0 or -1.
+        """
     def unmount_and_free_segment(self, /, segment_ids: list[str], grace_period_seconds: int = ...) -> int:
-        """The same for memory of `allocate_and_mount_segment`, which is freed."""
+        """Unmounts segments of `allocate_and_mount_segment` and frees their memory."""
     def unmount_local_disk_segment(self, /, grace_period_seconds: int = ...) -> int:
-        """Stops offering this client's disk, at once whatever the grace period: 0, also where there is none."""
+        """Unmounts this client's disk segment at once, whatever the grace period. Returns 0, also
+        if there is none, or -1 on an IPC client.
+        """
     def alloc_from_mem_pool(self, /, size: int) -> int:
-        """Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was
-        not set up with `setup_dummy`."""
+        """Allocates memory that `mooncake_client` can map (see `register_buffer`), until close.
+        Returns its address, or 0 on failure and on a store that was not set up with `setup_dummy`.
+        """
     def _setup_dummy(self, /, local_buffer_size: int, server_address: str) -> int:
-        """Attaches to the `mooncake_client` of this host at `host:port`, or at the path of its socket: 0, or -1 when it cannot be reached."""
+        """Connects to the `mooncake_client` of this host at `host:port` or at the path of its
+        socket. Returns 0, or -1 if it cannot be reached. Values travel through `local_buffer_size`
+        bytes of shared memory. Memory of `alloc_from_mem_pool` is allocated on request.
+        """
     def get_offload_rpc_read_count(self, /) -> int:
-        """How many values and parts were read from members' disks."""
+        """Returns how many values and parts were read from disks of other clients."""
     def _heads(self, /, keys: list[str], upto: int) -> list[tuple[Located, bytes] | None]:
-        """For each key where it lies and its first bytes, at most `upto`; `None` for one that is not there."""
+        """Looks up each key and reads at most `upto` first bytes. Absent keys are `None`."""
     def _read_strips(self, /, jobs: list[Any], owners: list[Any] | None = None) -> list[int]:
-        """Reads strips of located objects into memory: a code for each job. Memory is registered, or `owners` keep it."""
+        """Reads strips of located objects into memory that is registered or that `owners` keep.
+        Returns a code for each job.
+        """
     def _write_strips(
         self, /, upsert: bool, writes: list[Any], config: ReplicateConfig | None = None, owners: list[Any] | None = None
     ) -> list[int]:
-        """Writes values of a header and strips of memory: a code for each. Memory is registered, or `owners` keep it."""
+        """Writes values that consist of a header and strips of memory, which is registered or which
+        `owners` keep. Returns a code for each value.
+        """
     def _peek(self, /, address: int, len: int) -> bytes | None:
-        """Copies bytes out of registered memory; `None` when they do not lie there."""
+        """Copies bytes out of registered memory. Returns `None` if the range is not registered."""
     def _poke(self, /, address: int, bytes: bytes) -> bool:
-        """Copies bytes into registered memory; whether they fit."""
+        """Copies bytes into registered memory. Returns whether they fit."""
     def get_into_ranges(
         self,
         /,
@@ -579,26 +656,33 @@ class Store:
         all_src_offsets: list[list[list[int]]],
         all_sizes: list[list[list[int]]],
     ) -> list[list[list[int]]]:
-        """Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has their shape:
-        bytes read, or a negative code."""
+        """Reads ranges of values into registered memory. The lists are by buffer, key and fragment,
+        and so is the result: bytes read, or a negative code.
+        """
     def put(self, /, key: str, value: _ReadableBuffer, config: ReplicateConfig | None = None) -> int:
-        """Stores a value under a key that is not there yet. 0, also when it is there already (and stays as it is), or a negative code."""
+        """Stores a value under a new key. Returns 0, also if the key already exists (its value does
+        not change), or a negative code.
+        """
     def put_batch(self, /, keys: list[str], values: list[Any], config: ReplicateConfig | None = None) -> int:
-        """`put` of many values; the code of the first that failed."""
+        """Stores many values like `put`. Returns the code of the first failure."""
     def put_parts(self, /, key: str, *parts: _ReadableBuffer, config: ReplicateConfig | None = None) -> int:
-        """`put` of a value in parts that follow each other."""
+        """Stores a value that is given in consecutive parts, like `put`."""
     def upsert(self, /, key: str, value: _ReadableBuffer, config: ReplicateConfig | None = None) -> int:
-        """Stores a value in place of the one that is there, if any."""
+        """Stores a value and replaces the previous one, if any."""
     def upsert_batch(self, /, keys: list[str], values: list[Any], config: ReplicateConfig | None = None) -> int:
-        """`upsert` of many values; the code of the first that failed."""
+        """Stores many values like `upsert`. Returns the code of the first failure."""
     def upsert_parts(self, /, key: str, *parts: _ReadableBuffer, config: ReplicateConfig | None = None) -> int:
-        """`upsert` of a value in parts that follow each other."""
+        """Stores a value that is given in consecutive parts, like `upsert`."""
     def get(self, /, key: str) -> bytes:
-        """The value of a key; empty when it is not there or could not be read."""
+        """Returns the value of a key. Empty if the key does not exist or cannot be read."""
     def get_batch(self, /, keys: list[str]) -> list[bytes]:
-        """The values of many keys, empty where one is not there; a single empty one when nothing could be asked."""
+        """Returns the values of many keys, empty where a key does not exist. Returns a single empty
+        value if the call fails as a whole.
+        """
     def get_buffer(self, /, key: str) -> BufferHandle | None:
-        """The value of a key in memory of the local buffer's, without a copy; `None` when it is not there."""
+        """Returns the value of a key in the local buffer, without a copy. `None` if the key does
+        not exist.
+        """
     def _async_put(
         self,
         /,
@@ -616,7 +700,9 @@ class Store:
     def _async_batch_get_into(
         self, /, future: Future[Any], keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool = False
     ) -> None:
-        """With `landed` the future is settled when nothing is written to the memory any more."""
+        """Reads values like `batch_get_into`. With `landed`, the future resolves only when nothing
+        writes to the memory any more.
+        """
     def _async_batch_put_from(
         self,
         /,
@@ -628,52 +714,73 @@ class Store:
         upsert: bool = False,
     ) -> None: ...
     def batch_get_buffer(self, /, keys: list[str]) -> list[BufferHandle | None]:
-        """`get_buffer` of many keys."""
+        """Runs `get_buffer` for many keys."""
 
 def _after_fork() -> None:
-    """Called in the child after a fork."""
+    """Marks the child of a fork. The interpreter calls this in the child."""
 
 def _close_all() -> None:
-    """Leaves every cluster, for the end of the interpreter."""
+    """Closes every store and waits for transfers that use memory of the program. Called when the
+    interpreter ends.
+    """
 
 def _next_record() -> tuple[int, str, str] | None:
-    """Waits for the next event: level, origin and text. `None` when the log has ended."""
+    """Waits for the next event: level, target and text. Returns `None` when the log has ended."""
 
 def _start_log(level: str) -> bool:
-    """Begins to keep events of a level and above, by its name in Python; false when something else does so in this process."""
+    """Starts to record events of a level and above, by its name in Python. Returns false if this
+    process already has another log subscriber.
+    """
 
 def _stop_log() -> None:
-    """Ends the log, once what is queued has been taken."""
+    """Ends the log after the queued events."""
 
 def _configure(huge_page_size: int) -> None:
-    """Sets what the package read from the environment."""
+    """Applies settings that the Python half has read from the environment."""
 
 def local_topology(only: list[list[str]], without: list[str], custom: str | None) -> str:
-    """The priority matrix of this host as text: of devices that each non-empty list names, or what the file says instead."""
+    """Returns the priority matrix of this host as text. Each non-empty list of `only` restricts the
+    devices. The file `custom` replaces the discovered matrix.
+    """
 
 def bind_to_numa_node(node: int) -> None:
-    """Runs the calling thread on the processors of a NUMA node, and prefers its memory. What cannot be done is a warning."""
+    """Binds the calling thread to the processors of a NUMA node and prefers the node's memory.
+    Failures are logged as warnings.
+    """
 
 def cuda_missing() -> str | None:
-    """Why CUDA cannot be used here; `None` where it can. Loads the driver's library."""
+    """Returns the reason why CUDA is unavailable, or `None` if it is available. Loads the driver's
+    library.
+    """
 
 def device_of(address: int) -> int | None:
-    """Number of the GPU whose memory an address lies in; `None` for memory of nobody, and for a GPU that is not reached from here."""
+    """Returns the number of the GPU whose memory contains an address. Returns `None` for
+    unallocated memory and for a GPU that this process cannot use.
+    """
 
 def get_alloc_func_addr() -> int:
-    """Address of a C function `void *(size_t)`."""
+    """Returns the address of the C function `void *(size_t)`, which allocates memory."""
 
 def get_free_func_addr() -> int:
-    """Address of a C function `void (void *)` for what that one returned."""
+    """Returns the address of the C function `void (void *)`, which frees memory of that allocator.
+    """
 
 def run_bench(arguments: list[str]) -> int:
-    """Runs `transfer_engine_bench`; its exit status."""
+    """Runs `transfer_engine_bench` with these command line arguments, of which the first is the
+    program's name. Returns its exit status.
+    """
 
 def run_client(arguments: list[str]) -> int:
-    """Runs `mooncake_client` with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""
+    """Runs `mooncake_client` with these command line arguments, of which the first is the program's
+    name. Returns its exit status once it stops.
+    """
 
 def run_tool(arguments: list[str]) -> int:
-    """Runs `mooncake` with these command line arguments (the first is the program's name); its exit status."""
+    """Runs `mooncake` with these command line arguments, of which the first is the program's name.
+    Returns its exit status.
+    """
 
 def run_master(arguments: list[str]) -> int:
-    """Runs a master with these command line arguments (the first is the program's name) until it is told to stop; its exit status."""
+    """Runs a master with these command line arguments, of which the first is the program's name.
+    Returns its exit status once it stops.
+    """

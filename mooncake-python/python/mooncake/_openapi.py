@@ -1,4 +1,4 @@
-"""What the REST server does, as OpenAPI."""
+"""OpenAPI document of the REST server."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ DOCUMENT: dict[str, Any] = {
     "info": {"title": "Mooncake store", "version": "1"},
     "paths": {
         "/api/put": {
-            "put": _does("Stores a text", 400, 500, requestBody=_body(["key", "value"], key="string", value="string"))
+            "put": _does("Stores a text value", 400, 500, requestBody=_body(["key", "value"], key="string", value="string"))
         },
-        "/api/get/{key}": {"get": _does("The value of a key", 404, 500, parameters=_KEY)},
-        "/api/exist/{key}": {"get": _does("Whether a key is there", 500, parameters=_KEY)},
+        "/api/get/{key}": {"get": _does("Returns the value of a key", 404, 500, parameters=_KEY)},
+        "/api/exist/{key}": {"get": _does("Returns whether a key exists", 500, parameters=_KEY)},
         "/api/remove/{key}": {"delete": _does("Removes a key", 404, 409, 500, parameters=_KEY)},
-        "/api/remove_all": {"delete": _does("Removes every key that nobody is reading", 500)},
+        "/api/remove_all": {"delete": _does("Removes every key that has no lease", 500)},
         "/api/mount": {
             "post": _does(
-                "Offers new memory",
+                "Mounts a segment in new memory",
                 400,
                 500,
                 requestBody=_body(["size"], size="integer", protocol="string", location="string"),
             )
         },
-        "/api/unmount": {"post": _does("Takes memory back", 400, 500, requestBody=_SEGMENTS)},
+        "/api/unmount": {"post": _does("Unmounts segments", 400, 500, requestBody=_SEGMENTS)},
         "/api/mount_shm": {
             "post": _does(
-                "Offers shared memory",
+                "Mounts a segment in shared memory",
                 400,
                 500,
                 requestBody=_body(
@@ -71,21 +71,21 @@ DOCUMENT: dict[str, Any] = {
                 ),
             )
         },
-        "/api/unmount_shm": {"post": _does("Takes shared memory back", 400, 500, requestBody=_SEGMENTS)},
+        "/api/unmount_shm": {"post": _does("Unmounts segments in shared memory", 400, 500, requestBody=_SEGMENTS)},
         "/api/unmount_local_disk": {
-            "post": _does("Stops offering a disk", 400, 500, requestBody=_body([], grace_period_seconds="integer"))
+            "post": _does("Unmounts the disk segment", 400, 500, requestBody=_body([], grace_period_seconds="integer"))
         },
         "/api/reconfigure": {
             "post": _does(
-                "Changes what is offered",
+                "Mounts or unmounts segments",
                 400,
                 403,
                 500,
                 requestBody=_body(["mode"], mode="string", path="string", size="integer", offset="integer"),
             )
         },
-        "/health": {"get": _does("Whether the master answers", 503)},
-        "/openapi.json": {"get": _does("This document")},
-        "/metrics": {"get": _does("Connections, in Prometheus' text format")},
+        "/health": {"get": _does("Returns whether the master responds", 503)},
+        "/openapi.json": {"get": _does("Returns this document")},
+        "/metrics": {"get": _does("Returns connection metrics in Prometheus text format")},
     },
 }

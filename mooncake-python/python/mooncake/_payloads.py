@@ -1,7 +1,7 @@
-"""Payloads of a bundle: what its manifest says of them, and reads of their bytes.
+"""Payloads of a bundle: their descriptions in the manifest, and reads of their bytes.
 
-What is stored is somebody else's word. A manifest is looked through once, when it is read; what describes a member, before memory is
-taken for it.
+Stored data is untrusted. A manifest is validated once, when it is read. The description of a member
+is validated before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from mooncake import _mooncake
 from mooncake._shards import _Job, _Read
 
-# Runs of bytes with at most so much between them are read as one: that costs less than one read more.
+# Runs of bytes with at most this gap between them are read as one, which costs less than another
+# read.
 _NEAR = 16 << 10
-# A run of that length is read right to where it goes, without a copy.
+# A run of at least this length is read directly into its destination, without a copy.
 _LONG = 64 << 10
-# What is read besides its place is read in pieces of about this length,
+# Approximate length of the temporary buffer for bytes that cannot be read into their destination.
 _PIECE = 8 << 20
-# of so many rows or runs at a time.
+# Maximum number of rows, and of runs, that are read at a time.
 _ROWS, _RUNS = 1 << 20, 1 << 16
-# For so much memory it is asked first whether there is as much in the store.
+# Before this much memory is allocated, the sizes in the manifest are compared with the stored ones.
 _LARGE = 64 << 20
 _MOST = (1 << 63) - 1
 
@@ -48,12 +49,12 @@ def _words(value: Any, what: str) -> list[str]:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether it counts something. `True` and `1.0` do not."""
+    """Returns whether a value is a valid count. `True` and `1.0` are not."""
     return type(value) is int and 0 <= value <= _MOST
 
 
 def dictionary_of(data: bytes, what: str) -> dict[str, Any]:
-    """The dictionary in JSON. `ValueError` for what is none."""
+    """Parses a JSON dictionary. Raises `ValueError` if it is none."""
     try:
         value = json.loads(data)
     except RecursionError:
@@ -64,82 +65,88 @@ def dictionary_of(data: bytes, what: str) -> dict[str, Any]:
 
 
 def check_manifest(manifest: Mapping[str, Any], key: str, prefix: str) -> None:
-    """Refuses with `ValueError` what is no manifest of the bundle that has it at `key`."""
+    """Raises `ValueError` if the manifest at `key` is not that of a bundle, or is that of another
+    one.
+    """
     base = key.removesuffix("/manifest")
     if manifest.get("layout") != "bundle":
-        raise ValueError(f"there is no manifest of a bundle at {key!r}")
+        raise ValueError(f"no bundle manifest at {key!r}")
     if f"{prefix}/{manifest.get('object_id')}" != base:
-        raise ValueError(f"the manifest at {key!r} is that of another object")
-    _mapping(manifest.get("buffers"), f"the buffers of the manifest at {key!r}")
+        raise ValueError(f"manifest at {key!r} belongs to another object")
+    _mapping(manifest.get("buffers"), f"buffers of the manifest at {key!r}")
     others = _words(manifest.get("buffer_object_ids", []), "buffer_object_ids")
-    places = (f"{base}/", *(f"{prefix}/{other}/" for other in others))
+    prefixes = (f"{base}/", *(f"{prefix}/{other}/" for other in others))
     for one in payloads(manifest):
-        _check_payload(one, places)
-    outside = [one for one in _words(manifest.get("cleanup_keys", []), "cleanup_keys") if not one.startswith(places)]
+        _check_payload(one, prefixes)
+    outside = [one for one in _words(manifest.get("cleanup_keys", []), "cleanup_keys") if not one.startswith(prefixes)]
     if outside:
         raise ValueError(f"bundle manifest cleanup_keys {outside} are outside the bundle namespace")
 
 
-def _check_payload(payload: Any, places: tuple[str, ...]) -> None:
-    payload = _mapping(payload, "a payload of a bundle manifest")
+def _check_payload(payload: Any, prefixes: tuple[str, ...]) -> None:
+    payload = _mapping(payload, "payload of a bundle manifest")
     key, size, chunks = (payload.get(name) for name in ("key", "bytes", "chunks"))
     if not isinstance(key, str) or not _is_count(size) or not isinstance(chunks, list):
-        raise ValueError(f"the payload {key!r} of a bundle manifest needs a key, bytes, and a list of chunks")
+        raise ValueError(f"payload {key!r} of a bundle manifest needs a key, bytes, and a list of chunks")
     sizes = 0
     for given in chunks:
-        chunk = _mapping(given, f"a chunk of {key!r}")
+        chunk = _mapping(given, f"chunk of {key!r}")
         if not isinstance(chunk.get("key"), str) or not _is_count(chunk.get("bytes")):
-            raise ValueError(f"a chunk of {key!r} needs a key and bytes")
-        if not chunk["key"].startswith(places):
+            raise ValueError(f"chunk of {key!r} needs a key and bytes")
+        if not chunk["key"].startswith(prefixes):
             raise ValueError(f"bundle payload {chunk['key']!r} is outside the bundle namespace")
         sizes += chunk["bytes"]
     if sizes != size:
-        raise ValueError(f"the chunks of {key!r} have {sizes} bytes in all, not {size}")
+        raise ValueError(f"chunks of {key!r} have {sizes} bytes in total, not {size}")
 
 
 def payloads(manifest: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """All payloads that a manifest lists."""
+    """Yields all payloads that a manifest lists."""
     yield manifest.get("meta") or {}
     yield from manifest["buffers"].values()
 
 
 def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any, tuple[int, ...]]:
-    """Type and shape of a stored array of `size` bytes. `ValueError` for what no array of those bytes can have."""
+    """Returns type and shape of a stored array of `size` bytes. Raises `ValueError` if they do not
+    match the size.
+    """
     dtype = numbers_of(name, described.get("dtype"))
     shape = described.get("shape")
     if not isinstance(shape, list) or not all(_is_count(dim) for dim in shape):
-        raise ValueError(f"{name}: the shape {shape!r} of an array must be a list of numbers from 0 on")
+        raise ValueError(f"{name}: invalid array shape {shape!r}: it must be a list of non-negative integers")
     if math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{name}: {size} bytes are not an array of {dtype} {tuple(shape)}")
+        raise ValueError(f"{name}: an array of {dtype} {tuple(shape)} does not have {size} bytes")
     return dtype, tuple(shape)
 
 
-def numbers_of(name: str, said: Any) -> Any:
-    """The type of an array's elements by its name. Never one with objects: stored bytes would become addresses."""
+def numbers_of(name: str, dtype_name: Any) -> Any:
+    """Returns the element type of an array by its name. A type with objects is rejected, because
+    stored bytes would become pointers.
+    """
     try:
-        dtype = np.dtype(said) if isinstance(said, str) else None
+        dtype = np.dtype(dtype_name) if isinstance(dtype_name, str) else None
     except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError, RecursionError):
         dtype = None
-    # Of "|S0" numpy makes arrays of "|S1".
+    # numpy makes arrays of "|S1" from "|S0".
     if dtype is None or dtype.hasobject or dtype.subdtype is not None or (dtype.kind in "SU" and not dtype.itemsize):
-        raise ValueError(f"{name}: the dtype {said!r} is none that is stored")
+        raise ValueError(f"{name}: unsupported dtype {dtype_name!r}")
     return dtype
 
 
 class Reader:
-    """Reads bytes of one payload, across its chunks, and only of those."""
+    """Reader of one payload, across its chunks. It reads only the bytes of the payload."""
 
     def __init__(self, store: Any, payload: Mapping[str, Any]) -> None:
         self._store = store
         self._key, self._size, self._chunks = payload["key"], payload["bytes"], payload["chunks"]
-        # Where each chunk ends.
+        # End of each chunk.
         self._ends = list(accumulate(chunk["bytes"] for chunk in self._chunks))
         self._sizes = {chunk["key"]: chunk["bytes"] for chunk in self._chunks}
-        # A store that only gives whole values is not asked twice for what comes in pieces.
+        # Last value that was fetched, for stores that only return whole values.
         self._last: tuple[str, Any] = ("", None)
 
     def whole(self) -> bytes:
-        """All of it."""
+        """Reads the whole payload."""
         keys = [chunk["key"] for chunk in self._chunks]
         if len(keys) > 1 and hasattr(self._store, "get_batch"):
             data = b"".join(bytes(one) for one in self._store.get_batch(keys))
@@ -150,19 +157,19 @@ class Reader:
         return data
 
     def expect(self, size: int) -> None:
-        """Before so many bytes of memory are taken: refuses a payload with chunks shorter than the manifest says."""
+        """Compares the stored chunks with the manifest, before `size` bytes are allocated."""
         if size >= _LARGE and isinstance(self._store, _mooncake.Store):
-            # Those that are gone may not be among what is read.
+            # Missing chunks may not be among those to read.
             self._located([chunk["key"] for chunk in self._chunks], gone_is_fine=True)
 
     def rows(self, start: int, width: int, rows: range | Numbers, into: Any) -> None:
-        """Reads rows of `width` bytes, which begin at `start`, into memory: one after the other in that order."""
+        """Reads rows of `width` bytes, which begin at `start`, into consecutive memory."""
         if not width or not len(rows):
             return
         view = _bytes_of(into)
         if isinstance(rows, range):
             if start + rows[0] * width < 0 or start + (rows[-1] + 1) * width > self._size:
-                raise ValueError(f"{self._key}: a part does not lie inside it")
+                raise ValueError(f"{self._key}: part exceeds the payload")
             if rows.step == 1:
                 self._fetch([(start + rows[0] * width, 0, len(rows) * width)], view)
                 return
@@ -176,25 +183,27 @@ class Reader:
             self.runs(start + numbers * width, lengths, view[at * width : (at + len(some)) * width])
 
     def _is_dense(self, rows: range, width: int) -> bool:
-        """Whether rows lie so near each other that everything between them is read: it is little, and no whole chunk."""
+        """Returns whether the gaps between rows are read as well: they are small and contain no
+        whole chunk.
+        """
         gap = (rows.step - 1) * width
         least = min((chunk["bytes"] for chunk in self._chunks[:-1]), default=_MOST)
         return rows.step > 1 and width < _LONG and gap <= _NEAR and gap < least
 
     def _read_dense(self, start: int, width: int, rows: range, into: Bytes) -> None:
-        """Reads rows at even distances out of all that lies there."""
+        """Reads rows at even distances together with the gaps between them."""
         stride = rows.step * width
         many = max(_PIECE // stride, 1)
         for at in range(0, len(rows), many):
             some = rows[at : at + many]
             staged = np.empty((len(some) - 1) * stride + width, np.uint8)
             self._fetch([(start + some.start * width, 0, staged.nbytes)], staged)
-            # numpy copies an element of a `V` type in one go.
+            # numpy copies an element of a `V` type in one operation.
             picked = np.ndarray((len(some),), f"V{width}", staged, strides=(stride,))
             np.ndarray((len(some),), f"V{width}", into[at * width :])[:] = picked
 
     def runs(self, starts: Numbers, lengths: Numbers, into: Any) -> None:
-        """Reads runs of bytes into memory: one after the other in that order."""
+        """Reads runs of bytes into consecutive memory."""
         view = _bytes_of(into)
         to = np.cumsum(lengths) - lengths
         some = lengths > 0
@@ -202,8 +211,8 @@ class Reader:
         if not len(starts):
             return
         if starts.min() < 0 or (starts + lengths).max() > self._size:
-            raise ValueError(f"{self._key}: a part does not lie inside it")
-        # Those that follow each other where they lie are one.
+            raise ValueError(f"{self._key}: part exceeds the payload")
+        # Runs that are adjacent in the payload become one.
         heads = np.concatenate(([0], np.flatnonzero(starts[1:] != (starts + lengths)[:-1]) + 1))
         starts, to, lengths = starts[heads], to[heads], np.add.reduceat(lengths, heads)
         order = np.argsort(starts, kind="stable")
@@ -216,17 +225,20 @@ class Reader:
         self._read_covers(starts[near], to[near], lengths[near], together[near], view)
 
     def _together(self, starts: Numbers, lengths: Numbers) -> Numbers:
-        """For each run, in the order of their places, the number of the cover that it is read with; -1 for one that is read alone."""
+        """Groups nearby runs, in the order of their positions, into covers that are read as one.
+
+        Returns the number of each run's cover, or -1 for a run that is read alone.
+        """
         numbers = np.full(len(starts), -1, np.int64)
         (short,) = np.nonzero(lengths < _LONG)
         if len(short) < 2:
             return numbers
         begins = starts[short]
         ends = np.maximum.accumulate(begins + lengths[short])
-        # A chunk of which nothing is wanted is not read.
+        # A chunk without wanted bytes is not read.
         skips = np.searchsorted(self._ends, begins[1:], "right") - np.searchsorted(self._ends, ends[:-1] - 1, "right") > 1
         breaks = np.concatenate(([True], (begins[1:] - ends[:-1] > _NEAR) | skips))
-        # Covers that are too long are several.
+        # Covers that are too long are split.
         windows = (begins - begins[breaks][np.cumsum(breaks) - 1]) // _PIECE
         breaks[1:] |= windows[1:] != windows[:-1]
         cover = np.cumsum(breaks) - 1
@@ -235,7 +247,7 @@ class Reader:
         return numbers
 
     def _read_covers(self, starts: Numbers, to: Numbers, lengths: Numbers, cover: Numbers, into: Bytes) -> None:
-        """Reads what covers runs that lie near each other, and copies the runs out of it."""
+        """Reads the covers of nearby runs, and copies the runs out of them."""
         if not len(starts):
             return
         heads = np.concatenate(([0], np.flatnonzero(np.diff(cover)) + 1))
@@ -244,16 +256,16 @@ class Reader:
         cover = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(starts)))
         pieces = np.concatenate(([0], np.flatnonzero(np.diff(at // _PIECE)) + 1, [len(heads)]))
         for first, last in zip(pieces[:-1].tolist(), pieces[1:].tolist()):
-            places = at[first:last] - at[first]
-            staged = np.empty(int(places[-1] + sizes[last - 1]), np.uint8)
-            self._fetch(zip(begins[first:last].tolist(), places.tolist(), sizes[first:last].tolist()), staged)
+            offsets = at[first:last] - at[first]
+            staged = np.empty(int(offsets[-1] + sizes[last - 1]), np.uint8)
+            self._fetch(zip(begins[first:last].tolist(), offsets.tolist(), sizes[first:last].tolist()), staged)
             begin, end = np.searchsorted(cover, [first, last])
             runs = slice(begin, end)
             of = cover[runs]
             _copy(staged, starts[runs] - begins[of] + at[of] - at[first], into, to[runs], lengths[runs])
 
     def _fetch(self, parts: Iterable[tuple[int, int, int]], into: Bytes) -> None:
-        """Reads parts (from, to, how many bytes) into memory."""
+        """Reads parts (source offset, destination offset, length) into memory."""
         pieces: list[tuple[int, int, int, int]] = []
         for piece in self._pieces(parts):
             pieces.append(piece)
@@ -264,7 +276,9 @@ class Reader:
             self._copy_in(pieces, into)
 
     def _pieces(self, parts: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
-        """Parts as pieces of chunks: number of the chunk, from, to, how many bytes."""
+        """Splits parts at chunk boundaries: number of the chunk, source offset, destination offset,
+        length.
+        """
         for start, to, length in parts:
             end, index = start + length, bisect_right(self._ends, start)
             while start < end:
@@ -294,7 +308,9 @@ class Reader:
             raise RuntimeError(f"get failed for {self._key}: {code}")
 
     def _located(self, keys: Sequence[str], gone_is_fine: bool = False) -> dict[str, Any]:
-        """Where chunks lie, which must not be shorter than the manifest says."""
+        """Looks up chunks. Raises `RuntimeError` for a chunk that is shorter than the manifest
+        states.
+        """
         located = {}
         for key, found in zip(keys, self._store._heads(list(keys), 1)):
             if found is None and not gone_is_fine:
@@ -306,13 +322,15 @@ class Reader:
 
 
 def _bytes_of(into: Any) -> Bytes:
-    """Memory of an array that is contiguous, as bytes."""
+    """Returns the memory of a contiguous array as bytes."""
     view: Bytes = np.asarray(into).reshape(-1).view(np.uint8)
     return view
 
 
 def _copy(source: Bytes, begins: Numbers, target: Bytes, to: Numbers, lengths: Numbers) -> None:
-    """Copies runs of bytes, those of one length at once: as elements of that many bytes that begin anywhere."""
+    """Copies runs of bytes. Runs of one length are copied at once, as elements of that size at any
+    offset.
+    """
     order = np.argsort(lengths, kind="stable")
     for some in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
         width = int(lengths[some[0]])

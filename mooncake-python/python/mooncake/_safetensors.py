@@ -1,4 +1,4 @@
-"""Tensors of the store in safetensors files."""
+"""Transfer of tensors between the store and safetensors files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _CANNOT_READ = -1102
 
 
 def save(store: TensorCalls, key: str, file_name: str | None) -> int:
-    """Writes a stored tensor to a file of the key's name by default."""
+    """Writes a stored tensor to a file, which is named after the key by default."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
-        return store._invalid("the package safetensors is not installed")
+        return store._invalid("cannot save tensor: safetensors is not installed; pip install safetensors")
     tensor = store.get_tensor(key)
     if tensor is None:
-        return store._note(_NOT_THERE, f"no tensor under {key!r}")
+        return store._note(_NOT_THERE, f"cannot save tensor: key {key!r} holds no tensor")
     try:
         save_file({word(key): tensor}, word(key) if file_name is None else file_name)
     except (OSError, ValueError, SafetensorError) as error:
@@ -31,12 +31,16 @@ def save(store: TensorCalls, key: str, file_name: str | None) -> int:
 
 
 def load(store: TensorCalls, key: str | None, file_name: str) -> Any:
-    """Stores the tensor of that name in a file, or its first one, under the key; without one under the file's name."""
+    """Stores a tensor of a file under the key and returns it.
+
+    The tensor is the one named like the key, or else the first one of the file. Without a key, the
+    name of the file is the key.
+    """
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
-        store._invalid("the package safetensors is not installed")
+        store._invalid("cannot load tensor: safetensors is not installed; pip install safetensors")
         return None
     try:
         tensors = load_file(file_name)

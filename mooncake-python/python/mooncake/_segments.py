@@ -1,6 +1,7 @@
 """Memory that one process of a host owns and others map: `mooncake.engine.SharedSegment`.
 
-A file without a name (memfd), which the others open through the owner's process: it is gone with the last of them, however they end.
+The memory is a file without a name (memfd), which other processes open through the owner's process.
+It is freed when the last of them ends, however that happens.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import mmap as pages
 import os
 from collections.abc import Sequence
 
-# Length of a blob: one for all ranks, as collectives want it.
+# Length of a blob in bytes. Collectives need the same length on all ranks.
 BLOB = 512
 
 
 class SharedSegment:
-    """One rank's part in a segment. Ready once every rank has the blobs of all; alive for as long as it, or what was made of its bytes, is."""
+    """Part of a segment that belongs to one rank.
+
+    The segment is ready once every rank has the blobs of all. Its memory lives as long as this
+    object, or an object that was made from its bytes.
+    """
 
     def __init__(self, declared: dict[str, object], fd: int | None) -> None:
         self._declared, self._fd = declared, fd
@@ -26,7 +31,9 @@ class SharedSegment:
 
     @staticmethod
     def supported(mmap: bool = True, host_register: bool = False) -> bool:
-        """Whether memory can be shared in this way: as pages of the host's, not registered with a device."""
+        """Returns whether segments with these settings are supported: host pages that are not
+        registered with a device.
+        """
         return bool(mmap) and not host_register and hasattr(os, "memfd_create")
 
     @staticmethod
@@ -40,16 +47,18 @@ class SharedSegment:
         mmap: bool = True,
         host_register: bool = False,
     ) -> tuple[SharedSegment, bytes]:
-        """Begins one: the owner takes `size` bytes of memory. Returns the segment and a blob for the other ranks.
+        """Creates a rank's part, for which the owner allocates `size` bytes. Returns the segment
+        and a blob for the other ranks.
 
-        RuntimeError: arguments that make no sense, no memory, or a way of sharing that is not :meth:`supported`.
+        Raises `RuntimeError` for invalid arguments, a lack of memory, or settings that are not
+        :meth:`supported`.
         """
         if not SharedSegment.supported(mmap, host_register):
-            raise RuntimeError("segments are shared as pages of the host's here: mmap=True, host_register=False")
+            raise RuntimeError("unsupported segment settings: use mmap=True and host_register=False")
         if not name or size <= 0:
-            raise RuntimeError(f"a segment named {name!r} of {size} bytes")
+            raise RuntimeError(f"invalid segment: name={name!r} size={size}")
         if not (0 <= rank_id < world_size and 0 <= owner_rank < world_size):
-            raise RuntimeError(f"rank {rank_id}, owner {owner_rank}, of {world_size} ranks")
+            raise RuntimeError(f"invalid segment: rank_id={rank_id} owner_rank={owner_rank} world_size={world_size}")
         declared = {"name": name, "size": size, "world_size": world_size, "rank": rank_id, "owner": owner_rank}
         fd = _new_file(size) if rank_id == owner_rank else None
         segment = SharedSegment(declared, fd)
@@ -58,70 +67,74 @@ class SharedSegment:
     def _blob(self) -> bytes:
         same = {key: value for key, value in self._declared.items() if key != "rank"}
         sum = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
-        said: dict[str, object] = {"sum": sum}
+        content: dict[str, object] = {"sum": sum}
         if self._fd is not None:
             about = os.fstat(self._fd)
-            said.update(path=f"/proc/{os.getpid()}/fd/{self._fd}", dev=about.st_dev, ino=about.st_ino)
-        return json.dumps(said).encode().ljust(BLOB)
+            content.update(path=f"/proc/{os.getpid()}/fd/{self._fd}", dev=about.st_dev, ino=about.st_ino)
+        return json.dumps(content).encode().ljust(BLOB)
 
     def complete(self, blobs: Sequence[bytes | str]) -> None:
         """Maps the memory. `blobs` are those of all ranks, by rank.
 
-        RuntimeError: a rank has declared something else, or the owner's memory cannot be opened.
+        Raises `RuntimeError` if a rank has other arguments, or the owner's memory cannot be opened.
         """
         declared = self._declared
         if len(blobs) != declared["world_size"]:
-            raise RuntimeError(f"{len(blobs)} blobs of {declared['world_size']} ranks")
+            raise RuntimeError(f"cannot complete segment: blobs={len(blobs)} world_size={declared['world_size']}")
         try:
-            said = [json.loads(blob) for blob in blobs]
-            sums = [one["sum"] for one in said]
-            ours, owner = sums[int(str(declared["rank"]))], said[int(str(declared["owner"]))]
-            path, place = str(owner["path"]), (owner["dev"], owner["ino"])
+            contents = [json.loads(blob) for blob in blobs]
+            sums = [one["sum"] for one in contents]
+            ours, owner = sums[int(str(declared["rank"]))], contents[int(str(declared["owner"]))]
+            path, file_id = str(owner["path"]), (owner["dev"], owner["ino"])
         except (ValueError, TypeError, KeyError) as error:
-            raise RuntimeError(f"what the ranks have sent are no blobs of this segment: {error}") from error
+            raise RuntimeError(f"cannot complete segment: invalid blob: {error}") from error
         others = [rank for rank, sum in enumerate(sums) if sum != ours]
         if others:
-            raise RuntimeError(f"ranks {others} declare {declared['name']!r} otherwise than rank {declared['rank']}")
+            raise RuntimeError(f"cannot complete segment: ranks {others} and {declared['rank']} declare {declared['name']!r} differently")
         if self._pages is None:
-            self._pages = self._map(path, place)
+            self._pages = self._map(path, file_id)
 
-    def _map(self, path: str, place: tuple[object, object]) -> pages.mmap:
+    def _map(self, path: str, file_id: tuple[object, object]) -> pages.mmap:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC) if self._fd is None else os.dup(self._fd)
         except OSError as error:
-            raise RuntimeError(f"the owner's memory cannot be opened: {error}") from error
+            raise RuntimeError(f"cannot open the owner's memory: {error}") from error
         try:
             about = os.fstat(fd)
-            # Another file may have its number by now, and one that could be cut off would end whoever touches it.
+            # The number may belong to another file by now. Access to a file that can shrink could
+            # end the process.
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-            if (about.st_dev, about.st_ino) != place or about.st_size != self.size() or not sealed:
-                raise RuntimeError("the owner of the segment is gone")
+            if (about.st_dev, about.st_ino) != file_id or about.st_size != self.size() or not sealed:
+                raise RuntimeError("cannot map segment: its owner has ended")
             return pages.mmap(fd, self.size())
         except OSError as error:
-            raise RuntimeError(f"the owner's memory cannot be mapped: {error}") from error
+            raise RuntimeError(f"cannot map the owner's memory: {error}") from error
         finally:
             os.close(fd)
 
     def ready(self) -> bool:
-        """Whether its memory is mapped."""
+        """Returns whether the memory is mapped."""
         return self._pages is not None
 
     def size(self) -> int:
-        """Bytes."""
+        """Returns the size in bytes."""
         return int(str(self._declared["size"]))
 
     def buffer(self) -> pages.mmap:
-        """Its bytes. RuntimeError: not mapped yet."""
+        """Returns the memory. Raises `RuntimeError` before it is mapped."""
         if self._pages is None:
-            raise RuntimeError("the segment is not complete")
+            raise RuntimeError("segment is not complete; call complete() first")
         return self._pages
 
     def base_addr(self) -> int:
-        """Address of its first byte in this process, another one in each. RuntimeError: not mapped yet."""
+        """Returns the address of the first byte in this process. It differs between processes.
+
+        Raises `RuntimeError` before the memory is mapped.
+        """
         return ctypes.addressof(ctypes.c_char.from_buffer(self.buffer()))
 
     def device_addr(self) -> int:
-        """Address for a device: 0, there is none."""
+        """Returns 0, because the memory has no address for a device."""
         return 0
 
     def __del__(self) -> None:
@@ -131,19 +144,22 @@ class SharedSegment:
 
 
 def _new_file(size: int) -> int:
-    """As large as that for good, and with all its pages: later, one that there is no memory for would end the process."""
-    # The kernel would end processes to find that many.
+    """Creates a file of fixed size whose pages are all allocated.
+
+    Without the allocation, a later access for which there is no memory would end the process.
+    """
+    # The kernel would end processes to allocate more than the machine has.
     if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise RuntimeError(f"no {size} bytes of shared memory: the machine has fewer")
+        raise RuntimeError(f"cannot allocate {size} bytes of shared memory: the machine has less")
     try:
         fd = os.memfd_create("mooncake-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise RuntimeError(f"no shared memory: {error}") from error
+        raise RuntimeError(f"cannot create shared memory: {error}") from error
     try:
         os.ftruncate(fd, size)
         os.posix_fallocate(fd, 0, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except (OSError, OverflowError) as error:
         os.close(fd)
-        raise RuntimeError(f"no {size} bytes of shared memory: {error}") from error
+        raise RuntimeError(f"cannot allocate {size} bytes of shared memory: {error}") from error
     return fd

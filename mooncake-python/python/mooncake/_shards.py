@@ -1,4 +1,6 @@
-"""Tensors in memory, the objects that are written of them, and the tensors that are made of what is read."""
+"""Tensors in memory: the objects that are written from them, and the tensors that are created from
+objects.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ from mooncake._layout import (
 )
 from mooncake._types import number_of
 
-_UNPUBLISHED = "preferred_segments does not name one segment for each copy"
-# Shards that one call writes. A dimension without indices divides into any number of them.
+_UNPUBLISHED = "preferred_segments must name one segment for each replica"
+# Maximum number of shards that one call writes. A dimension without indices divides into any
+# number.
 _MOST_SHARDS = 1 << 16
 
 _P = ParamSpec("_P")
@@ -40,18 +43,18 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Bytes of a whole tensor in memory, what they are, and who keeps them."""
+    """Whole tensor in memory: its bytes, header, and owner."""
 
     header: Header
     address: int
     owner: Any
-    # Address and length of the object that it already is in memory, its header included.
+    # Address and length of the serialized object, if the tensor is part of one in memory.
     serialized: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class _Write:
-    """One object to write, as the native part takes it."""
+    """Object to write, in the form that the native half takes."""
 
     key: str
     header: bytes
@@ -64,10 +67,10 @@ class _Write:
 
 @dataclass(frozen=True)
 class _Read:
-    """One read of strips, as the native part takes it."""
+    """Read of strips, in the form that the native half takes."""
 
     object: Any
-    # `from` is a word of the language.
+    # `from` is a keyword.
     from_: int
     from_stride: int
     to: int
@@ -78,7 +81,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Job:
-    """Reads into one piece of memory, as the native part takes them."""
+    """Reads into one range of memory, in the form that the native half takes."""
 
     memory: tuple[int, int]
     reads: list[_Read]
@@ -91,11 +94,13 @@ def _torch() -> Any:
 
 
 def _of_real_bytes(make: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes tensors outside the modes of torch (`FakeTensorMode`, say), in which they would have no bytes."""
+    """Makes a function create tensors outside torch's modes (such as `FakeTensorMode`), in which
+    they would have no bytes.
+    """
 
     @functools.wraps(make)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # Without torch there is no mode, nor in releases of it that cannot be asked.
+        # Without torch there is no mode. Some releases do not have this function.
         modes = getattr(getattr(sys.modules.get("torch"), "_C", None), "_len_torch_dispatch_stack", None)
         if modes is None or not modes():
             return make(*args, **kwargs)
@@ -108,9 +113,9 @@ def _of_real_bytes(make: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _address(tensor: Any) -> int | None:
-    """Where a tensor's bytes are; `None` for one that only plays a tensor and has none."""
+    """Returns the address of a tensor's bytes, or `None` for a fake tensor without bytes."""
     try:
-        # Before its address is asked for, which some of these warn of.
+        # This check comes before `data_ptr`, which warns for some of these tensors.
         if tensor.untyped_storage().device.type == "meta":
             return None
         address = int(tensor.data_ptr())
@@ -120,13 +125,18 @@ def _address(tensor: Any) -> int | None:
 
 
 def _is_tensor(value: Any) -> bool:
-    # By name, so that what is none needs no torch; a parameter of a module is one, too.
+    # The check is by name, so that other values do not require torch. Parameters of modules are
+    # tensors, too.
     return any("Tensor" in base.__name__ for base in type(value).__mro__)
 
 
 @_of_real_bytes
 def _tensor_in_memory(value: Any) -> _Tensor | None:
-    """A tensor's bytes in C order, on a GPU if the store reaches it there; `None` for what is no tensor the store keeps."""
+    """Returns a tensor's bytes in C order, or `None` for a value that the store does not support as
+    a tensor.
+
+    The bytes stay on a GPU if the store can access it.
+    """
     if not _is_tensor(value):
         return None
     torch = _torch()
@@ -147,7 +157,7 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
         if _mooncake.device_of(held.data_ptr()) is None:
             held = held.cpu()
         else:
-            # Copies of ours are in no stream of the program's.
+            # The store's copies are in no stream of the program.
             torch.cuda.current_stream(held.device).synchronize()
     shape, address = tuple(held.shape), _address(held)
     return None if address is None else _Tensor(Header(dtype, shape, shape), address, held)
@@ -155,41 +165,41 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
 
 def _whole(key: str, tensor: _Tensor) -> _Write:
     if tensor.serialized is not None:
-        # As it is: a shard stays one.
+        # The object is stored unchanged, so a shard stays a shard.
         return _Write(key, b"", tensor.serialized, 0, tensor.serialized[1], 1, tensor.serialized[1])
     size = tensor.header.data_bytes
     return _Write(key, tensor.header.pack(), (tensor.address, size), 0, size, 1 if size else 0, size)
 
 
 def _part(key: str, tensor: _Tensor, header: Header, dim: int, begin: int, end: int) -> _Write:
-    """Indices `begin` to `end` of one dimension, under a header of their own."""
+    """Returns the write of indices `begin` to `end` of one dimension, with their own header."""
     whole = tensor.header
     if header.data_bytes == 0:
-        return _bare(key, header.pack())
+        return _raw_write(key, header.pack())
     strips = Strips.part(whole.local_shape, whole.element_size, dim, begin, end)
     rows = strips.rows if strips.width else 0
     memory = (tensor.address, whole.data_bytes)
     return _Write(key, header.pack(), memory, strips.start, strips.stride, rows, strips.width)
 
 
-def _bare(key: str, data: bytes) -> _Write:
+def _raw_write(key: str, data: bytes) -> _Write:
     return _Write(key, data, (0, 0), 0, 0, 0, 0)
 
 
 def _shard(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> _Write:
-    """The part of a whole tensor that belongs to a rank of its `tp` axis."""
+    """Returns the write of the part of a whole tensor that belongs to a rank of its `tp` axis."""
     shape, dim = tensor.header.local_shape, tp.split_dim
     if dim is None or not 0 <= dim < len(shape):
-        raise LayoutError(f"split_dim {dim} of a tensor of {len(shape)} dimensions")
+        raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(shape)} dimensions")
     begin, end = shard_range(shape[dim], tp.rank, tp.size)
     header = Header(tensor.header.dtype, with_dim(shape, dim, end - begin), shape, SHARD, axes)
     return _part(key, tensor, header, dim, begin, end)
 
 
 def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> list[_Write]:
-    """The parts of every rank of the `tp` axis."""
+    """Returns the writes of the parts of all ranks of the `tp` axis."""
     if tp.size > _MOST_SHARDS:
-        raise LayoutError(f"{tp.size} shards: at most {_MOST_SHARDS} at once")
+        raise LayoutError(f"too many shards: {tp.size}; at most {_MOST_SHARDS} are supported")
     writes = []
     for rank in range(tp.size):
         of_rank = replace(tp, rank=rank, aux=0)
@@ -199,7 +209,7 @@ def _all_shards(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> 
 
 
 def _legacy(key: str, tensor: _Tensor, tp_size: int, split_dim: int) -> list[_Write]:
-    """What `*_with_tp` stores of a whole tensor."""
+    """Returns the writes of a `*_with_tp` call for a whole tensor."""
     tp_size, split_dim = number_of("tp_size", tp_size), number_of("split_dim", split_dim)
     if tp_size <= 1:
         return [_whole(key, tensor)]
@@ -208,27 +218,27 @@ def _legacy(key: str, tensor: _Tensor, tp_size: int, split_dim: int) -> list[_Wr
 
 
 def _partition(key: str, tensor: _Tensor, writer: Any) -> list[_Write]:
-    """What a write with a writer's partition stores."""
+    """Returns the writes of a tensor with a writer partition."""
     rank, size, dim = (number_of(name, getattr(writer, name)) for name in ("rank", "size", "split_dim"))
     if not 0 <= rank < size:
-        raise LayoutError(f"rank {rank} of {size}")
+        raise LayoutError(f"invalid writer partition: rank={rank} size={size}")
     tp = Axis("tp", 0, rank, size, dim, 0)
     shard = _shard(writer_key(key, rank, size, dim), tensor, (tp,), tp)
     header = tensor.header
     manifest = Manifest(header.dtype, dim, size, header.local_shape)
-    return [shard, _bare(writer_manifest_key(key), manifest.pack())]
+    return [shard, _raw_write(writer_manifest_key(key), manifest.pack())]
 
 
 def _parallel(
     key: str, tensor: _Tensor, parallelism: Any, writer: Any, from_buffer: bool, published: bool
 ) -> list[_Write]:
-    """What `*_with_parallelism` stores."""
+    """Returns the writes of a `*_with_parallelism` call."""
     if parallelism is not None and writer is not None:
-        raise LayoutError("parallelism and writer_partition exclude each other")
+        raise LayoutError("parallelism and writer_partition are mutually exclusive")
     if writer is not None:
         return _partition(key, tensor, writer)
     if parallelism is None:
-        # As in the existing package, only whole tensors need a segment for each copy.
+        # As in Mooncake C++, only whole tensors need a segment for each replica.
         if not published:
             raise LayoutError(_UNPUBLISHED)
         return [_whole(key, tensor)]
@@ -242,9 +252,9 @@ def _parallel(
         return _all_shards(key, tensor, axes, tp)
     dim = tp.split_dim
     if dim is None or not 0 <= dim < len(header.local_shape):
-        raise LayoutError(f"split_dim {dim} of a tensor of {len(header.local_shape)} dimensions")
+        raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(header.local_shape)} dimensions")
     if len(axes) == 1:
-        # Plain tensor parallelism: what is given is the shard.
+        # With plain tensor parallelism, the given tensor is the shard.
         whole = with_dim(header.local_shape, dim, header.local_shape[dim] * tp.size)
         shard = Header(header.dtype, header.local_shape, whole, SHARD, axes)
         write = _whole(shard_key(key, axes), _Tensor(shard, tensor.address, tensor.owner))
@@ -252,12 +262,12 @@ def _parallel(
         whole = header.local_shape
         write = _shard(shard_key(key, axes), tensor, axes, tp)
     manifest = Manifest(header.dtype, dim, tp.size, whole)
-    return [write, _bare(parallelism_manifest_key(key), manifest.pack())]
+    return [write, _raw_write(parallelism_manifest_key(key), manifest.pack())]
 
 
 @_of_real_bytes
 def _views(address: int, header: Header) -> Any:
-    """A tensor over memory of the caller's, at the data behind a header."""
+    """Returns a tensor over the caller's memory, at the data behind a header."""
     torch = _torch()
     dtype = getattr(torch, DTYPES[header.dtype][0])
     if header.data_bytes == 0:
@@ -271,7 +281,7 @@ def _views(address: int, header: Header) -> Any:
 
 
 class _OnGpu:
-    """Memory of a GPU as other libraries take it in."""
+    """GPU memory in the form that other libraries import."""
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -301,7 +311,7 @@ def _job(address: int, plan: Plan) -> _Job:
 
 
 def _list_of(values: Any, n: int) -> list[Any] | None:
-    """One value per key; `None` when what was given does not fit."""
+    """Returns one value for each key, or `None` if `values` does not match."""
     if values is None:
         return [None] * n
     return values if isinstance(values, list) and len(values) == n else None

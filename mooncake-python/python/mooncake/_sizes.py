@@ -1,4 +1,4 @@
-"""Sizes and switches in words: `16MB`, `4 GB`, `1.5g`, `1024`; `true`, `off`."""
+"""Parsers of sizes and switches: `16MB`, `4 GB`, `1.5g`, `1024`; `true`, `off`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ _FALSE = ("false", "0", "no", "off", "disable", "disabled", "n", "f", "")
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of a size; units are powers of 1024. `ValueError` for what is none, and for what is negative."""
+    """Returns a size in bytes. Units are powers of 1024.
+
+    Raises `ValueError` for an invalid or negative size.
+    """
     if isinstance(size, int):
         if size < 0:
-            raise ValueError(f"a size is not negative: {size}")
+            raise ValueError(f"size must not be negative: {size}")
         return size
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise ValueError(f"not a size: {size!r}")
+        raise ValueError(f"invalid size: {size!r}")
     number, unit = match.groups()
     factor = _UNITS[unit.lower()]
     try:
         return int(number) * factor if number.isdigit() else int(float(number) * factor)
     except (ValueError, OverflowError):
-        raise ValueError(f"not a size: {size!r}") from None
+        raise ValueError(f"invalid size: {size!r}") from None
 
 
 def port(text: str) -> int:
-    """A port as command lines name it, 0 for any. `ValueError` for what is none."""
+    """Returns the port that a command line names, 0 for any. Raises `ValueError` for an invalid
+    one.
+    """
     number = int(text)
     if not 0 <= number < 1 << 16:
-        raise ValueError(f"a port is a number from 0 to 65535: {text}")
+        raise ValueError(f"port must be from 0 to 65535: {text}")
     return number
 
 
 def parse_switch(value: Any) -> bool:
-    """What a word means. `ValueError` for one that is neither true nor false."""
+    """Returns the truth value of a word. Raises `ValueError` for any other word."""
     text = str(value).strip().lower()
     if text in _TRUE:
         return True
     if text in _FALSE:
         return False
-    raise ValueError(f"neither true nor false: {value!r}")
+    raise ValueError(f"invalid truth value: {value!r}")

@@ -1,10 +1,13 @@
-"""Tensors in the store: whole, or in shards that several workers write and read. torch is imported when it is first needed."""
+"""Tensors in the store: whole, or in shards that several workers write and read. torch is imported
+on first use.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mooncake import _mooncake, _safetensors
@@ -50,14 +53,14 @@ from mooncake._shards import (
 from mooncake._types import also_named, number_of
 
 _INVALID_PARAMS = -600
-# Objects up to this length are read in one go with their headers.
+# Objects up to this length are read in full with their headers.
 _SMALL = 256 << 10
-# Shards that are looked for at a time.
-_ASKED = 64
+# Maximum number of shards that are looked up at a time.
+_LOOKUPS = 64
 
 
 class TensorCalls(_mooncake.Store):
-    """The calls about tensors."""
+    """Tensor calls of the store."""
 
     # Writing.
 
@@ -68,12 +71,15 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         owners: list[Any] | None,
     ) -> list[int]:
-        """Stores what each entry consists of; for each the first code that is not 0. A number in place of an entry is its code."""
+        """Stores all writes of each entry. Returns the first nonzero code of each entry, or 0.
+
+        An entry that is a number is returned as its own code.
+        """
         writes: list[_Write] = []
         groups: list[str] = []
         given = config.group_ids if config is not None else None
         if given is not None and len(given) != len(entries):
-            return [self._note(_INVALID_PARAMS, f"{len(given)} group_ids for {len(entries)} keys")] * len(entries)
+            return [self._note(_INVALID_PARAMS, f"group_ids and keys differ in number. group_ids={len(given)} keys={len(entries)}")] * len(entries)
         for i, entry in enumerate(entries):
             if isinstance(entry, list):
                 writes += entry
@@ -82,20 +88,20 @@ class TensorCalls(_mooncake.Store):
             config = copy.copy(config)
             config.group_ids = groups
         codes = iter(self._write_strips(upsert, writes, config, owners) if writes else [])
-        answer = []
+        results = []
         for entry in entries:
             if isinstance(entry, int):
-                answer.append(entry)
+                results.append(entry)
                 continue
             own = [next(codes) for _ in entry]
-            answer.append(next((code for code in own if code != 0), 0))
-        return answer
+            results.append(next((code for code in own if code != 0), 0))
+        return results
 
     def _invalid(self, why: str) -> int:
         return self._note(_INVALID_PARAMS, why)
 
     def _entry(self, make: Callable[[], list[_Write]]) -> list[_Write] | int:
-        """What `make` gives, or the code of why it gives nothing."""
+        """Returns the result of `make`, or the code of its failure."""
         try:
             return make()
         except (ValueError, AttributeError, TypeError) as error:
@@ -111,20 +117,22 @@ class TensorCalls(_mooncake.Store):
     ) -> list[int]:
         keys = _words(keys)
         if len(keys) != len(tensors):
-            return [self._invalid(f"{len(keys)} keys and {len(tensors)} tensors")] * len(keys)
+            return [self._invalid(f"keys and tensors differ in number. keys={len(keys)} tensors={len(tensors)}")] * len(keys)
         entries: list[list[_Write] | int] = []
         owners = []
         for i, (key, value) in enumerate(zip(keys, tensors)):
             tensor = _tensor_in_memory(value)
             if tensor is None:
-                entries.append(self._invalid(f"{key!r}: not a tensor that the store keeps"))
+                entries.append(self._invalid(f"{key!r}: not a tensor of a supported kind"))
                 continue
             owners.append(tensor.owner)
-            entries.append(self._entry(lambda i=i, key=key, tensor=tensor: make(i, key, tensor)))  # type: ignore[misc]
+            entries.append(self._entry(partial(make, i, key, tensor)))
         return self._store(upsert, entries, config, owners)
 
     def _in_buffer(self, buffer_ptr: int, size: int) -> _Tensor | None:
-        """The serialized tensor in registered memory, with its local part taken for the whole; `None` for what is none."""
+        """Returns the serialized tensor in registered memory, or `None` if there is none. Its local
+        part counts as the whole.
+        """
         if size < HEADER_SIZE:
             return None
         head = self._peek(buffer_ptr, HEADER_SIZE)
@@ -145,18 +153,18 @@ class TensorCalls(_mooncake.Store):
     ) -> list[int]:
         keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
+            return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
         entries: list[list[_Write] | int] = []
         for i, (key, pointer, size) in enumerate(zip(keys, buffer_ptrs, sizes)):
             tensor = self._in_buffer(pointer, size)
             if tensor is None:
                 entries.append(self._invalid(f"{key!r}: no serialized tensor in registered memory"))
                 continue
-            entries.append(self._entry(lambda i=i, key=key, tensor=tensor: make(i, key, tensor)))  # type: ignore[misc]
+            entries.append(self._entry(partial(make, i, key, tensor)))
         return self._store(upsert, entries, config, None)
 
     def _published(self, config: ReplicateConfig | None) -> bool:
-        """Whether a configuration with segments names one for each copy."""
+        """Returns whether a configuration with segments names one for each replica."""
         if not isinstance(config, ReplicateConfig | None):
             raise TypeError(
                 f"incompatible function arguments: config must be a ReplicateConfig, not {type(config).__name__}"
@@ -178,43 +186,43 @@ class TensorCalls(_mooncake.Store):
         return self._from_tensors(upsert, keys, tensors, config, lambda _, key, tensor: [_whole(key, tensor)])
 
     def put_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
-        """Stores a whole tensor under a key that is not there yet: 0 or a negative code."""
+        """Stores a whole tensor under a new key. Returns 0 or a negative code."""
         return self._tensors(False, [key], [tensor], config)[0]
 
     def batch_put_tensor(
         self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`put_tensor` of many."""
+        """Runs `put_tensor` for many tensors."""
         return self._tensors(False, keys, tensors_list, config)
 
     def pub_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
-        """`put_tensor`, kept as `config` says."""
+        """Stores a tensor like `put_tensor`, with the settings of `config`."""
         return self._tensors(False, [key], [tensor], config)[0]
 
     def batch_pub_tensor(
         self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`pub_tensor` of many."""
+        """Runs `pub_tensor` for many tensors."""
         return self._tensors(False, keys, tensors_list, config)
 
     def upsert_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
-        """Stores a whole tensor in place of what is there."""
+        """Stores a whole tensor and replaces the previous value, if any."""
         return self._tensors(True, [key], [tensor], config)[0]
 
     def batch_upsert_tensor(
         self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`upsert_tensor` of many."""
+        """Runs `upsert_tensor` for many tensors."""
         return self._tensors(True, keys, tensors_list, config)
 
     def upsert_pub_tensor(self, key: str, tensor: Any, config: ReplicateConfig | None = None) -> int:
-        """`upsert_tensor`, kept as `config` says."""
+        """Stores a tensor like `upsert_tensor`, with the settings of `config`."""
         return self._tensors(True, [key], [tensor], config)[0]
 
     def batch_upsert_pub_tensor(
         self, keys: list[str], tensors_list: list[Any], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`upsert_pub_tensor` of many."""
+        """Runs `upsert_pub_tensor` for many tensors."""
         return self._tensors(True, keys, tensors_list, config)
 
     def _whole_from(
@@ -227,7 +235,7 @@ class TensorCalls(_mooncake.Store):
     ) -> list[int]:
         keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
+            return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
         if any(self._in_buffer(pointer, size) is None for pointer, size in zip(buffer_ptrs, sizes)):
             return [self._invalid("no serialized tensor in registered memory")] * len(keys)
         call = self.batch_upsert_from if upsert else self.batch_put_from
@@ -238,25 +246,27 @@ class TensorCalls(_mooncake.Store):
         return self._whole_from(False, [key], [buffer_ptr], [size])[0]
 
     def batch_put_tensor_from(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
-        """`put_tensor_from` of many; one that is no tensor fails all."""
+        """Runs `put_tensor_from` for many tensors. An invalid one fails the whole call."""
         return self._whole_from(False, keys, buffer_ptrs, sizes)
 
     def upsert_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Stores a serialized tensor from registered memory in place of what is there."""
+        """Stores a serialized tensor from registered memory and replaces the previous value, if
+        any.
+        """
         return self._whole_from(True, [key], [buffer_ptr], [size])[0]
 
     def batch_upsert_tensor_from(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
-        """`upsert_tensor_from` of many; one that is no tensor fails all."""
+        """Runs `upsert_tensor_from` for many tensors. An invalid one fails the whole call."""
         return self._whole_from(True, keys, buffer_ptrs, sizes)
 
     def put_tensor_with_tp(self, key: str, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> int:
-        """Stores the shards of every rank of a whole tensor; `tp_rank` does not matter."""
+        """Stores the shards of all ranks of a whole tensor. `tp_rank` is ignored."""
         return self.batch_put_tensor_with_tp([key], [tensor], tp_rank, tp_size, split_dim)[0]
 
     def batch_put_tensor_with_tp(
         self, base_keys: list[str], tensors_list: list[Any], tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> list[int]:
-        """`put_tensor_with_tp` of many."""
+        """Runs `put_tensor_with_tp` for many tensors."""
         return self.batch_pub_tensor_with_tp(base_keys, tensors_list, None, tp_rank, tp_size, split_dim)
 
     def pub_tensor_with_tp(
@@ -268,7 +278,7 @@ class TensorCalls(_mooncake.Store):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> int:
-        """`put_tensor_with_tp`, kept as `config` says."""
+        """Stores shards like `put_tensor_with_tp`, with the settings of `config`."""
         return self.batch_pub_tensor_with_tp([key], [tensor], config, tp_rank, tp_size, split_dim)[0]
 
     def batch_pub_tensor_with_tp(
@@ -280,7 +290,7 @@ class TensorCalls(_mooncake.Store):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """`pub_tensor_with_tp` of many."""
+        """Runs `pub_tensor_with_tp` for many tensors."""
         _numbers(tp_rank=tp_rank, tp_size=tp_size, split_dim=split_dim)
         if not isinstance(tensors_list, list):
             raise TypeError("incompatible function arguments: tensors_list must be a list")
@@ -294,7 +304,7 @@ class TensorCalls(_mooncake.Store):
     def put_tensor_with_tp_from(
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> int:
-        """Stores the shards of every rank of a serialized whole tensor in registered memory."""
+        """Stores the shards of all ranks of a serialized whole tensor in registered memory."""
         return self.batch_put_tensor_with_tp_from([key], [buffer_ptr], [size], tp_rank, tp_size, split_dim)[0]
 
     def batch_put_tensor_with_tp_from(
@@ -306,7 +316,7 @@ class TensorCalls(_mooncake.Store):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """`put_tensor_with_tp_from` of many, each for itself."""
+        """Runs `put_tensor_with_tp_from` for many tensors. Each succeeds or fails independently."""
         _numbers(tp_rank=tp_rank, tp_size=tp_size, split_dim=split_dim)
         return self._from_buffers(
             False,
@@ -331,7 +341,7 @@ class TensorCalls(_mooncake.Store):
         keys, published = _words(keys), self._published(config)
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
         if axes is None or writers is None:
-            return [self._invalid("not one layout or partition for each")] * len(keys)
+            return [self._invalid("layouts or partitions and keys differ in number")] * len(keys)
         return self._from_tensors(
             upsert,
             keys,
@@ -353,8 +363,8 @@ class TensorCalls(_mooncake.Store):
         keys, published = _words(keys), self._published(config)
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
         if axes is None or writers is None:
-            return [self._invalid("not one layout or partition for each")] * len(keys)
-        # As in the existing package: without any lists one that is no tensor fails all.
+            return [self._invalid("layouts or partitions and keys differ in number")] * len(keys)
+        # As in Mooncake C++, an invalid tensor fails the whole call if there are no lists.
         if parallelisms is None and writer_partitions is None:
             if not published:
                 return [self._invalid(_UNPUBLISHED)] * len(keys)
@@ -376,7 +386,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partition: Any = None,
     ) -> int:
-        """Stores a tensor or the shard of it that `parallelism` or `writer_partition` names."""
+        """Stores a tensor, or the shard of it that `parallelism` or `writer_partition` names."""
         return self._parallel_tensors(False, [key], [tensor], [parallelism], config, [writer_partition])[0]
 
     @also_named(tensors="tensors_list")
@@ -388,7 +398,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partitions: Any = None,
     ) -> list[int]:
-        """`put_tensor_with_parallelism` of many."""
+        """Runs `put_tensor_with_parallelism` for many tensors."""
         return self._parallel_tensors(False, keys, tensors_list, parallelisms, config, writer_partitions)
 
     def upsert_tensor_with_parallelism(
@@ -399,7 +409,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partition: Any = None,
     ) -> int:
-        """`put_tensor_with_parallelism` in place of what is there."""
+        """Stores like `put_tensor_with_parallelism` and replaces the previous value, if any."""
         return self._parallel_tensors(True, [key], [tensor], [parallelism], config, [writer_partition])[0]
 
     @also_named(tensors="tensors_list")
@@ -411,7 +421,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partitions: Any = None,
     ) -> list[int]:
-        """`upsert_tensor_with_parallelism` of many."""
+        """Runs `upsert_tensor_with_parallelism` for many tensors."""
         return self._parallel_tensors(True, keys, tensors_list, parallelisms, config, writer_partitions)
 
     def put_tensor_with_parallelism_from(
@@ -423,7 +433,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partition: Any = None,
     ) -> int:
-        """Stores a serialized whole tensor from registered memory, or the shards of it that are named."""
+        """Stores a serialized whole tensor from registered memory, or the named shards of it."""
         return self._parallel_buffers(False, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition])[0]
 
     def batch_put_tensor_with_parallelism_from(
@@ -435,7 +445,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partitions: Any = None,
     ) -> list[int]:
-        """`put_tensor_with_parallelism_from` of many."""
+        """Runs `put_tensor_with_parallelism_from` for many tensors."""
         return self._parallel_buffers(False, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions)
 
     def upsert_tensor_with_parallelism_from(
@@ -447,7 +457,8 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partition: Any = None,
     ) -> int:
-        """`put_tensor_with_parallelism_from` in place of what is there."""
+        """Stores like `put_tensor_with_parallelism_from` and replaces the previous value, if any.
+        """
         return self._parallel_buffers(True, [key], [buffer_ptr], [size], [parallelism], config, [writer_partition])[0]
 
     def batch_upsert_tensor_with_parallelism_from(
@@ -459,17 +470,19 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None = None,
         writer_partitions: Any = None,
     ) -> list[int]:
-        """`upsert_tensor_with_parallelism_from` of many."""
+        """Runs `upsert_tensor_with_parallelism_from` for many tensors."""
         return self._parallel_buffers(True, keys, buffer_ptrs, sizes, parallelisms, config, writer_partitions)
 
     # Reading.
 
     def get_tensor(self, key: str) -> Any:
-        """The tensor of an object; `None` when it is not there or is none."""
+        """Returns the tensor of an object, or `None` if the key does not exist or its value is not
+        a tensor.
+        """
         return self.batch_get_tensor([key])[0]
 
     def batch_get_tensor(self, keys: list[str]) -> list[Any]:
-        """`get_tensor` of many."""
+        """Runs `get_tensor` for many keys."""
         tensors: list[Any] = [None] * len(keys)
         jobs: list[_Job] = []
         of: list[int] = []
@@ -490,7 +503,7 @@ class TensorCalls(_mooncake.Store):
         return tensors
 
     def _materialize(self, jobs: list[_Job], of: list[int], tensors: list[Any]) -> None:
-        """Reads into new tensors; those that could not be read are `None`."""
+        """Reads into new tensors. A tensor that cannot be read becomes `None`."""
         if not jobs:
             return
         for i, code in zip(of, self._read_strips(jobs, [tensors[i] for i in of])):
@@ -498,15 +511,20 @@ class TensorCalls(_mooncake.Store):
                 tensors[i] = None
 
     def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Any:
-        """Reads an object into registered memory: a tensor over its data there, which the caller keeps; or `None`."""
+        """Reads an object into registered memory.
+
+        Returns a tensor over its data in that memory, which the caller must keep, or `None`.
+        """
         return self.batch_get_tensor_into([key], [buffer_ptr], [size])[0]
 
     @also_named(base_keys="keys")
     def batch_get_tensor_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
-        """`get_tensor_into` of many; -600 for each when the lists are not as long."""
+        """Runs `get_tensor_into` for many keys. Returns -600 for each if the lists differ in
+        length.
+        """
         keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
-            return [self._invalid("keys, buffers and sizes are not as many")] * len(keys)
+            return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
         tensors = []
         for pointer, code in zip(buffer_ptrs, self.batch_get_into(keys, buffer_ptrs, sizes)):
             head = self._peek(pointer, HEADER_SIZE) if code >= HEADER_SIZE else None
@@ -521,62 +539,70 @@ class TensorCalls(_mooncake.Store):
         return keys if number_of("tp_size", tp_size) <= 1 else [f"{key}_tp_{rank}" for key in keys]
 
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
-        """The shard of a rank, as it was stored."""
+        """Returns the stored shard of a rank."""
         _numbers(split_dim=split_dim)
         return self.batch_get_tensor(self._tp_keys([key], tp_rank, tp_size))[0]
 
     def batch_get_tensor_with_tp(self, base_keys: list[str], tp_rank: int = 0, tp_size: int = 1) -> list[Any]:
-        """`get_tensor_with_tp` of many."""
+        """Runs `get_tensor_with_tp` for many keys."""
         return self.batch_get_tensor(self._tp_keys(base_keys, tp_rank, tp_size))
 
     def get_tensor_with_tp_into(
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Any:
-        """`get_tensor_with_tp` into registered memory."""
+        """Reads like `get_tensor_with_tp`, into registered memory."""
         _numbers(split_dim=split_dim)
         return self.batch_get_tensor_into(self._tp_keys([key], tp_rank, tp_size), [buffer_ptr], [size])[0]
 
     def batch_get_tensor_with_tp_into(
         self, base_keys: list[str], buffer_ptrs: list[int], sizes: list[int], tp_rank: int = 0, tp_size: int = 1
     ) -> list[Any]:
-        """`get_tensor_with_tp_into` of many."""
+        """Runs `get_tensor_with_tp_into` for many keys."""
         return self.batch_get_tensor_into(self._tp_keys(base_keys, tp_rank, tp_size), buffer_ptrs, sizes)
 
     def get_tensor_with_parallelism(self, key: str, target: Any = None) -> Any:
-        """What `target` names of a tensor: as it is stored, one shard of it, or all of it; `None` when it is not there."""
+        """Returns the form of a tensor that `target` names: as stored, one shard, or the whole.
+
+        Returns `None` if it does not exist.
+        """
         return self.batch_get_tensor_with_parallelism([key], [target])[0]
 
     def batch_get_tensor_with_parallelism(self, keys: list[str], targets: Any = None) -> list[Any]:
-        """`get_tensor_with_parallelism` of many."""
+        """Runs `get_tensor_with_parallelism` for many keys."""
         plans = self._plans(keys, targets)
         tensors: list[Any] = [None if plan is None else _empty(plan.header) for plan in plans]
         of = [i for i, plan in enumerate(plans) if plan is not None and plan.header.data_bytes]
-        self._materialize([_job(tensors[i].data_ptr(), plans[i]) for i in of], of, tensors)  # type: ignore[arg-type]
+        jobs = [_job(tensors[i].data_ptr(), plans[i]) for i in of]  # type: ignore[arg-type]
+        self._materialize(jobs, of, tensors)
         return tensors
 
     def get_tensor_with_parallelism_into(self, key: str, buffer_ptr: int, size: int, target: Any = None) -> Any:
-        """`get_tensor_with_parallelism` into registered memory: a tensor over its data there, which the caller keeps."""
+        """Reads like `get_tensor_with_parallelism`, into registered memory.
+
+        Returns a tensor over its data in that memory, which the caller must keep, or `None`.
+        """
         return self.batch_get_tensor_with_parallelism_into([key], [buffer_ptr], [size], [target])[0]
 
     def batch_get_tensor_with_parallelism_into(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], targets: Any = None
     ) -> list[Any]:
-        """`get_tensor_with_parallelism_into` of many."""
+        """Runs `get_tensor_with_parallelism_into` for many keys."""
         keys = _words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [None] * len(keys)
         plans = self._plans(keys, targets)
-        answer: list[Any] = [None] * len(keys)
+        results: list[Any] = [None] * len(keys)
         of = [
             i for i, plan in enumerate(plans) if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
         ]
         jobs = [_job(buffer_ptrs[i] + HEADER_SIZE, plans[i]) for i in of]  # type: ignore[arg-type]
         for i, code in zip(of, self._read_strips(jobs) if jobs else []):
             plan = plans[i]
-            # The header last: what is in the memory is a tensor only when all of it is there.
+            # The header is written last, so that the memory contains a valid tensor only if all of
+            # it is there.
             if code == 0 and plan is not None and self._poke(buffer_ptrs[i], plan.header.pack()):
-                answer[i] = _views(buffer_ptrs[i] + HEADER_SIZE, plan.header)
-        return answer
+                results[i] = _views(buffer_ptrs[i] + HEADER_SIZE, plan.header)
+        return results
 
     def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
         keys = _words(keys)
@@ -586,7 +612,7 @@ class TensorCalls(_mooncake.Store):
         return [self._plan(key, target) for key, target in zip(keys, wanted)]
 
     def _plan(self, key: str, target: Any) -> Plan | None:
-        """How what a target names comes together from what is stored."""
+        """Plans the assembly of the form that a target names from stored objects."""
         if target is None:
             return self._stored(key)
         try:
@@ -603,7 +629,7 @@ class TensorCalls(_mooncake.Store):
         return None
 
     def _objects(self, keys: list[str], upto: int = HEADER_SIZE) -> list[tuple[Any, Header] | None]:
-        """Where tensors lie, and their headers."""
+        """Returns the locations and headers of tensors."""
         found = []
         for one in self._heads(keys, upto):
             header = Header.parse(one[1], one[0].size) if one is not None else None
@@ -636,7 +662,9 @@ class TensorCalls(_mooncake.Store):
         return None if tp is None else self._rebuilt(key, axes, tp, True)
 
     def _written(self, key: str, manifest: Manifest) -> Plan | None:
-        """All of what several writers have stored; `None` when a part is missing."""
+        """Plans the whole of a tensor that several writers have stored. Returns `None` if a part is
+        missing.
+        """
         dim, shards = manifest.split_dim, manifest.shards
 
         def of_rank(rank: int) -> tuple[str, list[Axis]]:
@@ -649,7 +677,7 @@ class TensorCalls(_mooncake.Store):
         return None if found is None else Manifest.parse(found[1])
 
     def _rebuilt(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
-        """A shard of another size than the stored ones, or all of them together."""
+        """Plans a shard of another size than the stored ones, or all of them together."""
         manifest = self._manifest(parallelism_manifest_key(key))
         if manifest is None:
             manifest = self._manifest_of_shards(key, axes, tp)
@@ -657,7 +685,8 @@ class TensorCalls(_mooncake.Store):
             return None
         dim = manifest.split_dim
         length = manifest.global_shape[dim]
-        # Also of a full read: the dimension must divide into as many parts as are asked for.
+        # This also holds for a full read: the dimension must divide into the requested number of
+        # parts.
         begin, end = shard_range(length, tp.rank, tp.size)
         if full:
             begin, end = 0, length
@@ -669,7 +698,7 @@ class TensorCalls(_mooncake.Store):
         return self._assembled(of_rank, manifest, () if full else axes, begin, end)
 
     def _manifest_of_shards(self, key: str, axes: tuple[Axis, ...], tp: Axis) -> Manifest | None:
-        """What the first shard says of all of them."""
+        """Derives the manifest of all shards from the first one."""
         first = self._objects([shard_key(key, [replace(axis, rank=0) if axis is tp else axis for axis in axes])])[0]
         of = first[1].axis("tp") if first is not None else None
         if first is None or of is None or of.split_dim is None or len(first[1].axes) != len(axes):
@@ -684,22 +713,25 @@ class TensorCalls(_mooncake.Store):
         begin: int,
         end: int,
     ) -> Plan | None:
-        """Indices `begin` to `end`, of shards whose keys and axes `of_rank` gives. `None` where one is missing, or is not what belongs there."""
+        """Plans indices `begin` to `end` of shards whose keys and axes `of_rank` returns.
+
+        Returns `None` if a shard is missing or does not match.
+        """
         dim, shape, shards = manifest.split_dim, manifest.global_shape, manifest.shards
         each, rest = divmod(shape[dim], shards)
         if rest:
             return None
-        # Of a dimension without indices all shards are wanted, else those that have some.
+        # In a dimension without indices all shards are read, else those that contain some.
         ranks = range(begin // each, -(-end // each)) if each else range(shards)
         sources = []
-        # A few at a time: how many there are is somebody's word.
-        for some in (ranks[at : at + _ASKED] for at in range(0, len(ranks), _ASKED)):
+        # The number of shards is untrusted, so a few are looked up at a time.
+        for some in (ranks[at : at + _LOOKUPS] for at in range(0, len(ranks), _LOOKUPS)):
             stored = [of_rank(rank) for rank in some]
             for rank, (_, of), found in zip(some, stored, self._objects([key for key, _ in stored])):
                 if found is None:
                     return None
                 located, header = found
-                # Shards of another layout may lie under the same keys.
+                # Shards of another layout may have the same keys.
                 if (header.dtype, header.global_shape) != (manifest.dtype, shape) or not is_shard(header, of):
                     return None
                 sources.append(Source(located, header, rank * each, (rank + 1) * each))
@@ -710,40 +742,49 @@ class TensorCalls(_mooncake.Store):
     # Tensors in files, and on GPUs.
 
     def save_tensor_to_safetensor(self, key: str, file_name: str | None = None) -> int:
-        """Writes a stored tensor to a safetensors file, by default one named as the key: 0, -1100 when it is not there, -600."""
+        """Writes a stored tensor to a safetensors file, which is named after the key by default.
+
+        Returns 0, -1100 if the key does not exist, or -600.
+        """
         return _safetensors.save(self, key, file_name)
 
     def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any:
-        """The tensor of that name in a safetensors file, else its first one, which is then stored under the key (without one: under the
-        file's name); `None` when there is none."""
+        """Stores a tensor of a safetensors file and returns it, or `None` if there is none.
+
+        The tensor is the one named like the key, or else the first one of the file. Without a key,
+        the name of the file is the key.
+        """
         return _safetensors.load(self, key, file_name)
 
     def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
-        """Reads a tensor into one of the same type and as many elements on a GPU: 0 or a code, -600 where no GPU is reached."""
+        """Reads a tensor into one on a GPU, of the same type and number of elements.
+
+        Returns 0 or a negative code, which is -600 if the process cannot access a GPU.
+        """
         return self.batch_get_tensor_into_cuda([key], [tensor])[0]
 
     def batch_get_tensor_into_cuda(self, keys: list[str], tensors_list: list[Any]) -> list[int]:
-        """`get_tensor_into_cuda` of many."""
+        """Runs `get_tensor_into_cuda` for many keys."""
         keys = _words(keys)
         if len(keys) != len(tensors_list):
-            return [self._invalid(f"{len(keys)} keys and {len(tensors_list)} tensors")] * len(keys)
+            return [self._invalid(f"keys and tensors differ in number. keys={len(keys)} tensors={len(tensors_list)}")] * len(keys)
         codes = [0] * len(keys)
         jobs, of = [], []
         for i, (found, tensor) in enumerate(zip(self._heads(keys, HEADER_SIZE), tensors_list)):
             if not _is_tensor(tensor) or _mooncake.device_of(tensor.data_ptr()) is None:
-                codes[i] = self._invalid(f"{keys[i]!r}: not a tensor on a GPU that is reached from here")
+                codes[i] = self._invalid(f"{keys[i]!r}: not a tensor on a GPU that this process can access")
                 continue
             if found is None:
-                codes[i] = self._note(-704, f"no object under {keys[i]!r}")
+                codes[i] = self._note(-704, f"no object with key {keys[i]!r}")
                 continue
             located, head = found
             header = Header.parse(head, located.size)
             dtype = DTYPE_CODES.get(str(tensor.dtype).removeprefix("torch."))
             size = tensor.numel() * tensor.element_size()
             if header is None or header.dtype != dtype or header.data_bytes != size or not tensor.is_contiguous():
-                codes[i] = self._invalid(f"{keys[i]!r}: another type or length than the tensor, or that is in pieces")
+                codes[i] = self._invalid(f"{keys[i]!r}: destination differs in type or length, or is not contiguous")
                 continue
-            # What is under way with it is over before other bytes come.
+            # Running work on the tensor completes before its bytes are overwritten.
             _torch().cuda.current_stream(tensor.device).synchronize()
             jobs.append(_job(tensor.data_ptr(), _as_it_is(located, header)))
             of.append(i)
@@ -753,14 +794,19 @@ class TensorCalls(_mooncake.Store):
 
 
 def _words(keys: Sequence[str]) -> list[str]:
-    """The keys of a list. Not those of a word, whose letters are no keys, and not of what has no order."""
+    """Returns the keys of a list.
+
+    Raises `TypeError` for a string, whose characters are not keys, and for a container without
+    order.
+    """
     if isinstance(keys, str | bytes | bytearray | Mapping) or not hasattr(keys, "__getitem__"):
         raise TypeError(f"incompatible function arguments: keys must be a list of str, not {type(keys).__name__}")
     return [word(key) for key in keys]
 
 
 def _numbers(**of: int) -> None:
-    """Refuses what is no number of 32 bits, also where it would not matter."""
+    """Raises `TypeError` for arguments that are not 32-bit numbers, even if the call ignores them.
+    """
     for name, value in of.items():
         number_of(name, value)
 
@@ -777,15 +823,17 @@ def _tensor_metadata_size() -> int:
 
 
 def _serialize_tensor(tensor: Any) -> tuple[bytes, int, int, Any]:
-    """Header, address and length of the data, and what keeps it. `ValueError` for what the store does not keep."""
+    """Returns header, address and length of the data, and its owner. Raises `ValueError` for an
+    unsupported tensor.
+    """
     held = _tensor_in_memory(tensor)
     if held is None:
-        raise ValueError(f"unsupported tensor {type(tensor).__name__}")
+        raise ValueError(f"unsupported tensor type {type(tensor).__name__}")
     return held.header.pack(), held.address, held.header.data_bytes, held.owner
 
 
 def _deserialize_tensor(data: bytes) -> Any:
-    """The tensor of a serialized one. `ValueError` for what is none."""
+    """Returns the tensor of its serialized form. Raises `ValueError` for invalid bytes."""
     data = bytes(data)
     header = Header.parse(data, len(data))
     if header is None:

@@ -1,4 +1,4 @@
-"""Console script `mooncake`. A module of its own, because Mooncake C++ has a `cli.py`, too."""
+"""Console script `mooncake`. It has its own module because Mooncake C++ has a `cli.py`, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 
 
 def main() -> int:
-    """`mooncake`: looks at a cluster, reads and writes objects, measures, and finds what is wrong."""
+    """Runs `mooncake`: inspects a cluster, reads and writes objects, benchmarks, and diagnoses
+    problems.
+    """
     try:
         from mooncake import _installation
 

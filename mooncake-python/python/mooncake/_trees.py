@@ -1,4 +1,6 @@
-"""Columns of dictionaries and lists that hold arrays, tensors or bytes: taken apart into columns of their own."""
+"""Columns of dictionaries and lists that contain arrays, tensors or bytes. They are split into one
+column for each path.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ from mooncake._columns import (
 )
 
 TREE = "structured_recursive"
-# What is worth taking dictionaries apart for: the others are as well kept in one piece.
+# Codecs whose values justify splitting dictionaries. Other dictionaries are stored as a whole.
 _HEAVY = ("ragged_tensor", "bytes_ragged", "media_bytes", "media_list_ragged")
 
 
 @dataclass
 class Leaf:
-    """Values of one place in all rows."""
+    """Values of one path in all rows."""
 
     path: str
     values: list[Any]
@@ -37,7 +39,7 @@ class Leaf:
 
 @dataclass
 class Node:
-    """A place that holds dictionaries or lists, and what is below it."""
+    """Path whose values are dictionaries or lists, and its children."""
 
     path: str
     node_type: str
@@ -48,21 +50,23 @@ class Node:
 
 
 def _names(values: Sequence[Any]) -> list[str] | None:
-    """Keys of dictionaries, if all are such."""
-    there = [value for value in values if value is not None and value is not MISSING]
-    if not there or not all(isinstance(value, dict) for value in there):
+    """Returns the keys of dictionaries, or `None` if some values are not dictionaries."""
+    present = [value for value in values if value is not None and value is not MISSING]
+    if not present or not all(isinstance(value, dict) for value in present):
         return None
-    keys = {key for value in there for key in value}
+    keys = {key for value in present for key in value}
     return sorted(keys) if all(isinstance(key, str) for key in keys) and len(keys) <= MAX_KEYS else None
 
 
 def _longest(values: Sequence[Any]) -> int | None:
-    """Length of the longest of short lists of more structure, if all are such."""
-    there = [value for value in values if value is not None and value is not MISSING]
-    if not there or not all(isinstance(value, list | tuple) for value in there):
+    """Returns the length of the longest of short nested lists, or `None` if some values are not
+    such lists.
+    """
+    present = [value for value in values if value is not None and value is not MISSING]
+    if not present or not all(isinstance(value, list | tuple) for value in present):
         return None
-    longest = max(len(value) for value in there)
-    deeper = all(one is None or isinstance(one, dict | list | tuple) for value in there for one in value)
+    longest = max(len(value) for value in present)
+    deeper = all(one is None or isinstance(one, dict | list | tuple) for value in present for one in value)
     return longest if deeper and longest <= MAX_LIST else None
 
 
@@ -71,14 +75,16 @@ def _escaped(key: str) -> str:
 
 
 def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node], *, _depth: int = 0) -> None:
-    """Takes values apart: places that hold more go to `nodes`, the others with their values to `leaves`."""
+    """Splits values: paths of dictionaries and lists go to `nodes`, all others with their values to
+    `leaves`.
+    """
     if _depth > MAX_DEPTH:
-        raise ValueError(f"{path}: deeper than {MAX_DEPTH}")
+        raise ValueError(f"{path}: nested deeper than {MAX_DEPTH} levels")
     missing = [value is MISSING for value in values]
     names = _names(values)
     if names is not None:
-        there = [isinstance(value, dict) for value in values]
-        nodes.append(Node(path, "dict", list(names), None, there, missing))
+        present = [isinstance(value, dict) for value in values]
+        nodes.append(Node(path, "dict", list(names), None, present, missing))
         for name in names:
             below = [value.get(name, MISSING) if isinstance(value, dict) else None for value in values]
             infer_structure(f"{path}.{_escaped(name)}", below, leaves, nodes, _depth=_depth + 1)
@@ -87,18 +93,18 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
     if longest is None:
         leaves.append(Leaf(path, values, choose(values)))
         return
-    there = [isinstance(value, list | tuple) for value in values]
-    lengths = [len(value) if is_list else 0 for value, is_list in zip(values, there)]
-    nodes.append(Node(path, "list", list(range(longest)), lengths, there, missing))
+    present = [isinstance(value, list | tuple) for value in values]
+    lengths = [len(value) if is_list else 0 for value, is_list in zip(values, present)]
+    nodes.append(Node(path, "list", list(range(longest)), lengths, present, missing))
     for i in range(longest):
         below = [
-            (value[i] if i < len(value) else MISSING) if is_list else None for value, is_list in zip(values, there)
+            (value[i] if i < len(value) else MISSING) if is_list else None for value, is_list in zip(values, present)
         ]
         infer_structure(f"{path}[{i}]", below, leaves, nodes, _depth=_depth + 1)
 
 
 class Trees(Codec):
-    """What `infer_structure` took apart."""
+    """Columns that `infer_structure` has split."""
 
     def encode_tree(self, path: str, leaves: Sequence[Leaf], nodes: Sequence[Node], rows: int) -> Column:
         payload: dict[str, Any] = {}
@@ -115,7 +121,7 @@ class Trees(Codec):
             of_nodes.append(described)
         for number, leaf in enumerate(leaves):
             if leaf.codec is None:
-                raise ValueError(f"{leaf.path}: no codec keeps these values")
+                raise ValueError(f"{leaf.path}: no codec supports these values")
             values = [None if value is MISSING else value for value in leaf.values]
             parts, metadata = LEAVES[leaf.codec].encode(values, FieldSchema(leaf.codec))
             parts["missing"] = np.array([value is MISSING for value in leaf.values], np.bool_)
@@ -141,7 +147,7 @@ class Trees(Codec):
             missing = parts.pop("missing").tolist()
             values = LEAVES[leaf["codec"]].decode(parts, rows, leaf.get("metadata") or {})
             columns[leaf["path"]] = [MISSING if gone else value for gone, value in zip(missing, values)]
-        # A place comes before those below it.
+        # A path comes before its children.
         for node in reversed(metadata.get("nodes", [])):
             columns[node["path"]] = self._rebuilt(node, payload, columns, rows)
         return columns[metadata["root_path"]]
@@ -156,11 +162,11 @@ class Trees(Codec):
 
         children, is_dict = node["children"], node["node_type"] == "dict"
         paths = [f"{node['path']}.{_escaped(str(c))}" if is_dict else f"{node['path']}[{int(c)}]" for c in children]
-        missing, there = column("missing", False), column("row_mask", True)
+        missing, present = column("missing", False), column("row_mask", True)
         lengths = column("lengths", len(children))
         made: list[Any] = []
         for row in range(rows):
-            if missing[row] or not there[row]:
+            if missing[row] or not present[row]:
                 made.append(MISSING if missing[row] else None)
                 continue
             below = {child: columns[path][row] for child, path in zip(children, paths)}
@@ -198,7 +204,7 @@ CODECS: dict[str, Codec] = {**LEAVES, TREE: _TREES}
 
 
 def codec_of(name: str) -> Codec:
-    """The codec of that name. `ValueError` when there is none."""
+    """Returns the codec of that name. Raises `ValueError` if there is none."""
     codec = CODECS.get(name)
     if codec is None:
         raise ValueError(f"unknown structured non-tensor codec: {name!r}")
@@ -206,7 +212,7 @@ def codec_of(name: str) -> Codec:
 
 
 def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
-    """A column as it is to be stored: as the schema says, or in the way that keeps it as it is."""
+    """Encodes a column as the schema specifies, or with the codec that preserves its values."""
     rows = len(values)
     if schema is not None and not schema.nullable and any(value is None for value in values):
         raise ValueError(f"FieldSchema for {path!r} is not nullable")
@@ -233,12 +239,12 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
             refused.append(f"{TREE}: {error}")
     names = [choose(values)]
     if schema is not None:
-        # Asked for, what has a like in msgpack or JSON becomes that.
+        # With a schema, values may be converted to types that msgpack or JSON have.
         names += ["msgpack_ragged", "json_ragged"]
     for name in dict.fromkeys(name for name in names if name is not None):
         try:
             return Column(name, rows, *LEAVES[name].encode(values, FieldSchema(name)))
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             refused.append(f"{name}: {error}")
-    why = "; ".join(refused) or "rows of different kinds"
-    raise ValueError(f"no codec keeps the values of {path!r} ({why}); name one with a FieldSchema")
+    why = "; ".join(refused) or "rows have different types"
+    raise ValueError(f"no codec preserves the values of {path!r} ({why}); select one with a FieldSchema")

@@ -14,7 +14,9 @@ _R = TypeVar("_R")
 
 
 def also_named(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Lets a call's arguments go by the names that the documentation has for them, beside those of the existing package."""
+    """Adds argument names of the documentation of Mooncake C++ to a call, besides those of its
+    package.
+    """
 
     def add(call: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(call)
@@ -32,7 +34,7 @@ def also_named(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 class _Number(Enum):
-    """Converts to its number, but is equal to nothing but itself."""
+    """Enumeration whose values convert to their numbers, but equal only themselves."""
 
     def __int__(self) -> int:
         return int(self.value)
@@ -43,7 +45,7 @@ class _Number(Enum):
 
 @unique
 class ObjectDataType(_Number):
-    """What a value is, for the master's statistics."""
+    """Kind of a value, for the master's statistics."""
 
     UNKNOWN = 0
     KVCACHE = 1
@@ -59,7 +61,7 @@ class ObjectDataType(_Number):
 
 @unique
 class ReplicaStatus(_Number):
-    """State of one copy of an object."""
+    """State of a replica."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -71,7 +73,7 @@ class ReplicaStatus(_Number):
 
 @unique
 class TaskStatus(_Number):
-    """State of a copy or move."""
+    """State of a copy or move task."""
 
     PENDING = 0
     PROCESSING = 1
@@ -81,7 +83,7 @@ class TaskStatus(_Number):
 
 @unique
 class TaskType(_Number):
-    """What a task does."""
+    """Kind of a task."""
 
     REPLICA_COPY = 0
     REPLICA_MOVE = 1
@@ -89,7 +91,7 @@ class TaskType(_Number):
 
 @unique
 class SoftPinAction(_Number):
-    """What a put does with an object's soft pin."""
+    """Effect of a put on an object's soft pin."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -97,7 +99,7 @@ class SoftPinAction(_Number):
 
 
 def number_of(name: str, value: object) -> int:
-    """A number as layouts have it, of 32 bits."""
+    """Returns a 32-bit number of a layout."""
     try:
         number = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
@@ -108,19 +110,19 @@ def number_of(name: str, value: object) -> int:
 
 
 def word_of(name: str, value: object) -> str:
-    """A word. The existing package takes bytes, too, wherever it takes words."""
+    """Returns a string. Mooncake C++ accepts bytes wherever it takes strings."""
     if isinstance(value, bytes | bytearray):
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"bytes that are no UTF-8: {error}") from None
+            raise ValueError(f"invalid UTF-8 in bytes: {error}") from None
     if not isinstance(value, str):
         raise TypeError(f"incompatible function arguments: {name} must be a str, not {type(value).__name__}")
     return value
 
 
 class ParallelAxis:
-    """One axis along which a tensor is divided among workers."""
+    """Axis along which a tensor is divided among workers."""
 
     __slots__ = ("kind", "rank", "size", "split_dim", "expert_id", "stage_id", "__weakref__")
 
@@ -145,7 +147,7 @@ class ParallelAxis:
 
 
 class TensorParallelism:
-    """The axes that identify a shard, in the caller's order."""
+    """Axes that identify a shard, in the caller's order."""
 
     __slots__ = ("_axes", "__weakref__")
 
@@ -154,7 +156,7 @@ class TensorParallelism:
 
     @property
     def axes(self) -> list[ParallelAxis]:
-        """A copy: assign a list to change it."""
+        """Copy of the axes. Assign a list to change them."""
         return list(self._axes)
 
     @axes.setter
@@ -162,7 +164,7 @@ class TensorParallelism:
         given = list(axes)
         if not all(hasattr(axis, "kind") for axis in given):
             raise TypeError("incompatible function arguments: axes must be a list of ParallelAxis")
-        # What is assigned may be used for the next shard.
+        # The caller may reuse the assigned axes for the next shard.
         self._axes = [copy.copy(axis) for axis in given]
 
     def __repr__(self) -> str:
@@ -170,7 +172,7 @@ class TensorParallelism:
 
 
 class ReadTarget:
-    """What a tensor read returns: `as_stored`, `shard` or `full`."""
+    """Form in which a tensor is read: `as_stored`, `shard` or `full`."""
 
     __slots__ = ("_mode", "_parallelism", "__weakref__")
 
@@ -182,7 +184,7 @@ class ReadTarget:
 
     @property
     def parallelism(self) -> TensorParallelism | None:
-        """Of the shard, or of those that are put together; a copy of what was given."""
+        """Copy of the parallelism of the shard, or of the shards that are joined."""
         return self._parallelism
 
     @parallelism.setter
@@ -194,7 +196,7 @@ class ReadTarget:
 
     @property
     def mode(self) -> str:
-        """In lower case, however it was given."""
+        """Mode in lower case."""
         return self._mode
 
     @mode.setter

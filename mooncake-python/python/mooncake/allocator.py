@@ -1,4 +1,6 @@
-"""Allocators of GPU memory for PyTorch: memory that peers can open over NVLink and CUDA IPC."""
+"""Allocators of GPU memory for PyTorch, whose memory other processes can open over NVLink and CUDA
+IPC.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ __all__ = ["BarexAllocator", "NVLinkAllocator"]
 
 
 class NVLinkAllocator:
-    """Gives PyTorch allocators whose memory peers can open: to the NVLink fabric where the GPU is in one, to this host by CUDA IPC otherwise."""
+    """Factory of PyTorch allocators whose memory other processes can open.
+
+    The memory is open to the NVLink fabric if the GPU is in one, otherwise to this host by CUDA
+    IPC.
+    """
 
     _allocators: dict[int, Any] = {}
     _lock = threading.Lock()
@@ -23,9 +29,11 @@ class NVLinkAllocator:
 
     @classmethod
     def get_allocator(cls, device: Any) -> Any:
-        """The allocator of a device (``torch.device``, a number or a text), a ``torch.cuda.memory.CUDAPluggableAllocator``.
+        """Returns the allocator of a device, a ``torch.cuda.memory.CUDAPluggableAllocator``.
 
-        RuntimeError: there is no CUDA driver, or no such device.
+        `device` is a ``torch.device``, a number or a text.
+
+        Raises `RuntimeError` if there is no CUDA driver or no such device.
         """
         from torch import device as torch_device
         from torch.cuda.memory import CUDAPluggableAllocator
@@ -38,9 +46,9 @@ class NVLinkAllocator:
             if number not in cls._allocators:
                 backend = cls._probe(number)
                 if backend == -2:
-                    raise RuntimeError("GPU memory needs NVIDIA's driver: libcuda.so.1 is not there, or finds no device")
+                    raise RuntimeError("cannot allocate GPU memory: libcuda.so.1 is missing or finds no device; install NVIDIA's driver")
                 if backend < 0:
-                    raise RuntimeError(f"there is no device cuda:{number}")
+                    raise RuntimeError(f"cannot allocate GPU memory: no such device cuda:{number}")
                 cls._allocators[number] = CUDAPluggableAllocator(
                     _mooncake.__file__, "mc_nvlink_malloc", "mc_nvlink_free"
                 )
@@ -48,8 +56,8 @@ class NVLinkAllocator:
 
 
 class BarexAllocator:
-    """The existing system's allocator for another vendor's wire, which is not built in."""
+    """Placeholder for an allocator of Mooncake C++ that serves another vendor's transport."""
 
     @classmethod
     def get_allocator(cls, device: Any) -> Any:
-        raise RuntimeError("the barex wire is not built in")
+        raise RuntimeError("cannot create allocator: the barex transport is not supported")

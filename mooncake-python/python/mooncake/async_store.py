@@ -1,4 +1,4 @@
-"""The store for asyncio: every call `x` also as the coroutine `async_x`."""
+"""Store for asyncio: every call `x` is also the coroutine `async_x`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    """Hands the outcome of a call to whoever awaits it, if somebody still does."""
+    """Resolves the future of a call, unless it is already done."""
     if future.done():
         return
     if error is None:
@@ -27,35 +27,39 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
 
 
 async def _awaited(begin: Callable[..., None], *args: Any) -> Any:
-    """The outcome of a call that settles the future it is given."""
+    """Returns the outcome of a call that resolves the future it is given."""
     future = asyncio.get_running_loop().create_future()
     begin(future, *args)
     return await future
 
 
 async def _to_the_end(future: asyncio.Future[Any]) -> Any:
-    """The outcome of a call. A cancellation is raised only when the call has ended."""
+    """Returns the outcome of a call. A cancellation is raised only when the call has ended."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         while not future.done():
-            # Another cancellation means the same.
+            # A second cancellation has no further effect.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         if not future.cancelled():
-            # The outcome counts as seen.
+            # Marks the exception as retrieved.
             future.exception()
         raise
 
 
 async def _on_executor(call: Callable[..., Any], *args: Any, wait_on_cancel: bool = False, **kwargs: Any) -> Any:
-    """The outcome of a call on a thread, which goes on when the wait for the outcome is cancelled."""
+    """Returns the outcome of a call on a thread. The call goes on when its await is cancelled."""
     future = asyncio.get_running_loop().run_in_executor(None, functools.partial(call, *args, **kwargs))
     return await (_to_the_end(future) if wait_on_cancel else future)
 
 
 def _of_call(native: _Call) -> _Call:
-    """The coroutine of a call; of one that a subclass or a test has put in its place, it is that one, on the executor."""
+    """Returns the coroutine of a call.
+
+    If a subclass or a test has replaced the call, the coroutine runs the replacement on the
+    executor.
+    """
     name = native.__name__.removeprefix(_PREFIX)
     ours = getattr(MooncakeDistributedStore, name)
 
@@ -69,57 +73,59 @@ def _of_call(native: _Call) -> _Call:
 
 
 class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
-    """A store whose calls can be awaited. The loop goes on while they wait.
+    """Store whose calls can be awaited without blocking the event loop.
 
-    Those about values wait on no thread, and can be cancelled at any point: a put that is cancelled is taken back. The others
-    run on the loop's executor, and so does what a subclass has put in the place of a call. A call on the executor goes on when it is
-    cancelled; with `wait_on_cancel=True` the cancellation is raised only when the call has ended.
+    Calls that transfer values occupy no thread and can be cancelled at any point. A cancelled put
+    is revoked. The other calls run on the loop's executor, and so does a call that a subclass has
+    overridden. A call on the executor goes on when its await is cancelled. With
+    `wait_on_cancel=True`, the cancellation is raised only when the call has ended.
     """
 
     @_of_call
     async def async_put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
-        """`put`."""
+        """Awaits `put`."""
         return int(await _awaited(self._async_put, key, value, config))
 
     @_of_call
     async def async_upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
-        """`upsert`."""
+        """Awaits `upsert`."""
         return int(await _awaited(self._async_put, key, value, config, True))
 
     @_of_call
     async def async_get(self, key: str) -> bytes:
-        """`get`."""
+        """Awaits `get`."""
         value: bytes = await _awaited(self._async_get, key)
         return value
 
     @_of_call
     async def async_get_batch(self, keys: list[str]) -> list[bytes]:
-        """`get_batch`."""
+        """Awaits `get_batch`."""
         values: list[bytes] = await _awaited(self._async_get_batch, keys)
         return values
 
     @_of_call
     async def async_is_exist(self, key: str) -> int:
-        """`is_exist`."""
+        """Awaits `is_exist`."""
         return int(await _awaited(self._async_is_exist, key))
 
     @_of_call
     async def async_batch_is_exist(self, keys: list[str]) -> list[int]:
-        """`batch_is_exist`."""
+        """Awaits `batch_is_exist`."""
         found: list[int] = await _awaited(self._async_batch_is_exist, keys)
         return found
 
     @_of_call
     async def async_remove(self, key: str, force: bool = False) -> int:
-        """`remove`."""
+        """Awaits `remove`."""
         return int(await _awaited(self._async_remove, key, force))
 
     @_of_call
     async def async_get_into(self, key: str, buffer_ptr: int, size: int, *, wait_on_cancel: bool = False) -> int:
-        """`get_into`.
+        """Awaits `get_into`.
 
-        A cancelled call may write to the buffer until its transfer has ended, or `unregister_buffer` has returned 0. With `wait_on_cancel`
-        a cancellation is raised only when nothing is written to the buffer any more, after the time limit of a call at the latest.
+        A cancelled call may write to the buffer until its transfer has ended or `unregister_buffer`
+        has returned 0. With `wait_on_cancel`, a cancellation is raised only when nothing writes to
+        the buffer any more, at the timeout of a call at the latest.
         """
         (code,) = await self._get_into([key], [buffer_ptr], [size], wait_on_cancel)
         return int(code)
@@ -128,7 +134,8 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     async def async_batch_get_into(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], *, wait_on_cancel: bool = False
     ) -> list[int]:
-        """`batch_get_into`. Of a cancelled call, and of `wait_on_cancel`, holds what `async_get_into` says."""
+        """Awaits `batch_get_into`. Cancellation and `wait_on_cancel` work as in `async_get_into`.
+        """
         return await self._get_into(keys, buffer_ptrs, sizes, wait_on_cancel)
 
     async def _get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool) -> list[int]:
@@ -139,7 +146,7 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
 
     @_of_call
     async def async_put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """`put_from`."""
+        """Awaits `put_from`."""
         if size == 0:
             return self.put_from(key, buffer_ptr, size, config)
         (code,) = await _awaited(self._async_batch_put_from, [key], [buffer_ptr], [size], config)
@@ -149,7 +156,7 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     async def async_batch_put_from(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`batch_put_from`."""
+        """Awaits `batch_put_from`."""
         codes: list[int] = await _awaited(self._async_batch_put_from, keys, buffer_ptrs, sizes, config)
         return codes
 
@@ -157,12 +164,12 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     async def async_batch_upsert_from(
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        """`batch_upsert_from`."""
+        """Awaits `batch_upsert_from`."""
         codes: list[int] = await _awaited(self._async_batch_put_from, keys, buffer_ptrs, sizes, config, True)
         return codes
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        # Asked only for what is not there yet.
+        # Python calls this only for attributes that do not exist yet.
         of = name[len(_PREFIX) :] if name.startswith(_PREFIX) and not name.startswith(_PREFIX + "_") else None
         call = None if of is None else getattr(type(self), of, None)
         if of is None or not callable(call):

@@ -1,4 +1,4 @@
-"""Scratch memory for the calls that name memory by address."""
+"""Scratch memory for calls that name memory by address."""
 
 from mooncake._mooncake import BufferLease, BufferLeaseView, BufferPool
 

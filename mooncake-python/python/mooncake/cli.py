@@ -1,4 +1,4 @@
-"""Console scripts: servers that run in the process of the script."""
+"""Console scripts that run in the process of the script."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ from mooncake import _mooncake
 
 
 def master() -> int:
-    """`mooncake_master`: runs the master of a cluster until it is told to stop."""
-    # The server has handlers of its own.
+    """Runs `mooncake_master`, the master of a cluster, until a signal stops it."""
+    # The server installs its own signal handlers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_master([os.fspath(part) for part in sys.argv])
 
 
 def client() -> int:
-    """`mooncake_client`: a member of a cluster for the processes of this host, until it is told to stop."""
+    """Runs `mooncake_client`, a client shared by the processes of this host, until a signal
+    stops it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_client([os.fspath(part) for part in sys.argv])
 
 
 def bench() -> int:
-    """`transfer_engine_bench`: measures transfers between engines."""
+    """Runs `transfer_engine_bench`, which measures transfers between engines."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_bench([os.fspath(part) for part in sys.argv])
 
 
 def _without(script: str, error: ModuleNotFoundError) -> int:
-    """Says which part a script lacks, as its wheel does not ask for it; an exit status."""
+    """Reports the package that a script lacks, because the wheel does not require it. Returns an
+    exit status.
+    """
     if error.name != "aiohttp":
         raise error
-    print(f"{script} needs aiohttp, which is not installed: pip install aiohttp", file=sys.stderr)
+    print(f"{script}: aiohttp is not installed; pip install aiohttp", file=sys.stderr)
     return 1
 
 
 def http_metadata_server() -> int:
-    """`mooncake_http_metadata_server`."""
+    """Runs `mooncake_http_metadata_server`."""
     try:
         from mooncake.http_metadata_server import main
     except ModuleNotFoundError as error:
@@ -46,7 +50,7 @@ def http_metadata_server() -> int:
 
 
 def rest_server() -> int:
-    """`mc_store_rest_server`."""
+    """Runs `mc_store_rest_server`."""
     try:
         from mooncake.mooncake_store_service import main
     except ModuleNotFoundError as error:
@@ -55,19 +59,19 @@ def rest_server() -> int:
 
 
 def topology_dump() -> int:
-    """`transfer_engine_topology_dump`: prints which devices are near which memory."""
+    """Runs `transfer_engine_topology_dump`, which prints the devices near each memory."""
     import argparse
 
     from mooncake.engine import TransferEngine
 
-    parser = argparse.ArgumentParser(prog="transfer_engine_topology_dump", description="Which devices are near which memory.")
-    parser.add_argument("--device-name", default="", help="RDMA devices to look at, with commas between them")
-    parser.add_argument("--backend", choices=("auto", "te", "tent"), default="auto", help="tent is not built in")
-    parser.add_argument("--use-custom-topo", action="store_true", help="what MC_CUSTOM_TOPO_JSON says, not what is found")
-    parser.add_argument("--custom-topo-json", default="", help="a file that says everything")
+    parser = argparse.ArgumentParser(prog="transfer_engine_topology_dump", description="Print the devices near each memory.")
+    parser.add_argument("--device-name", default="", help="RDMA devices to include, separated by commas")
+    parser.add_argument("--backend", choices=("auto", "te", "tent"), default="auto", help="tent is not supported")
+    parser.add_argument("--use-custom-topo", action="store_true", help="use the file that MC_CUSTOM_TOPO_JSON names")
+    parser.add_argument("--custom-topo-json", default="", help="topology file, in place of discovery")
     arguments = parser.parse_args()
     if arguments.backend == "tent":
-        parser.error("--backend tent is not built in; take te")
+        parser.error("backend tent is not supported; use te")
     if arguments.custom_topo_json:
         os.environ["MC_CUSTOM_TOPO_JSON"] = arguments.custom_topo_json
     elif not arguments.use_custom_topo:

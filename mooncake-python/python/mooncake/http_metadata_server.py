@@ -1,4 +1,6 @@
-"""A directory of transfer engines over HTTP: `/metadata?key=..` keeps small values in memory. Needs aiohttp."""
+"""Metadata service of transfer engines over HTTP, which keeps small values in memory at
+`/metadata?key=..`. Needs aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from mooncake._connections import Connections, metrics_page, raise_descriptor_li
 from mooncake._sizes import port
 
 _LOG = logging.getLogger(__name__)
-# Longest value, as long as a segment's descriptor may get.
+# Longest value. A segment's descriptor may get that long.
 _MAX_VALUE = 64 << 20
-# Largest number of keys, and of bytes of all keys and values.
+# Maximum number of keys, and of bytes of all keys and values.
 _MAX_ENTRIES = 1 << 18
 _MAX_BYTES = 1 << 30
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class KVPoll(IntEnum):
-    """State of something that is set up step by step."""
+    """Progress of a setup in steps."""
 
     Failed = 0
     Bootstrapping = 1
@@ -33,7 +35,7 @@ class KVPoll(IntEnum):
 
 
 class KVBootstrapServer:
-    """The server, on a thread of its own."""
+    """Metadata server that runs on its own thread."""
 
     def __init__(self, port: int, host: str = "0.0.0.0") -> None:
         self.port = port
@@ -82,7 +84,7 @@ class KVBootstrapServer:
         if is_full or (old is None and len(self.store) >= self.max_entries):
             self._refused += 1
             text = (
-                f"cannot set metadata key: the directory is full. entries={len(self.store)} of {self.max_entries} "
+                f"cannot set metadata key: the metadata server is full. entries={len(self.store)} of {self.max_entries} "
                 f"bytes={self._bytes} of {self.max_bytes}; delete the keys of nodes that are gone"
             )
             _LOG.warning("%s", text)
@@ -98,7 +100,7 @@ class KVBootstrapServer:
         return metrics_page(*self._connections.metrics("master"), refused)
 
     def run(self) -> None:
-        """Starts the server; returns when it listens. `OSError` when it cannot."""
+        """Starts the server and returns when it listens. Raises `OSError` on failure."""
         self._thread = threading.Thread(target=self._serve, name="mooncake-metadata", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -130,12 +132,12 @@ class KVBootstrapServer:
             self._thread.join(10)
 
     def poll(self) -> KVPoll:
-        """Whether the server runs."""
+        """Returns whether the server runs."""
         running = self._thread is not None and self._thread.is_alive()
         return KVPoll.Success if running else KVPoll.Failed
 
     def wait(self) -> None:
-        """Returns when the server has ended."""
+        """Waits until the server has ended."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(1)
 
@@ -145,7 +147,7 @@ def _size(key: str, value: bytes) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`mooncake_http_metadata_server`: serves until it is interrupted."""
+    """Runs `mooncake_http_metadata_server` until it is interrupted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=port, default=8080)
     parser.add_argument("--host", default="0.0.0.0")

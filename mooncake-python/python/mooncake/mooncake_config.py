@@ -21,11 +21,11 @@ _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 
 def _size(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(f"not a size: {value!r}")
+        raise ValueError(f"invalid size: {value!r}")
     try:
         return parse_size(int(value) if isinstance(value, float) else value)
     except OverflowError:
-        raise ValueError(f"not a size: {value!r}") from None
+        raise ValueError(f"invalid size: {value!r}") from None
 
 
 def _switch(value: Any) -> bool:
@@ -34,7 +34,7 @@ def _switch(value: Any) -> bool:
 
 def _protocol(value: Any) -> str:
     if not isinstance(value, str) or not (protocol := value.strip().lower()):
-        raise ValueError(f"not a protocol: {value!r}")
+        raise ValueError(f"invalid protocol: {value!r}")
     if protocol not in _PROTOCOLS:
         _LOG.warning("unknown protocol %r; known are %s", protocol, ", ".join(_PROTOCOLS))
     return protocol
@@ -42,7 +42,7 @@ def _protocol(value: Any) -> str:
 
 @dataclass
 class MooncakeConfig:
-    """What `MooncakeDistributedStore.setup` is told."""
+    """Arguments of `MooncakeDistributedStore.setup`."""
 
     local_hostname: str
     metadata_server: str
@@ -58,19 +58,19 @@ class MooncakeConfig:
     client_http_port: int = 9300
 
     def __post_init__(self) -> None:
-        """Refuses what cannot work, however the settings came about: `ValueError`."""
+        """Validates the settings, whatever their source. Raises `ValueError` for invalid ones."""
         self.protocol = _protocol(self.protocol)
         for name in _REQUIRED:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+                raise ValueError(f"{name} must be a non-empty string, not {value!r}")
         for name in ("global_segment_size", "local_buffer_size"):
             if (size := getattr(self, name)) < 0:
                 raise ValueError(f"{name} must not be negative: {size}")
 
     @staticmethod
     def _of(given: Mapping[str, Any]) -> MooncakeConfig:
-        # `null` is as if it was not there, except that a protocol is refused that is named and is none.
+        # `null` counts as absent, except for a protocol, which must be valid if it is named.
         fields = {name: value for name, value in given.items() if value is not None}
         for name in _REQUIRED:
             if name not in fields:
@@ -92,16 +92,18 @@ class MooncakeConfig:
 
     @staticmethod
     def from_file(file_path: str) -> MooncakeConfig:
-        """Settings of a JSON file. `ValueError` for what is missing or makes no sense."""
+        """Reads settings from a JSON file. Raises `ValueError` for missing or invalid ones."""
         with open(file_path, encoding="utf-8") as file:
             fields = json.load(file)
         if not isinstance(fields, dict):
-            raise ValueError(f"{file_path} does not hold an object")
+            raise ValueError(f"invalid config file {file_path}: not a JSON object")
         return MooncakeConfig._of(fields)
 
     @staticmethod
     def load_from_env() -> MooncakeConfig:
-        """Settings of the file that `MOONCAKE_CONFIG_PATH` names, or of the variables `MOONCAKE_*`."""
+        """Reads settings from the file that `MOONCAKE_CONFIG_PATH` names, else from the variables
+        `MOONCAKE_*`.
+        """
         path = os.environ.get("MOONCAKE_CONFIG_PATH")
         if path:
             return MooncakeConfig.from_file(path)
@@ -126,7 +128,8 @@ class MooncakeConfig:
         return MooncakeConfig._of(fields)
 
     def as_setup(self) -> dict[str, Any]:
-        """The same by the names of `MooncakeDistributedStore.setup`."""
+        """Returns the settings by the names of the arguments of `MooncakeDistributedStore.setup`.
+        """
         return {
             "local_hostname": self.local_hostname,
             "metadata_server": self.metadata_server,

@@ -1,4 +1,4 @@
-"""A store over HTTP: `mc_store_rest_server`. Needs aiohttp."""
+"""REST server of a store: `mc_store_rest_server`. Needs aiohttp."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from mooncake.store import MooncakeDistributedStore
 _LOG = logging.getLogger(__name__)
 _MAX_BODY = 100 << 20
 _MAX_GRACE_S = 3600
-# Of `last_error` when bytes of a file are offered already.
+# Code of `last_error` if bytes of a file are already offered.
 _EXISTS = -102
-# Values longer than this are sent in pieces of it.
+# Values longer than this are sent in pieces of this size.
 _PIECE = 1 << 20
-# Seconds in which a client takes such a piece.
+# Seconds that a client has to take such a piece.
 _READER_S = 30.0
 _NOT_FOUND = -704
 _HAS_LEASE = -706
@@ -46,11 +46,11 @@ def _error(text: str, status: int, **more: Any) -> web.Response:
 
 
 class BadRequest(Exception):
-    """The request makes no sense; the text says why."""
+    """Invalid request. The text is the reason."""
 
 
-def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """Turns what a handler raises into an answer."""
+def _with_errors(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """Converts exceptions of a handler to responses."""
 
     @functools.wraps(handler)
     async def wrapped(self: Any, request: web.Request) -> web.StreamResponse:
@@ -61,7 +61,7 @@ def _answered(handler: Callable[[Any, web.Request], Awaitable[web.StreamResponse
         except _folders.NotAllowed as error:
             return _error(f"{error}; see --folder", 403)
         except UnicodeEncodeError:
-            # JSON can name halves of surrogate pairs, which are no text.
+            # JSON can contain halves of surrogate pairs, which are not valid text.
             return _error("Invalid text", 400)
         except (web.HTTPException, asyncio.CancelledError):
             raise
@@ -78,7 +78,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise BadRequest("Invalid JSON") from None
     if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
+        raise BadRequest("body must be a JSON object")
     return body
 
 
@@ -112,7 +112,9 @@ def _shared_path(body: dict[str, Any]) -> str:
 
 
 class _Mounted(NamedTuple):
-    """What was mounted, or why nothing was; `taken` when bytes of the file are offered already."""
+    """Mounted segments, or the cause of the failure. `taken` means that bytes of the file are
+    already offered.
+    """
 
     ids: list[str]
     cause: str = ""
@@ -120,16 +122,16 @@ class _Mounted(NamedTuple):
 
 
 class MooncakeStoreService:
-    """Routes over one store. Calls of the store run beside the loop."""
+    """HTTP routes of one store. Calls of the store run on threads beside the event loop."""
 
     def __init__(
         self, config: MooncakeConfig, store: MooncakeDistributedStore | None = None, folders: Sequence[str] = _folders.USUAL
     ) -> None:
         self.config = config
-        # Of whose files `reconfigure` may offer one.
+        # Folders whose files `reconfigure` may mount.
         self._folders = folders
         self.store = store or MooncakeDistributedStore()
-        # What `reconfigure` mounted, as it was asked for, and who changes it now.
+        # Segments that `reconfigure` mounted, its request body, and a lock for changes of both.
         self._mode_ids: list[str] = []
         self._mode_body: dict[str, Any] = {}
         self._mode = asyncio.Lock()
@@ -158,19 +160,19 @@ class MooncakeStoreService:
         return await asyncio.to_thread(call, *args)
 
     async def start_store(self, patience: float) -> bool:
-        """Sets the store up, again and again until it works or `patience` seconds are over."""
+        """Sets up the store, and retries until it succeeds or `patience` seconds have passed."""
         deadline = time.monotonic() + patience
         while True:
             if await self._call(lambda: self.store.setup(**self.config.as_setup())) == 0:
                 return True
             if time.monotonic() >= deadline:
-                _LOG.error("the store cannot be set up: %s", self.store.last_error())
+                _LOG.error("cannot set up store: %s", self.store.last_error())
                 return False
             await asyncio.sleep(1)
 
-    @_answered
+    @_with_errors
     async def put(self, request: web.Request) -> web.Response:
-        """Stores a text under a key."""
+        """Stores a text value under a key."""
         body = await _body(request)
         key, value = body.get("key"), body.get("value")
         if not isinstance(key, str) or not isinstance(value, str) or not key:
@@ -179,9 +181,9 @@ class MooncakeStoreService:
             return _error("PUT operation failed", 500, cause=str(self.store.last_error()))
         return _json({"status": "success"})
 
-    @_answered
+    @_with_errors
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """The value of a key."""
+        """Returns the value of a key."""
         handle = await self._call(self.store.get_buffer, request.match_info["key"])
         if handle is None:
             exists = await self._call(self.store.is_exist, request.match_info["key"])
@@ -201,23 +203,23 @@ class MooncakeStoreService:
                 await asyncio.wait_for(response.write(bytes(view[at : at + _PIECE])), _READER_S)
             await asyncio.wait_for(response.write_eof(), _READER_S)
         except TimeoutError:
-            _LOG.info("%s %s: the client does not read", request.method, request.path)
+            _LOG.info("%s %s: client stopped reading", request.method, request.path)
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            # Nobody is left to answer.
-            _LOG.debug("%s %s: the client went away", request.method, request.path)
+            # The client can no longer receive a response.
+            _LOG.debug("%s %s: client disconnected", request.method, request.path)
         return response
 
-    @_answered
+    @_with_errors
     async def exist(self, request: web.Request) -> web.Response:
-        """Whether a key is there."""
+        """Returns whether a key exists."""
         exists = await self._call(self.store.is_exist, request.match_info["key"])
         if exists < 0:
             return _error("Exist check failed", 500)
         return _json({"exists": exists == 1})
 
-    @_answered
+    @_with_errors
     async def remove(self, request: web.Request) -> web.Response:
         """Removes a key."""
         code = await self._call(self.store.remove, request.match_info["key"])
@@ -226,34 +228,34 @@ class MooncakeStoreService:
         status = {_NOT_FOUND: 404, _HAS_LEASE: 409}.get(code, 500)
         return _error("Remove operation failed", status, cause=str(self.store.last_error()))
 
-    @_answered
+    @_with_errors
     async def remove_all(self, request: web.Request) -> web.Response:
-        """Removes every key that nobody is reading."""
+        """Removes every key that has no lease."""
         del request
         removed = await self._call(self.store.remove_all)
         if removed < 0:
             return _error("Remove all operation failed", 500)
         return _json({"status": f"success removed {removed} keys"})
 
-    @_answered
+    @_with_errors
     async def mount(self, request: web.Request) -> web.Response:
-        """Offers new memory to the cluster."""
+        """Mounts a segment in new memory."""
         body = await _body(request)
         size = _whole(body, "size", least=1)
         protocol, location = _text(body, "protocol", self.config.protocol), _text(body, "location", "")
-        answer = await self._call(self.store.allocate_and_mount_segment, size, protocol, location)
-        if answer["ret"] != 0:
+        result = await self._call(self.store.allocate_and_mount_segment, size, protocol, location)
+        if result["ret"] != 0:
             return _error("Mount operation failed", 500, cause=str(self.store.last_error()))
         return _json(
             {
                 "status": "success",
-                "segment_ids": answer["segment_ids"],
-                "allocated_size": answer["allocated_size"],
+                "segment_ids": result["segment_ids"],
+                "allocated_size": result["allocated_size"],
             }
         )
 
     async def _mount_file(self, path: str, body: dict[str, Any], folders: Sequence[str]) -> _Mounted:
-        """`NotAllowed` for a file of other folders."""
+        """Mounts a file in one of `folders`. Raises `NotAllowed` for any other file."""
         where = (
             _whole(body, "size", least=1),
             _whole(body, "offset", 0),
@@ -262,10 +264,10 @@ class MooncakeStoreService:
         )
 
         def mount(file: str) -> _Mounted:
-            answer = self.store.mount_segment(file, *where)
-            if answer["ret"] == 0:
-                return _Mounted(answer["segment_ids"])
-            # At once, before the next failure of this store takes its place.
+            result = self.store.mount_segment(file, *where)
+            if result["ret"] == 0:
+                return _Mounted(result["segment_ids"])
+            # The error is read at once, before another failure of this store replaces it.
             error = self.store.last_error()
             return _Mounted([], str(error), error is not None and error.code == _EXISTS)
 
@@ -276,9 +278,9 @@ class MooncakeStoreService:
             return _Mounted([], str(error))
         return mounted
 
-    @_answered
+    @_with_errors
     async def mount_shm(self, request: web.Request) -> web.Response:
-        """Offers shared memory to the cluster."""
+        """Mounts a segment in shared memory."""
         body = await _body(request)
         mounted = await self._mount_file(_shared_path(body), body, [_folders.SHARED_MEMORY])
         if mounted.cause:
@@ -286,12 +288,12 @@ class MooncakeStoreService:
         return _json({"status": "success", "segment_ids": mounted.ids})
 
     async def _unmount_each(self, ids: list[str], grace: int) -> list[str]:
-        """Those that could not be unmounted."""
+        """Unmounts segments and returns those that cannot be unmounted."""
         return [one for one in ids if await self._call(self.store.unmount_segment, [one], grace) != 0]
 
-    @_answered
+    @_with_errors
     async def unmount(self, request: web.Request) -> web.Response:
-        """Takes memory back."""
+        """Unmounts segments."""
         body = await _body(request)
         grace = _whole(body, "grace_period_seconds", 0, most=_MAX_GRACE_S)
         ids = _ids(body)
@@ -303,18 +305,18 @@ class MooncakeStoreService:
             return _error("Unmount operation failed", 500, failed_segment_ids=failed)
         return _json({"status": "success"})
 
-    @_answered
+    @_with_errors
     async def unmount_local_disk(self, request: web.Request) -> web.Response:
-        """Stops offering this client's disk."""
+        """Unmounts this client's disk segment."""
         body = await _body(request)
         grace = _whole(body, "grace_period_seconds", 0, most=_MAX_GRACE_S)
         if await self._call(self.store.unmount_local_disk_segment, grace) != 0:
             return _error("Unmount operation failed", 500, cause=str(self.store.last_error()))
         return _json({"status": "success"})
 
-    @_answered
+    @_with_errors
     async def reconfigure(self, request: web.Request) -> web.Response:
-        """Offers a file's memory (`decode`) in place of what was offered before, or none (`prefill`)."""
+        """Replaces the mounted file by another one (`decode`), or unmounts it (`prefill`)."""
         body = await _body(request)
         mode = _text(body, "mode", "").lower()
         if mode not in ("decode", "prefill"):
@@ -327,7 +329,7 @@ class MooncakeStoreService:
                 return _json({"status": "success", "mode": "prefill"})
             if not _text(body, "path", ""):
                 raise BadRequest("Missing path")
-            if self._mode_ids and _place(body) == _place(self._mode_body):
+            if self._mode_ids and _location(body) == _location(self._mode_body):
                 return _json({"status": "success", "mode": "decode", "segment_ids": self._mode_ids})
             mounted = await self._replace(body)
             if mounted.cause:
@@ -336,48 +338,50 @@ class MooncakeStoreService:
             return _json({"status": "success", "mode": "decode", "segment_ids": mounted.ids})
 
     async def _replace(self, body: dict[str, Any]) -> _Mounted:
-        """Offers a file's memory in place of what was offered before, which stays when that fails."""
-        # The new memory first, so that there is always some.
+        """Replaces the mounted file by another one. On failure, the previous file stays mounted."""
+        # The new segment is mounted first, so that there is always one.
         mounted = await self._mount_file(body["path"], body, self._folders)
         if mounted.taken and self._mode_ids:
-            # It may be what is in the way of its own other size.
+            # The previous segment of the same file may overlap the new one.
             self._mode_ids = await self._unmount_each(self._mode_ids, 0)
             mounted = await self._mount_again(body)
             if mounted.cause:
                 before = await self._mount_again(self._mode_body)
                 self._mode_ids = before.ids + self._mode_ids
                 if not self._mode_ids:
-                    return _Mounted([], f"{mounted.cause}; what was offered before is lost: {before.cause}")
+                    return _Mounted([], f"{mounted.cause}; cannot mount the previous file again: {before.cause}")
         if not mounted.cause:
             self._mode_ids, self._mode_body = mounted.ids + await self._unmount_each(self._mode_ids, 0), body
         return mounted
 
     async def _mount_again(self, body: dict[str, Any]) -> _Mounted:
-        """As `_mount_file`, but a file that was moved elsewhere since it was allowed is a cause like others."""
+        """Mounts a file like `_mount_file`. A file that was moved out of the folders is an ordinary
+        failure.
+        """
         try:
             return await self._mount_file(body["path"], body, self._folders)
         except _folders.NotAllowed as error:
             return _Mounted([], str(error))
 
-    @_answered
+    @_with_errors
     async def health(self, request: web.Request) -> web.Response:
-        """Whether the store's master answers."""
+        """Returns whether the store's master responds."""
         del request
         code = await self._call(self.store.health_check)
         return _json({"status": "healthy" if code == 0 else "unhealthy", "code": code}, 200 if code == 0 else 503)
 
     async def openapi(self, request: web.Request) -> web.Response:
-        """What this server does, for programs."""
+        """Returns the OpenAPI document of this server."""
         del request
         return _json(_openapi.DOCUMENT)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Connections of this server, in Prometheus' text format."""
+        """Returns connection metrics of this server in Prometheus text format."""
         del request
         return metrics_page(*self.connections.metrics("mooncake_client"))
 
     async def run(self, port: int, patience: float, host: str = "0.0.0.0") -> int:
-        """Serves until it is told to stop; an exit status."""
+        """Serves requests until a signal stops the server. Returns an exit status."""
         raise_descriptor_limit()
         if not await self.start_store(patience):
             return 1
@@ -399,7 +403,7 @@ class MooncakeStoreService:
         return 0
 
 
-def _place(body: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _location(body: dict[str, Any]) -> tuple[Any, Any, Any]:
     return body.get("path"), body.get("size"), body.get("offset", 0)
 
 
@@ -411,7 +415,7 @@ def _settings(path: str | None, changes: list[str]) -> MooncakeConfig:
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
-            raise ValueError(f"-D {change}: give key=value")
+            raise ValueError(f"invalid argument -D {change}: expected key=value")
         fields[name.strip()] = value.strip()
     if not fields:
         return MooncakeConfig.load_from_env()
@@ -419,23 +423,23 @@ def _settings(path: str | None, changes: list[str]) -> MooncakeConfig:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`mc_store_rest_server`: serves a store until it is told to stop."""
+    """Runs `mc_store_rest_server` until a signal stops it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", help="JSON file; by default the environment")
+    parser.add_argument("--config", help="JSON file with settings (default: environment)")
     parser.add_argument(
-        "-D", "--define", dest="changes", action="append", default=[], metavar="key=value", help="a setting, over those of the file or the environment"
+        "-D", "--define", dest="changes", action="append", default=[], metavar="key=value", help="setting that overrides the file and the environment"
     )
     parser.add_argument("--port", type=port, default=8080)
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on; by default all")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")
     parser.add_argument(
         "--folder",
         dest="folders",
         action="append",
         default=list(_folders.USUAL),
         metavar="PATH",
-        help="a folder of whose files /api/reconfigure may offer one, besides /dev/shm and /dev/hugepages",
+        help="folder whose files /api/reconfigure may mount, besides /dev/shm and /dev/hugepages",
     )
-    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait for the store")
+    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds to wait until the store is set up")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
     try:

@@ -1,6 +1,7 @@
-"""Tensors in memory that the processes of one host share: one of them owns it, all of them map it.
+"""Tensors in memory that the processes of one host share. One process owns the memory, and all of
+them map it.
 
-Needs torch, and a process group where there is more than one rank.
+Needs torch, and a process group if there is more than one rank.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from mooncake import _segments
 
 __all__ = ["SharedSegment", "SharedSegmentError", "create_shared_segment", "shared_segment_supported"]
 
-# Tensors begin on pages.
+# Alignment of tensors in bytes.
 _PAGE = 4096
 
 
 class SharedSegmentError(RuntimeError):
-    """A segment cannot be made, or has nothing of that name. On every rank the same, with the ranks it comes from."""
+    """Failure to create a segment, or an unknown block. All ranks raise the same error, which names
+    the failed ranks.
+    """
 
 
 class _Block(NamedTuple):
@@ -29,17 +32,19 @@ class _Block(NamedTuple):
 
 
 class SharedSegment:
-    """A segment, and the tensors in it."""
+    """Shared memory with the tensors in it."""
 
     def __init__(self, segment: _segments.SharedSegment, blocks: dict[str, _Block]) -> None:
         self._segment, self._blocks = segment, blocks
 
     def tensors(self, block: str) -> list[Any]:
-        """The tensors of a block, by number; each is the segment's own bytes, and keeps them."""
+        """Returns the tensors of a block in order. They use the segment's memory without a copy,
+        and keep it alive.
+        """
         import torch
 
         if block not in self._blocks:
-            raise SharedSegmentError(f"no block is named {block!r}; there are {', '.join(self._blocks)}")
+            raise SharedSegmentError(f"no such block: {block!r}; known blocks: {', '.join(self._blocks)}")
         one, (offsets, stride) = self._blocks[block], _layout(self._blocks)
         starts = range(offsets[block], offsets[block] + one.number * stride, stride)
         memory = self._segment.buffer()
@@ -47,16 +52,18 @@ class SharedSegment:
         return [part.view(one.dtype).view(one.shape) for part in parts]
 
     def base_addr(self) -> int:
-        """Address of its first byte in this process."""
+        """Returns the address of the first byte in this process."""
         return self._segment.base_addr()
 
     def total_size(self) -> int:
-        """Bytes, those between tensors included."""
+        """Returns the size in bytes, including gaps between tensors."""
         return self._segment.size()
 
 
 def shared_segment_supported(mmap: bool = True, host_register: bool = False) -> bool:
-    """Whether memory can be shared in this way: as pages of the host's, not registered with a device."""
+    """Returns whether segments with these settings are supported: host pages that are not
+    registered with a device.
+    """
     return _segments.SharedSegment.supported(mmap, host_register)
 
 
@@ -73,21 +80,25 @@ def create_shared_segment(
     *,
     tp_group: Any = None,
 ) -> SharedSegment:
-    """Makes a segment with all ranks of a group, each of which calls this with the same declaration.
+    """Creates a segment together with all ranks of a group. Each rank calls this with the same
+    arguments.
 
-    `blocks` names groups of tensors of one shape: ``{"k": {"count": layers, "shape": shape, "dtype": torch.bfloat16}}``. The memory is `owner_rank`'s.
-    `comm_group` is a process group of torch that moves objects between processors (gloo), or has one as ``cpu_group``; one rank needs none. `tp_group` is its older name.
+    `blocks` names groups of tensors of one shape: ``{"k": {"count": layers, "shape": shape,
+    "dtype": torch.bfloat16}}``. The memory belongs to `owner_rank`.
 
-    SharedSegmentError, on every rank: a rank has failed, or has declared something else.
+    `comm_group` is a torch process group that exchanges Python objects (gloo), or has one as
+    ``cpu_group``. A single rank needs none. `tp_group` is an older name of `comm_group`.
+
+    Raises `SharedSegmentError` on every rank if a rank fails or declares different blocks.
     """
     if comm_group is not None and tp_group is not None and comm_group is not tp_group:
-        raise SharedSegmentError("comm_group and tp_group are two names of one argument")
+        raise SharedSegmentError("cannot create segment: tp_group is an alias of comm_group, and both are given")
     group = tp_group if comm_group is None else comm_group
     if world_size > 1 and group is None:
-        raise SharedSegmentError(f"{world_size} ranks need a comm_group")
+        raise SharedSegmentError(f"cannot create segment: {world_size} ranks need a comm_group")
     parsed = {block: _parse(block, blocks[block]) for block in sorted(blocks)}
     if not parsed:
-        raise SharedSegmentError("a segment without blocks")
+        raise SharedSegmentError("cannot create segment: it has no blocks")
     size = _layout(parsed)[1] * max(block.number for block in parsed.values())
     layout = ";".join(f"{key}:{one.number}:{'x'.join(map(str, one.shape))}:{one.dtype}" for key, one in parsed.items())
     made, failure = None, ""
@@ -97,12 +108,12 @@ def create_shared_segment(
         )
     except RuntimeError as error:
         failure = str(error)
-    said = _gathered((failure, made[1] if made else b""), world_size, group)
-    _check([one for one, _ in said])
+    gathered = _gathered((failure, made[1] if made else b""), world_size, group)
+    _check([one for one, _ in gathered])
     if made is None:
-        raise SharedSegmentError("a rank has not taken part")
+        raise SharedSegmentError("cannot create segment: a rank did not participate")
     try:
-        made[0].complete([blob for _, blob in said])
+        made[0].complete([blob for _, blob in gathered])
     except RuntimeError as error:
         failure = str(error)
     _check(_gathered(failure, world_size, group))
@@ -116,14 +127,17 @@ def _parse(name: str, block: Mapping[str, Any]) -> _Block:
         count, shape = int(block["count"]), tuple(int(length) for length in block["shape"])
         element = torch.empty(0, dtype=block["dtype"]).element_size()
     except (KeyError, TypeError, ValueError) as error:
-        raise SharedSegmentError(f"block {name!r} needs a count, a shape and a dtype") from error
+        raise SharedSegmentError(f"invalid block {name!r}: it needs a count, a shape and a dtype") from error
     if count <= 0 or not shape or min(shape) <= 0:
-        raise SharedSegmentError(f"block {name!r} has {count} tensors of shape {shape}")
+        raise SharedSegmentError(f"invalid block {name!r}: count={count} shape={shape}")
     return _Block(count, shape, block["dtype"], element * math.prod(shape))
 
 
 def _layout(blocks: dict[str, _Block]) -> tuple[dict[str, int], int]:
-    """Where the first tensor of each block begins, and how far on the next: those of one number lie together."""
+    """Returns the offset of the first tensor of each block, and the distance between numbers.
+
+    Tensors of the same number lie next to each other.
+    """
     offsets, end = {}, 0
     for name, block in blocks.items():
         offsets[name] = end
@@ -132,7 +146,7 @@ def _layout(blocks: dict[str, _Block]) -> tuple[dict[str, int], int]:
 
 
 def _gathered(value: Any, world_size: int, group: Any) -> list[Any]:
-    """What each rank says, by rank."""
+    """Gathers a value from each rank, by rank."""
     if world_size == 1:
         return [value]
     from torch import distributed
@@ -143,6 +157,6 @@ def _gathered(value: Any, world_size: int, group: Any) -> list[Any]:
 
 
 def _check(failures: list[str]) -> None:
-    said = [f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure]
-    if said:
-        raise SharedSegmentError("; ".join(said))
+    failed = [f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure]
+    if failed:
+        raise SharedSegmentError("; ".join(failed))

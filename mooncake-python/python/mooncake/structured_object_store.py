@@ -1,4 +1,7 @@
-"""Objects of several named members, and batches of samples: written together, read in parts. Needs numpy, and msgpack for what has no other form."""
+"""Objects of several named members, and batches of samples: written together, read in parts.
+
+Needs numpy, and msgpack for values that have no other encoding.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ from mooncake._payloads import Reader, array_kind, payloads
 from mooncake._shards import _is_tensor
 from mooncake._trees import codec_of, encode, infer_structure
 
-# The existing package's constants, for programs that name them.
+# Constants of Mooncake C++, for programs that use them.
 AUTO_PARALLEL_MIN_BYTES = _DEFAULT_CHUNK
 AUTO_PARALLEL_MIN_CHUNKS = 8
 DATAPROTO_REF_HANDLE_TYPE = HANDLE
@@ -87,7 +90,7 @@ class _Payloads:
         begins, lengths = wanted[:, 0], wanted[:, 1] - wanted[:, 0]
         width = dtype.itemsize
         if not width or (len(wanted) and (lengths.min() < 0 or begins.min() < 0 or wanted.max() > payload["bytes"] // width)):
-            raise ValueError(f"{name}: a row does not lie in what is stored")
+            raise ValueError(f"{name}: row exceeds the payload")
         reader, size = Reader(self._bundles.store, payload), int(lengths.sum())
         reader.expect(size * width)
         into = np.empty(size, dtype)
@@ -96,7 +99,7 @@ class _Payloads:
 
     def _member(self, name: str) -> str:
         if name not in self._members:
-            raise ValueError(f"the column has no payload {name!r}")
+            raise ValueError(f"column has no payload {name!r}")
         return self._members[name]
 
     def under(self, names: Mapping[str, str]) -> _Payloads:
@@ -104,11 +107,13 @@ class _Payloads:
 
 
 class MooncakeBundleTransfer(Bundles):
-    """Writes and reads objects of several members, and batches of samples, under one prefix of keys."""
+    """Writer and reader of objects of several members, and of batches of samples, under one key
+    prefix.
+    """
 
     @staticmethod
     def release_result(result: Any) -> None:
-        """Lets go of memory early. Results of this build own theirs, so there is nothing to do."""
+        """Does nothing: results of this package own their memory."""
         del result
 
     # Batches: writing.
@@ -126,7 +131,9 @@ class MooncakeBundleTransfer(Bundles):
         config: Any = None,
         field_schemas: Mapping[str, FieldSchema] | None = None,
     ) -> MooncakeDataProtoRef:
-        """Stores a batch: an object with `batch`, `non_tensor_batch` and `meta_info`, or a flat dictionary."""
+        """Stores a batch: an object with `batch`, `non_tensor_batch` and `meta_info`, or a flat
+        dictionary.
+        """
         if type not in ("dataproto", "dict"):
             raise ValueError(f"unsupported Mooncake payload type: {type!r}")
         schemas = field_schemas or {}
@@ -147,7 +154,7 @@ class MooncakeBundleTransfer(Bundles):
         field_schemas: Mapping[str, FieldSchema] | None = None,
         config: Any = None,
     ) -> MooncakeDataProtoRef:
-        """`put` of an object with the three sections."""
+        """Stores an object with the three sections, like `put`."""
         return self.put(
             data,
             namespace=namespace,
@@ -171,7 +178,10 @@ class MooncakeBundleTransfer(Bundles):
         field_schemas: Mapping[str, FieldSchema] | None = None,
         config: Any = None,
     ) -> MooncakeDataProtoRef:
-        """More fields of a stored batch: the reference of it with them. The one before stays as it is, unless `overwrite` replaces its stage."""
+        """Adds fields to a stored batch and returns a new reference that includes them.
+
+        The previous reference stays valid, unless `overwrite` replaces its stage.
+        """
         ref, envelope = resolve(ref), envelope_of(data)
         rows = envelope.rows()
         if rows != ref.batch_size and (envelope.batch or envelope.non_tensor_batch):
@@ -179,12 +189,14 @@ class MooncakeBundleTransfer(Bundles):
         return self._put_stage(ref, envelope, stage, overwrite, field_schemas or {}, (chunk_bytes, policy, config))
 
     def _group_of(self, config: Any) -> str | None:
-        """The group that all values of a batch are in: they are of use together only. An empty name is for none."""
+        """Returns the group of all values of a batch, which are useful only together. An empty name
+        stands for no group.
+        """
         named = getattr(_grouped(config), "group_ids", None)
         given = getattr(config, "group_ids", None)
         if given:
             return named[0] if named else None
-        # Who can only put and get knows of no groups.
+        # A store that only has put and get does not support groups.
         return f"structured-{uuid.uuid4().hex}" if isinstance(self._store, Store) else None
 
     def _put_stage(
@@ -234,7 +246,9 @@ class MooncakeBundleTransfer(Bundles):
     def _members_of(
         envelope: Envelope, stage: str, schemas: Mapping[str, FieldSchema]
     ) -> tuple[dict[str, Any], dict[str, StructuredFieldLocation], dict[str, Any]]:
-        """Members to write, where fields lie in them, and how those are encoded that are."""
+        """Returns the members to write, the locations of fields in them, and the encodings of
+        encoded fields.
+        """
         members = {f"batch.{name}": value for name, value in envelope.batch.items()}
         fields = {name: StructuredFieldLocation(stage, f"batch.{name}", "batch") for name in envelope.batch}
         encoded: dict[str, Any] = {}
@@ -266,14 +280,16 @@ class MooncakeBundleTransfer(Bundles):
         chunk_bytes: int | None,
         config: Any,
     ) -> RemoteBundleRef:
-        """One bundle of the members of two, which stay where they are. The second has no manifest of its own then."""
+        """Merges the members of two bundles into one. The values stay in place, and `added` loses
+        its manifest.
+        """
         try:
             old, new = self._open(before), self._open(added)
             twice = sorted(set(old.manifest["buffers"]) & set(new.manifest["buffers"]))
             if twice:
                 raise ValueError(f"structured members already exist: {twice}")
             if old.metadata.get("dataproto") != new.metadata.get("dataproto"):
-                raise ValueError("the two are of different batches")
+                raise ValueError("bundles belong to different batches")
             metadata = {**old.metadata, _FIELDS: {**old.fields, **new.fields}}
             obsolete = [added.manifest_key, *(chunk["key"] for chunk in new.manifest["meta"]["chunks"])]
             cleanup = [
@@ -345,7 +361,7 @@ class MooncakeBundleTransfer(Bundles):
         destinations: Mapping[str, Any] | None = None,
         rows: Rows | None = None,
     ) -> Any:
-        """`get` as sections, or as an object of `data_cls`."""
+        """Reads a batch like `get`, as sections or as an object of `data_cls`."""
         return self.get(
             ref,
             fields=fields,
@@ -363,7 +379,7 @@ class MooncakeBundleTransfer(Bundles):
         try:
             values = self._decoded(opened, encoded, picked, total)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(f"the column is not what a codec wrote: {type(error).__name__}: {error}") from error
+            raise ValueError(f"invalid encoded column: {type(error).__name__}: {error}") from error
         if as_list:
             return values
         array = np.empty(len(values), object)
@@ -383,13 +399,13 @@ class MooncakeBundleTransfer(Bundles):
         return codec.decode(payload, len(picked), metadata)
 
     def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
-        """What is stored of a batch, field by field, without reading it."""
+        """Returns the description of a stored batch, field by field, without reading it."""
         ref = resolve(ref)
         opened = {stage: self._open(one) for stage, one in ref.stage_refs.items()}
         fields: dict[str, dict[str, Any]] = {}
         for name, at in ref.field_index.items():
-            said, encoded = opened[at.stage].fields, ref.encoded_non_tensor.get(name)
-            spec = dict(said.get(at.member, {"encoding": "bytes"}))
+            described, encoded = opened[at.stage].fields, ref.encoded_non_tensor.get(name)
+            spec = dict(described.get(at.member, {"encoding": "bytes"}))
             if encoded is not None:
                 parts = dict(encoded["payload_members"])
                 spec = {
@@ -397,7 +413,7 @@ class MooncakeBundleTransfer(Bundles):
                     "codec": encoded["codec"],
                     "metadata": encoded.get("metadata"),
                     "payload_members": parts,
-                    "payload_specs": {part: dict(said.get(of, {"encoding": "bytes"})) for part, of in parts.items()},
+                    "payload_specs": {part: dict(described.get(of, {"encoding": "bytes"})) for part, of in parts.items()},
                 }
             fields[name] = {"section": at.section, "stage": at.stage, "member": at.member, "spec": spec}
         return {
@@ -421,7 +437,9 @@ class MooncakeBundleTransfer(Bundles):
             self.remove_bundle(one)
 
     def cleanup_dataproto_append(self, previous: DataProtoRefLike, appended: DataProtoRefLike) -> None:
-        """Takes back what an append added, when nobody was told of it. What the reference before has stays."""
+        """Removes the values that an append added. No other program may have its reference. The
+        previous reference stays valid.
+        """
         previous, appended = resolve(previous), resolve(appended)
         for stage, added in appended.stage_refs.items():
             before = previous.stage_refs.get(stage)
@@ -444,8 +462,8 @@ def _encoded(member: str, values: Any, schema: FieldSchema | None) -> Column:
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if schema is None:
             raise
-        said = f"failed to encode field {member!r} with FieldSchema codec {schema.codec!r}: {error}"
-        raise (ValueError if isinstance(error, AttributeError) else type(error))(said) from error
+        message = f"failed to encode field {member!r} with FieldSchema codec {schema.codec!r}: {error}"
+        raise (ValueError if isinstance(error, AttributeError) else type(error))(message) from error
 
 
 __all__ = [

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, Result};
+use mooncake_engine::TransportSet;
 use mooncake_store::client::{Begun, Operation};
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
@@ -12,22 +13,23 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Keep, bytes_of, new_bytes, part_of, text, texts};
+use crate::client::{Located, RangeRead};
 use crate::config::{self, Config};
+use crate::error::missing_result;
 use crate::handle::BufferHandle;
 use crate::lease::Lease;
-use crate::member::{Located, RangeRead};
-use crate::memory::{Wire, lent, lent_mut};
+use crate::memory::{object_slice, object_slice_mut};
 use crate::runtime::wait;
 
-/// Pieces of a value that follow each other.
+/// Consecutive pieces of a value.
 type Spans = Vec<MemorySpan>;
 
 impl Session {
-    /// Writes every item, each for itself.
+    /// Writes every item. Each succeeds or fails independently.
     pub(super) async fn write(
         &self,
         operation: Operation,
-        items: &[(String, Vec<Slice<Wire>>)],
+        items: &[(String, Vec<Slice<TransportSet>>)],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         if items.is_empty() {
@@ -38,38 +40,38 @@ impl Session {
             return self.client.counted(begun, self.client.batch_upsert_pieces(items, config)).await;
         }
         let outcomes = self.client.counted(begun, self.client.batch_put_pieces(items, config)).await?;
-        // A key that is there already is as good as stored.
+        // A key that already exists counts as stored.
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
-    pub(super) async fn write_lent(
+    pub(super) async fn write_objects(
         &self,
         operation: Operation,
         items: Vec<(String, Spans)>,
         keep: &Arc<Keep>,
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
-        let slices = |spans: Spans| -> Result<Vec<Slice<Wire>>> {
-            spans.into_iter().map(|span| lent(&self.client, span, keep)).collect()
+        let slices = |spans: Spans| -> Result<Vec<Slice<TransportSet>>> {
+            spans.into_iter().map(|span| object_slice(&self.client, span, keep)).collect()
         };
         let items: Vec<_> =
             items.into_iter().map(|(key, spans)| Ok((key, slices(spans)?))).collect::<Result<_>>()?;
         self.write(operation, &items, config).await
     }
 
-    /// Where an object lies, if it is there.
-    async fn find(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
+    /// Looks up objects. Absent ones and failed lookups are `None`.
+    async fn locate_present(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
         let found = self.client.locate(keys).await?;
         Ok(found.into_iter().map(|one| one.ok().flatten()).collect())
     }
 
-    /// Values in memory that is lent for them; `None` for those that are not there.
+    /// Reads values into leased memory. Absent keys are `None`.
     pub(super) async fn read_leases(
         &self,
         operation: Operation,
         keys: &[String],
     ) -> Result<Vec<Option<Result<Lease>>>> {
-        if let Some(client) = self.client.shared() {
+        if let Some(client) = self.client.ipc() {
             let values = client.batch_get_buf(keys).await?;
             return Ok(values
                 .into_iter()
@@ -77,7 +79,7 @@ impl Session {
                 .collect());
         }
         let begun = self.client.begin(operation);
-        let located = self.find(keys).await?;
+        let located = self.locate_present(keys).await?;
         let arena = self.arena()?;
         let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead>) = Default::default();
         for object in located {
@@ -85,18 +87,19 @@ impl Session {
                 leases.push(None);
                 continue;
             };
-            let len = usize::try_from(object.size()).map_err(|_| Error::invalid("too large"))?;
+            let len = usize::try_from(object.size())
+                .map_err(|_| Error::invalid("object is larger than the address space"))?;
             let lease = arena.take(&self.client, len)?;
             reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
             leases.push(Some(lease));
         }
         let mut outcomes = self.read_whole(begun, reads).await.into_iter();
-        let lost = || Err(Error::internal("an answer without an item"));
-        let mut filled = |lease: Lease| outcomes.next().unwrap_or_else(lost).map(|()| lease);
+
+        let mut filled = |lease: Lease| outcomes.next().unwrap_or_else(missing_result).map(|()| lease);
         Ok(leases.into_iter().map(|lease| lease.map(&mut filled)).collect::<Vec<_>>())
     }
 
-    /// Reads whole objects, each into memory as long as it is.
+    /// Reads whole objects, each into memory of its length.
     async fn read_whole(&self, begun: Option<Begun>, reads: Vec<RangeRead>) -> Vec<Result<()>> {
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
         read.into_iter().map(|(outcome, _)| outcome).collect()
@@ -115,11 +118,11 @@ impl Store {
         let mut keep = Keep::default();
         let items = values(&mut keep)?;
         let keep = Arc::new(keep);
-        let config = match config::of_call(config, items.len(), false) {
+        let config = match config::for_call(config, items.len(), false) {
             Ok(config) => config,
             Err(error) => return Ok(Some(Err(error))),
         };
-        Ok(Some(wait(py, session.write_lent(operation, items, &keep, &config))))
+        Ok(Some(wait(py, session.write_objects(operation, items, &keep, &config))))
     }
 
     fn write_one(
@@ -131,10 +134,11 @@ impl Store {
         config: &Config<'_>,
     ) -> PyResult<i64> {
         let outcome = self.write(py, operation, |keep| Ok(vec![(key, spans(keep)?)]), config)?;
-        Ok(outcome.map_or(NOT_SET_UP, |outcome| self.code(outcome.and_then(one))))
+        Ok(outcome.map_or(NOT_SET_UP, |outcome| self.code(outcome.and_then(single_outcome))))
     }
 
-    /// The code of the first item that failed. Nothing is stored when one is empty.
+    /// Writes all items and returns the code of the first failure. If a key or a value is empty,
+    /// nothing is stored.
     fn write_all(
         &self,
         py: Python<'_>,
@@ -144,7 +148,8 @@ impl Store {
         config: &Config<'_>,
     ) -> PyResult<i64> {
         if keys.len() != values.len() {
-            let text = format!("{} keys and {} values", keys.len(), values.len());
+            let text =
+                format!("keys and values differ in number. keys={} values={}", keys.len(), values.len());
             return Ok(self.code::<()>(Err(Error::invalid(text))));
         }
         let mut empty = false;
@@ -159,11 +164,13 @@ impl Store {
                 empty = spans.iter().any(Vec::is_empty) || keys.iter().any(String::is_empty);
                 Ok(if empty { Vec::new() } else { keys.into_iter().zip(spans).collect() })
             },
-            // Group ids are counted against what is written.
+            // The number of group ids is checked against the items to write.
             config,
         )?;
         if empty {
-            return Ok(self.code::<()>(Err(Error::invalid("a key or value is empty; nothing was stored"))));
+            return Ok(self.code::<()>(Err(Error::invalid(
+                "cannot put batch: a key or value is empty; nothing was stored",
+            ))));
         }
         Ok(outcome.map_or(NOT_SET_UP, |outcome| {
             self.code(outcome.and_then(|all| all.into_iter().collect::<Result<()>>()))
@@ -184,7 +191,7 @@ impl Store {
             spans.extend(part_of(&part, &mut keep)?);
         }
         if spans.is_empty() {
-            // Nothing to store is no failure.
+            // An empty value is not an error, and nothing is stored.
             return Ok(if self.session()?.is_some() { 0 } else { NOT_SET_UP });
         }
         self.write_one(
@@ -199,7 +206,7 @@ impl Store {
         )
     }
 
-    /// The values of keys; `None` for those that are not there or could not be read.
+    /// Reads the values of keys. Absent and unreadable ones are `None`.
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -207,17 +214,18 @@ impl Store {
         operation: Operation,
         keys: &[String],
     ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
-        if session.client.needs_registration() || session.client.shared().is_some() {
-            // Such a wire does not write into Python's own memory, and mooncake_client does not see it.
+        if session.client.needs_registration() || session.client.ipc().is_some() {
+            // Such a transport cannot write into Python's own memory, and mooncake_client cannot
+            // access it.
             let handles = self.read_handles(py, session, operation, keys).into_iter();
             let copy = |handle: BufferHandle| handle.to_bytes(py);
             return handles.map(|handle| handle.map(copy).transpose()).collect::<PyResult<_>>().map(Some);
         }
         let begun = session.client.begin(operation);
-        let located = match wait(py, session.find(keys)) {
+        let located = match wait(py, session.locate_present(keys)) {
             Ok(located) => located,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
         };
@@ -237,27 +245,31 @@ impl Store {
         let outcome = wait(py, async {
             let mut reads = Vec::with_capacity(wanted.len());
             for (_, object, span) in &wanted {
-                reads.push(RangeRead { object: object.clone(), offset: 0, into: lent_mut(*span, &keep)? });
+                reads.push(RangeRead {
+                    object: object.clone(),
+                    offset: 0,
+                    into: object_slice_mut(*span, &keep)?,
+                });
             }
             Ok(session.read_whole(begun, reads).await)
         });
         let outcomes = match outcome {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
         };
         for ((at, ..), outcome) in wanted.iter().zip(outcomes) {
             if let Err(error) = outcome {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 values[*at] = None;
             }
         }
         Ok(Some(values))
     }
 
-    /// Values in memory of the local buffer's.
+    /// Reads values into the local buffer.
     fn read_handles(
         &self,
         py: Python<'_>,
@@ -266,13 +278,13 @@ impl Store {
         keys: &[String],
     ) -> Vec<Option<BufferHandle>> {
         let leases = wait(py, session.read_leases(operation, keys)).unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             keys.iter().map(|_| None).collect()
         });
         let handle = |lease: Option<Result<Lease>>| match lease? {
             Ok(lease) => Some(BufferHandle::new(lease)),
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 None
             }
         };
@@ -280,13 +292,14 @@ impl Store {
     }
 }
 
-pub(super) fn one(mut outcomes: Vec<Result<()>>) -> Result<()> {
-    outcomes.pop().unwrap_or_else(|| Err(Error::internal("an answer without an item")))
+pub(super) fn single_outcome(mut outcomes: Vec<Result<()>>) -> Result<()> {
+    outcomes.pop().unwrap_or_else(missing_result)
 }
 
 #[pymethods]
 impl Store {
-    /// Stores a value under a key that is not there yet. 0, also when it is there already (and stays as it is), or a negative code.
+    /// Stores a value under a new key. Returns 0, also if the key already exists (its value does
+    /// not change), or a negative code.
     #[pyo3(signature = (key, value, config=None))]
     fn put(
         &self,
@@ -299,7 +312,7 @@ impl Store {
         self.write_one(py, Operation::Put, key, spans, &config)
     }
 
-    /// `put` of many values; the code of the first that failed.
+    /// Stores many values like `put`. Returns the code of the first failure.
     #[pyo3(signature = (keys, values, config=None))]
     fn put_batch(
         &self,
@@ -311,7 +324,7 @@ impl Store {
         self.write_all(py, Operation::PutBatch, keys, &values, &config)
     }
 
-    /// `put` of a value in parts that follow each other.
+    /// Stores a value that is given in consecutive parts, like `put`.
     #[pyo3(signature = (key, *parts, config=None))]
     fn put_parts(
         &self,
@@ -323,7 +336,7 @@ impl Store {
         self.write_parts(py, Operation::PutParts, key, parts, &config)
     }
 
-    /// Stores a value in place of the one that is there, if any.
+    /// Stores a value and replaces the previous one, if any.
     #[pyo3(signature = (key, value, config=None))]
     fn upsert(
         &self,
@@ -336,7 +349,7 @@ impl Store {
         self.write_one(py, Operation::Upsert, key, spans, &config)
     }
 
-    /// `upsert` of many values; the code of the first that failed.
+    /// Stores many values like `upsert`. Returns the code of the first failure.
     #[pyo3(signature = (keys, values, config=None))]
     fn upsert_batch(
         &self,
@@ -348,7 +361,7 @@ impl Store {
         self.write_all(py, Operation::UpsertBatch, keys, &values, &config)
     }
 
-    /// `upsert` of a value in parts that follow each other.
+    /// Stores a value that is given in consecutive parts, like `upsert`.
     #[pyo3(signature = (key, *parts, config=None))]
     fn upsert_parts(
         &self,
@@ -360,7 +373,7 @@ impl Store {
         self.write_parts(py, Operation::UpsertParts, key, parts, &config)
     }
 
-    /// The value of a key; empty when it is not there or could not be read.
+    /// Returns the value of a key. Empty if the key does not exist or cannot be read.
     fn get<'py>(
         &self,
         py: Python<'py>,
@@ -372,7 +385,8 @@ impl Store {
         Ok(values.and_then(|mut values| values.pop().flatten()).unwrap_or_else(empty))
     }
 
-    /// The values of many keys, empty where one is not there; a single empty one when nothing could be asked.
+    /// Returns the values of many keys, empty where a key does not exist. Returns a single empty
+    /// value if the call fails as a whole.
     fn get_batch<'py>(
         &self,
         py: Python<'py>,
@@ -387,7 +401,8 @@ impl Store {
         PyList::new(py, values.into_iter().map(|value| value.unwrap_or_else(empty)))
     }
 
-    /// The value of a key in memory of the local buffer's, without a copy; `None` when it is not there.
+    /// Returns the value of a key in the local buffer, without a copy. `None` if the key does not
+    /// exist.
     fn get_buffer(
         &self,
         py: Python<'_>,
@@ -397,7 +412,7 @@ impl Store {
         Ok(self.read_handles(py, &session, Operation::GetBuffer, &[key]).pop().flatten())
     }
 
-    /// `get_buffer` of many keys.
+    /// Runs `get_buffer` for many keys.
     fn batch_get_buffer(
         &self,
         py: Python<'_>,

@@ -1,4 +1,5 @@
-//! The calls that asyncio awaits. Each is the one of its name without waiting, and settles the future it is given; dropping it half-way is safe.
+//! Calls for asyncio. Each does the same as the call of its name without waiting, and resolves the
+//! future it is given. It may be cancelled at any time.
 
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use mooncake_store::client::Operation;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use super::bytes::one;
-use super::objects::removed;
+use super::bytes::single_outcome;
+use super::objects::absent_as_error;
 use super::{NOT_SET_UP, Store};
 use crate::args::{Keep, Uint, bytes_of, text, texts, truth};
 use crate::awaitable::{awaitable, ready};
@@ -18,8 +19,8 @@ use crate::handle::BufferHandle;
 use crate::lease::Lease;
 
 fn number<'py>(py: Python<'py>, errors: &Errors, outcome: Result<u64>) -> PyResult<Bound<'py, PyAny>> {
-    let number =
-        outcome.map_or_else(|error| i64::from(errors.note(&error)), |n| i64::try_from(n).unwrap_or(i64::MAX));
+    let number = outcome
+        .map_or_else(|error| i64::from(errors.record(&error)), |n| i64::try_from(n).unwrap_or(i64::MAX));
     Ok(number.into_pyobject(py)?.into_any())
 }
 
@@ -33,19 +34,19 @@ fn numbers<'py>(
         Ok(all) => all
             .into_iter()
             .map(|one| {
-                one.map_or_else(|e| i64::from(errors.note(&e)), |n| i64::try_from(n).unwrap_or(i64::MAX))
+                one.map_or_else(|e| i64::from(errors.record(&e)), |n| i64::try_from(n).unwrap_or(i64::MAX))
             })
             .collect(),
-        Err(error) => vec![i64::from(errors.note(&error)); n],
+        Err(error) => vec![i64::from(errors.record(&error)); n],
     };
     Ok(PyList::new(py, numbers)?.into_any())
 }
 
-fn nothing(outcome: Result<()>) -> Result<u64> {
+fn zero(outcome: Result<()>) -> Result<u64> {
     outcome.map(|()| 0)
 }
 
-/// A value out of memory that was lent for it, empty when it is not there.
+/// Copies a value out of its lease. Empty if the key does not exist.
 fn value<'py>(
     py: Python<'py>,
     errors: &Errors,
@@ -54,7 +55,7 @@ fn value<'py>(
     match lease {
         Some(Ok(lease)) => BufferHandle::new(lease).to_bytes(py),
         Some(Err(error)) => {
-            errors.note(&error);
+            errors.record(&error);
             Ok(PyBytes::new(py, b""))
         }
         None => Ok(PyBytes::new(py, b"")),
@@ -76,15 +77,16 @@ impl Store {
         let mut keep = Keep::default();
         let spans = bytes_of(value, &mut keep)?.into_iter().collect();
         let keep = Arc::new(keep);
-        let config = match config::of_call(&config, 1, false) {
+        let config = match config::for_call(&config, 1, false) {
             Ok(config) => config,
-            Err(error) => return ready(future, self.errors.note(&error)),
+            Err(error) => return ready(future, self.errors.record(&error)),
         };
         let operation = if upsert { Operation::Upsert } else { Operation::Put };
         let errors = self.errors.clone();
-        let work =
-            async move { one(session.write_lent(operation, vec![(key, spans)], &keep, &config).await?) };
-        awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+        let work = async move {
+            single_outcome(session.write_objects(operation, vec![(key, spans)], &keep, &config).await?)
+        };
+        awaitable(future, work, move |py, outcome| number(py, &errors, zero(outcome)))
     }
 
     fn _async_get(
@@ -158,11 +160,12 @@ impl Store {
     ) -> PyResult<()> {
         let Some(session) = self.session()? else { return ready(future, NOT_SET_UP) };
         let errors = self.errors.clone();
-        let work = async move { removed(session.client.remove(key, force).await) };
-        awaitable(future, work, move |py, outcome| number(py, &errors, nothing(outcome)))
+        let work = async move { absent_as_error(session.client.remove(key, force).await) };
+        awaitable(future, work, move |py, outcome| number(py, &errors, zero(outcome)))
     }
 
-    /// With `landed` the future is settled when nothing is written to the memory any more.
+    /// Reads values like `batch_get_into`. With `landed`, the future resolves only when nothing
+    /// writes to the memory any more.
     #[pyo3(signature = (future, keys, buffer_ptrs, sizes, landed=false))]
     fn _async_batch_get_into(
         &self,
@@ -175,7 +178,7 @@ impl Store {
         let n = keys.len();
         let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
         if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
-            return ready(future, vec![self.errors.note(&error); n]);
+            return ready(future, vec![self.errors.record(&error); n]);
         }
         let errors = self.errors.clone();
         let work = async move {
@@ -201,9 +204,9 @@ impl Store {
         let n = keys.len();
         let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
         let checked = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]);
-        let config = match checked.and_then(|()| config::of_call(&config, n, false)) {
+        let config = match checked.and_then(|()| config::for_call(&config, n, false)) {
             Ok(config) => config,
-            Err(error) => return ready(future, vec![self.errors.note(&error); n]),
+            Err(error) => return ready(future, vec![self.errors.record(&error); n]),
         };
         let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
         let values = future.py().detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
@@ -211,7 +214,7 @@ impl Store {
         let errors = self.errors.clone();
         let work = async move {
             let outcomes = session.write_pieces(operation, keys, values, &config).await?;
-            Ok(outcomes.into_iter().map(nothing).collect())
+            Ok(outcomes.into_iter().map(zero).collect())
         };
         awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }

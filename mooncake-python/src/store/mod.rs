@@ -1,9 +1,11 @@
-//! `MooncakeDistributedStore`: the calls in Rust. What needs torch is in `python/mooncake/store.py`, on top of them.
+//! `MooncakeDistributedStore`: the calls in Rust. `python/mooncake/store` builds the calls that
+//! need torch on top of them.
 
 mod bytes;
+mod file_segment;
 mod futures;
 mod objects;
-mod offered;
+mod part_write;
 mod ranges;
 mod replicas;
 mod segments;
@@ -17,6 +19,7 @@ use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::{Landing, Regions};
 use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT};
 use mooncake_store::config::ClientEnvironment;
@@ -28,13 +31,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::args::Uint;
+use crate::client::{Located, StoreClient};
 use crate::engine::InnerTransferEngine;
 use crate::error::{Errors, LastError};
 use crate::exit;
 use crate::host::huge_pages;
 use crate::lease::Arena;
-use crate::member::{Located, Member};
-use crate::memory::Wire;
 use crate::runtime::{not_forked, runtime, wait};
 
 pub(crate) use self::replicas::{
@@ -42,32 +44,32 @@ pub(crate) use self::replicas::{
 };
 pub(crate) use self::tensors::LocatedObject;
 
-/// What calls that give a number return before setup and after close.
+/// Result of calls that return a number, before setup and after close.
 const NOT_SET_UP: i64 = -600;
-/// Longest time one call takes.
+/// Default timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Stores that are set up, so that they leave their clusters when the interpreter ends.
+/// Open sessions, which are closed when the interpreter ends.
 static OPEN: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
 
-/// One client of a cluster, from setup to close.
+/// Client of a cluster, from setup to close.
 pub(crate) struct Session {
-    pub(crate) client: Member,
-    /// Pages over HTTP, while they are served.
+    pub(crate) client: StoreClient,
+    /// HTTP server of health and metrics, while it runs.
     pages: Mutex<Option<ClientPages>>,
     /// Memory of `alloc_from_mem_pool`.
     allocated: Mutex<Vec<HostMemory>>,
     pub(crate) regions: Arc<Regions>,
-    /// Memory that a transfer engine registered, when one was given to setup.
+    /// Memory of the transfer engine that was given to setup.
     engine: Option<Arc<Regions>>,
     arena: OnceLock<Arc<Arena>>,
     arena_turn: Mutex<()>,
     reads: Mutex<HashMap<String, Located>>,
-    writes: Mutex<HashMap<String, Arc<sessions::Writing>>>,
+    writes: Mutex<HashMap<String, Arc<part_write::PartWrite>>>,
 }
 
 impl Session {
-    fn new(client: Member, engine: Option<Arc<Regions>>) -> Arc<Self> {
+    fn new(client: StoreClient, engine: Option<Arc<Regions>>) -> Arc<Self> {
         let regions = Arc::default();
         exit::watch(&regions);
         Arc::new(Self {
@@ -83,8 +85,9 @@ impl Session {
         })
     }
 
-    /// Registers memory for transfers. What the engine that we share has registered already is used as it is.
-    fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<Wire>> {
+    /// Registers memory for transfers. Memory that the shared engine has already registered is used
+    /// as it is.
+    fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>> {
         match self.client.register(memory.clone()) {
             Err(error)
                 if self.engine.is_some()
@@ -98,7 +101,7 @@ impl Session {
         }
     }
 
-    /// Memory to lend out.
+    /// Returns the arena that leases come from, and creates it on first use.
     pub(crate) fn arena(&self) -> Result<&Arc<Arena>> {
         if let Some(arena) = self.arena.get() {
             return Ok(arena);
@@ -111,8 +114,8 @@ impl Session {
         Ok(self.arena.get_or_init(|| made))
     }
 
-    /// Registered memory to write from.
-    fn source(&self, address: u64, len: usize) -> Result<Slice<Wire>> {
+    /// Returns registered memory to write from.
+    fn source(&self, address: u64, len: usize) -> Result<Slice<TransportSet>> {
         let slice = match (&self.engine, self.regions.slice(address, len)) {
             (Some(engine), Err(error)) if is_unknown(&error) => engine.slice(address, len),
             (_, ours) => ours,
@@ -121,13 +124,19 @@ impl Session {
         Ok(slice)
     }
 
-    /// Registered memory to read into.
-    fn sink(&self, address: u64, len: usize) -> Result<SliceMut<Wire>> {
+    /// Returns registered memory to read into.
+    fn sink(&self, address: u64, len: usize) -> Result<SliceMut<TransportSet>> {
         self.sink_until(address, len, None)
     }
 
-    /// [`sink`](Self::sink). A clone of `landing` is kept until nothing is written there any more.
-    fn sink_until(&self, address: u64, len: usize, landing: Option<&Arc<Landing>>) -> Result<SliceMut<Wire>> {
+    /// Returns registered memory like [`sink`](Self::sink), and keeps a clone of `landing` until
+    /// nothing writes there any more.
+    fn sink_until(
+        &self,
+        address: u64,
+        len: usize,
+        landing: Option<&Arc<Landing>>,
+    ) -> Result<SliceMut<TransportSet>> {
         let of = |regions: &Regions| match landing {
             Some(landing) => regions.slice_mut_until(address, len, landing),
             None => regions.slice_mut(address, len),
@@ -140,8 +149,8 @@ impl Session {
         Ok(slice)
     }
 
-    /// How much is registered from an address on.
-    fn room(&self, address: u64) -> Result<usize> {
+    /// Returns how many bytes are registered from an address on.
+    fn registered_len(&self, address: u64) -> Result<usize> {
         let ours = self.regions.room(address);
         match (&self.engine, ours) {
             (Some(engine), Err(_)) => engine.room(address),
@@ -149,9 +158,9 @@ impl Session {
         }
     }
 
-    /// Serves pages at this port, until it is closed.
+    /// Serves health and metrics at this port until the session is closed.
     async fn serve_pages(&self, port: u16) -> Result<()> {
-        let pages = self.client.own()?.serve_pages("0.0.0.0", port).await?;
+        let pages = self.client.full()?.serve_pages("0.0.0.0", port).await?;
         *self.pages.lock() = Some(pages);
         Ok(())
     }
@@ -167,7 +176,7 @@ impl Session {
     }
 }
 
-/// A member of a cluster's store, the part of it that needs no Python packages.
+/// Client of a cluster's store, without the calls that need Python packages.
 #[pyclass(subclass, frozen, module = "mooncake._mooncake", name = "Store")]
 #[derive(Default)]
 pub(crate) struct Store {
@@ -176,24 +185,24 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The client, while there is one; that there is none is what went wrong last.
+    /// Returns the session. Without one, records that as the last error.
     pub(crate) fn session(&self) -> PyResult<Option<Arc<Session>>> {
         let session = self.current()?;
         if session.is_none() {
             self.errors
-                .note(&Error::invalid("the store is not set up: setup() was not called, or close() was"));
+                .record(&Error::invalid("store is not set up: call setup() first; close() ends the setup"));
         }
         Ok(session)
     }
 
-    /// The client, while there is one, for those who only ask.
+    /// Returns the session without recording an error.
     fn current(&self) -> PyResult<Option<Arc<Session>>> {
         not_forked()?;
         Ok(self.session.read().clone())
     }
 
-    /// Goes on with another session, and ends the one before.
-    fn set(&self, py: Python<'_>, session: Arc<Session>) {
+    /// Replaces the session and closes the previous one.
+    fn replace_session(&self, py: Python<'_>, session: Arc<Session>) {
         {
             let mut open = OPEN.lock();
             open.retain(|session| session.strong_count() > 0);
@@ -205,58 +214,61 @@ impl Store {
         }
     }
 
-    /// Ends the session, if there is one. A master that is not told finds out.
-    fn end(&self, py: Python<'_>) {
+    /// Closes the session, if there is one. The master detects a client that could not unmount.
+    fn end_session(&self, py: Python<'_>) {
         let session = self.session.write().take();
         if let Some(session) = session
             && let Err(error) = wait(py, async move { session.close().await })
         {
-            tracing::warn!("a store was closed without its master: {error}");
-            self.errors.note(&error);
+            tracing::warn!("store closed without notifying the master: {error}");
+            self.errors.record(&error);
         }
     }
 
-    /// Zero, or the number of the error.
+    /// Returns 0, or records the error and returns its code.
     fn code<T>(&self, outcome: Result<T>) -> i64 {
         i64::from(self.errors.code(outcome))
     }
 
-    /// The number, or that of the error.
+    /// Returns the number, or records the error and returns its code.
     fn count(&self, outcome: Result<u64>) -> i64 {
         match outcome {
             Ok(count) => i64::try_from(count).unwrap_or(i64::MAX),
-            Err(error) => i64::from(self.errors.note(&error)),
+            Err(error) => i64::from(self.errors.record(&error)),
         }
     }
 
-    /// One number for each of `n` items: their own, or that of what went wrong with all of them.
+    /// Returns one number for each of `n` items: its own result, or the code of the error of the
+    /// whole call.
     fn counts(&self, n: usize, outcome: Result<Vec<Result<u64>>>) -> Vec<i64> {
         match outcome {
             Ok(outcomes) => outcomes.into_iter().map(|outcome| self.count(outcome)).collect(),
-            Err(error) => vec![i64::from(self.errors.note(&error)); n],
+            Err(error) => vec![i64::from(self.errors.record(&error)); n],
         }
     }
 
-    /// [`counts`](Self::counts) of outcomes that carry nothing.
+    /// Returns the [`counts`](Self::counts) of outcomes without a value.
     fn codes(&self, n: usize, outcome: Result<Vec<Result<()>>>) -> Vec<i64> {
         self.counts(n, outcome.map(|all| all.into_iter().map(|one| one.map(|()| 0)).collect()))
     }
 
-    /// Refuses lists of different lengths.
+    /// Rejects lists of different lengths.
     fn same_length(&self, lengths: &[usize]) -> Result<()> {
         if lengths.windows(2).any(|pair| pair[0] != pair[1]) {
-            return Err(Error::invalid(format!("lists of different lengths: {lengths:?}")));
+            return Err(Error::invalid(format!(
+                "cannot run batch: the lists differ in length. lengths={lengths:?}"
+            )));
         }
         Ok(())
     }
 }
 
-/// Whether the memory is none that this client has been told of; its engine may have been.
+/// Returns whether the memory is unknown to this client. The shared engine may have registered it.
 fn is_unknown(error: &Error) -> bool {
     error.engine_code() == EngineCode::AddressNotRegistered
 }
 
-/// What [`Store::setup_native`] is told beside names.
+/// Settings of [`Store::setup_native`].
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Setup {
@@ -268,45 +280,47 @@ struct Setup {
     rdma_devices: String,
     master_server_addr: String,
     tenant_id: String,
-    /// Ports to draw from when the hostname has none.
+    /// Range of ports to choose from if the hostname has none.
     first_port: u16,
     last_port: u16,
-    /// Whether values are stored with checksums and compared with them.
+    /// Use of checksums, which are stored with values and verified by reads.
     checksum: bool,
-    /// Whether members on this host may share memory.
+    /// Permission to share memory with other clients on this host.
     share_memory: bool,
-    /// Whether what is done is counted, seconds between two summaries of that in the log, and a label of it.
+    /// Metrics of calls, seconds between two summaries in the log, and a label of the metrics.
     metrics: bool,
     metrics_interval: u32,
     cluster_id: String,
-    /// Port of its pages, if it is to have any.
+    /// Port of the HTTP server for health and metrics, if there is to be one.
     http_port: Option<u16>,
-    /// Whether bytes inside of this process take no wire, and whether replicas on faster wires are read first.
+    /// Plain copies for transfers inside this process, and preference for replicas on faster
+    /// transports.
     copy_in_process: bool,
     score_replicas: bool,
-    /// Node of its memory.
+    /// NUMA node of the segment's memory.
     numa_node: Option<u32>,
-    /// Longest time of a call, and of joining, in milliseconds.
+    /// Timeout of a call and of setup, in milliseconds.
     timeout_ms: Option<u32>,
     connect_timeout_ms: Option<u32>,
-    /// Of what is read from other members.
+    /// Size of the hot cache, its longest value, and its admission threshold.
     hot_bytes: u64,
     hot_longest: u64,
     hot_admission: u32,
-    /// Whether more memory may be offered than there is.
+    /// Permission for a segment that is larger than the physical memory.
     allow_overcommit: bool,
-    /// Directory of its disk, if it is to have one; empty for the one the environment names.
+    /// Directory of the disk tier, if there is one. Empty for the directory that the environment
+    /// names.
     offload_path: Option<String>,
 }
 
 impl Setup {
-    async fn connect(self, engine: Option<Engine<Wire>>) -> Result<Client> {
+    async fn connect(self, engine: Option<Engine<TransportSet>>) -> Result<Client> {
         let protocol = match self.protocol.as_str() {
             "" => "tcp",
             other => other,
         };
         if !self.rdma_devices.is_empty() && protocol != "rdma" {
-            tracing::warn!(devices = self.rdma_devices, "devices are not used with {protocol}");
+            tracing::warn!(devices = self.rdma_devices, "RDMA devices are ignored with protocol {protocol}");
         }
         let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
         let millis = |ms: u32| Duration::from_millis(ms.into());
@@ -356,14 +370,15 @@ impl Setup {
 
 #[pymethods]
 impl Store {
-    /// Takes what the `__init__` of a class made from this one takes.
+    /// Accepts and ignores the arguments that the `__init__` of a subclass takes.
     #[new]
     #[pyo3(signature = (*_args, **_kwargs))]
     fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
         Self::default()
     }
 
-    /// Joins a cluster. 0, -600 for what cannot work, -1 when there is no such cluster.
+    /// Joins a cluster. Returns 0, -600 for invalid settings, or -1 if the cluster cannot be
+    /// reached.
     #[pyo3(name = "_setup", signature = (config, engine=None))]
     fn setup_native(
         &self,
@@ -373,42 +388,45 @@ impl Store {
     ) -> PyResult<i64> {
         not_forked()?;
         let regions = engine.as_ref().map(|engine| engine.regions());
-        // Members are found where the cluster's are; an engine that is known elsewhere lends its memory only.
+        // An engine with another metadata service cannot reach the cluster's segments. It lends
+        // only its memory.
         let shared = engine.filter(|engine| engine.metadata() == config.metadata_server);
         let shared = shared.map(|engine| engine.engine().engine().clone());
         let http_port = config.http_port;
         if config.offload_path.is_some() {
-            // A disk has one owner at a time, and it may be the one there was.
-            self.end(py);
+            // A disk tier has one owner at a time, which may be the previous session.
+            self.end_session(py);
         }
         let session = wait(py, async move {
             let is_shared = shared.is_some();
-            let client = Member::Own(config.connect(shared).await?);
-            // Registered with another wire, it is of use only where ours asks for no registration.
+            let client = StoreClient::Full(config.connect(shared).await?);
+            // Memory that another transport registered is usable only if ours needs no
+            // registration.
             let regions = regions.filter(|_| is_shared || !client.needs_registration());
             Ok(Session::new(client, regions))
         });
         let session = match session {
             Ok(session) => session,
             Err(error) => {
-                let number = self.errors.note(&error);
+                let number = self.errors.record(&error);
                 return Ok(if error.kind() == ErrorKind::Invalid { i64::from(number) } else { -1 });
             }
         };
-        // Whoever was set up before has closed its pages then.
-        self.set(py, session.clone());
+        // This closes the HTTP server of the previous session.
+        self.replace_session(py, session.clone());
         self.errors.clear();
         if let Some(port) = http_port {
-            // The existing one goes on without, too.
+            // Mooncake C++ goes on without the server as well.
             if let Err(error) = wait(py, session.serve_pages(port)) {
-                tracing::warn!(port, "no health and metrics over HTTP: {error}");
+                tracing::warn!(port, "cannot serve health and metrics over HTTP: {error}");
             }
         }
         Ok(0)
     }
 
-    /// Attaches to the `mooncake_client` of this host at `host:port`, or at the path of its socket: 0, or -1 when it cannot be reached. It serves
-    /// values from `local_buffer_size` bytes of memory that both see; memory of `alloc_from_mem_pool` is made as it is asked for.
+    /// Connects to the `mooncake_client` of this host at `host:port` or at the path of its socket.
+    /// Returns 0, or -1 if it cannot be reached. Values travel through `local_buffer_size` bytes of
+    /// shared memory. Memory of `alloc_from_mem_pool` is allocated on request.
     fn _setup_dummy(&self, py: Python<'_>, local_buffer_size: Uint, server_address: String) -> PyResult<i64> {
         not_forked()?;
         let config = LocalConfig {
@@ -420,58 +438,63 @@ impl Store {
         let joined = wait(py, LocalClient::connect(config));
         Ok(match joined {
             Ok(client) => {
-                self.set(py, Session::new(Member::Shared(client), None));
+                self.replace_session(py, Session::new(StoreClient::Ipc(client), None));
                 0
             }
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 -1
             }
         })
     }
 
-    /// Leaves the cluster; objects in this client's memory are gone. 0, also when the master cannot be told; may be repeated.
+    /// Leaves the cluster, which removes the objects in this client's memory. Returns 0, also if
+    /// the master cannot be notified. Can be called again.
     fn close(&self, py: Python<'_>) -> PyResult<i64> {
         not_forked()?;
-        self.end(py);
+        self.end_session(py);
         Ok(0)
     }
 
-    /// 0 when the master answers, 1 before setup and after close, 2 when it does not answer.
+    /// Returns 0 if the master responds, 1 before setup and after close, 2 if the master does not
+    /// respond.
     fn health_check(&self, py: Python<'_>) -> PyResult<i64> {
         let Some(session) = self.current()? else { return Ok(1) };
         let healthy = wait(py, async { Ok(session.client.is_healthy().await) });
         Ok(if healthy.unwrap_or(false) { 0 } else { 2 })
     }
 
-    /// The name others know this client by, `host:port`; empty before setup.
+    /// Returns the name of this client in the cluster, `host:port`. Empty before setup.
     fn get_hostname(&self) -> PyResult<String> {
         Ok(self.current()?.map(|session| session.client.hostname().to_owned()).unwrap_or_default())
     }
 
-    /// What went wrong last on this store: code, name, message and peer; `None` when nothing has.
+    /// Returns the last error of this store: code, name, message and peer. `None` if there was
+    /// none.
     fn last_error(&self) -> Option<LastError> {
         self.errors.last()
     }
 
-    /// Raises what went wrong last, as an exception of `mooncake.MooncakeError`'s family; nothing when nothing has.
+    /// Raises the last error of this store as a subclass of `mooncake.MooncakeError`. Does nothing
+    /// if there was none.
     fn raise_last_error(&self, py: Python<'_>) -> PyResult<()> {
         self.errors.last().map_or(Ok(()), |error| Err(error.exception(py)))
     }
 
-    /// This object while it is set up, else `None`.
+    /// Returns this object while it is set up, else `None`.
     fn _get_pyclient_capsule(slf: PyRef<'_, Self>) -> PyResult<Option<Py<Self>>> {
         let set_up = slf.current()?.is_some();
         Ok(set_up.then(|| slf.into()))
     }
 
-    /// Notes an error that the Python part of the package found, and gives its number back.
+    /// Records an error that the Python half has found, and returns its code.
     fn _note(&self, code: i32, message: String) -> i32 {
-        self.errors.note(&Error::new(ErrorCode::from_number(code), message))
+        self.errors.record(&Error::new(ErrorCode::from_number(code), message))
     }
 }
 
-/// Leaves every cluster and waits for transfers that use memory of the program, for the end of the interpreter.
+/// Closes every store and waits for transfers that use memory of the program. Called when the
+/// interpreter ends.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) {
     if not_forked().is_err() {
@@ -484,12 +507,12 @@ pub(crate) fn _close_all(py: Python<'_>) {
     if watched.is_empty() || runtime().is_err() {
         return;
     }
-    // A master that does not answer must not keep the interpreter.
+    // An unresponsive master must not delay the end of the interpreter for long.
     const LIMIT: Duration = Duration::from_secs(2);
     let _ = wait(py, async move {
         let all = ::futures::future::join_all(open.iter().map(|session| session.close()));
         let _ = tokio::time::timeout(LIMIT, all).await;
-        // Python frees memory of the program now: what travels there must have landed.
+        // Python now frees memory of the program, so transfers into it must have ended.
         exit::wait_until_unused(watched).await;
         Ok(())
     });

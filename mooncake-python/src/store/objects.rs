@@ -1,4 +1,4 @@
-//! Whether objects are there, how long they are, and away with them.
+//! Existence, size and removal of objects.
 
 use mooncake_core::{Error, ErrorCode, Result};
 use pyo3::prelude::*;
@@ -7,8 +7,8 @@ use super::{NOT_SET_UP, Store};
 use crate::args::{text, texts, truth};
 use crate::runtime::wait;
 
-/// Removing what is not there has a number of its own.
-pub(super) fn removed(outcome: Result<bool>) -> Result<()> {
+/// Turns the removal of an absent key into its own error code.
+pub(super) fn absent_as_error(outcome: Result<bool>) -> Result<()> {
     match outcome {
         Ok(true) => Ok(()),
         Ok(false) => Err(Error::from(ErrorCode::ObjectNotFound)),
@@ -18,13 +18,14 @@ pub(super) fn removed(outcome: Result<bool>) -> Result<()> {
 
 #[pymethods]
 impl Store {
-    /// 1 when the key can be read now (nothing takes it away for the time of a lease), 0 when not, or a negative code.
+    /// Returns 1 if the key is readable, 0 if not, or a negative code. A readable key gets a lease,
+    /// which protects it from eviction.
     fn is_exist(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
         Ok(self.count(wait(py, session.client.exist(key)).map(u64::from)))
     }
 
-    /// `is_exist` of many keys.
+    /// Runs `is_exist` for many keys.
     fn batch_is_exist(
         &self,
         py: Python<'_>,
@@ -36,14 +37,15 @@ impl Store {
         Ok(self.counts(keys.len(), found))
     }
 
-    /// Length of a value in bytes, -704 when it is not there.
+    /// Returns the length of a value in bytes, or -704 if the key does not exist.
     fn get_size(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         let size = wait(py, session.client.size(key));
         Ok(self.count(size.and_then(|size| size.ok_or_else(|| ErrorCode::ObjectNotFound.into()))))
     }
 
-    /// Removes a key: 0, -704 when it is not there, -706 while somebody may be reading it (`force` overrides that).
+    /// Removes a key. Returns 0, -704 if the key does not exist, or -706 while a lease protects it
+    /// (`force` ignores leases).
     #[pyo3(signature = (key, force=false))]
     fn remove(
         &self,
@@ -52,10 +54,10 @@ impl Store {
         #[pyo3(from_py_with = truth)] force: bool,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        Ok(self.code(removed(wait(py, session.client.remove(key, force)))))
+        Ok(self.code(absent_as_error(wait(py, session.client.remove(key, force)))))
     }
 
-    /// `remove` of many keys.
+    /// Runs `remove` for many keys.
     #[pyo3(signature = (keys, force=false))]
     fn batch_remove(
         &self,
@@ -65,11 +67,12 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; keys.len()]) };
         let outcomes = wait(py, session.client.batch_remove(&keys, force));
-        let outcomes = outcomes.map(|all| all.into_iter().map(removed).collect());
+        let outcomes = outcomes.map(|all| all.into_iter().map(absent_as_error).collect());
         Ok(self.codes(keys.len(), outcomes))
     }
 
-    /// Removes the keys that a regular expression finds a match in; how many, or -600 for one that is none.
+    /// Removes the keys that a regular expression matches in any part. Returns their number, or
+    /// -600 for an invalid expression.
     #[pyo3(signature = (regex_pattern, force=false))]
     fn remove_by_regex(
         &self,
@@ -81,7 +84,7 @@ impl Store {
         Ok(self.count(wait(py, session.client.remove_matching(&regex_pattern, force))))
     }
 
-    /// Removes every key; how many.
+    /// Removes every key and returns their number.
     #[pyo3(signature = (force=false))]
     fn remove_all(&self, py: Python<'_>, #[pyo3(from_py_with = truth)] force: bool) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };

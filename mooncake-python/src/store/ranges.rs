@@ -1,4 +1,4 @@
-//! Parts of values, read straight to where they are wanted.
+//! Reads of parts of values, directly into memory of the program.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,15 @@ use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts_of_each};
-use crate::member::{Located, RangeRead};
+use crate::client::{Located, RangeRead};
+use crate::error::missing_result;
 use crate::runtime::wait;
 
 /// Numbers by buffer, key and fragment.
 type Nested = Vec<Vec<Vec<Uint>>>;
 
-/// What a call of `get_into_ranges` asks for.
-struct Wanted {
+/// Arguments of a `get_into_ranges` call.
+struct RangeCall {
     buffers: Vec<Uint>,
     keys: Vec<Vec<String>>,
     to: Nested,
@@ -23,9 +24,10 @@ struct Wanted {
     sizes: Nested,
 }
 
-impl Wanted {
-    /// The answer's shape, that of buffers, keys and places, with this in every place. Where a list is missing there is one.
-    fn everywhere<T>(&self, mut each: impl FnMut(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
+impl RangeCall {
+    /// Builds a result in the shape of buffers, keys and fragments from `each`. A missing list
+    /// counts as one of length 1.
+    fn with_shape<T>(&self, mut each: impl FnMut(usize, usize, usize) -> T) -> Vec<Vec<Vec<T>>> {
         let mut of_key = |b: usize, k: usize| {
             let fragments = self.to.get(b).and_then(|keys| keys.get(k)).map_or(1, Vec::len);
             (0..fragments).map(|f| each(b, k, f)).collect()
@@ -37,12 +39,12 @@ impl Wanted {
         (0..self.buffers.len()).map(&mut of_buffer).collect()
     }
 
-    /// Calls `each` with every fragment whose lists are as long as they must be; the others are refused.
+    /// Calls `each` with every fragment whose lists have matching lengths. The others are rejected.
     fn plan(&self, mut each: impl FnMut(&Fragment<'_>) -> Result<usize>) -> Vec<Vec<Vec<Result<usize>>>> {
-        let shape = || Error::invalid("the lists do not have the same shape");
+        let shape = || Error::invalid("cannot read ranges: the lists differ in shape");
         let lists = [self.keys.len(), self.to.len(), self.from.len(), self.sizes.len()];
         let outer = lists.iter().all(|len| *len == self.buffers.len());
-        self.everywhere(|b, k, f| {
+        self.with_shape(|b, k, f| {
             let same = outer
                 && [self.to[b].len(), self.from[b].len(), self.sizes[b].len()]
                     .iter()
@@ -73,16 +75,17 @@ struct Fragment<'a> {
 }
 
 impl Session {
-    /// The fragment's read, or why there is none.
+    /// Returns the read of a fragment, or `None` if the fragment is empty.
     fn fragment(&self, fragment: &Fragment<'_>, object: &Located) -> Result<Option<RangeRead>> {
         let Fragment { buffer, to, from, size, .. } = *fragment;
-        let beyond = || Error::invalid(format!("{} bytes at {to} do not lie in the buffer", size.0));
+        let beyond = || Error::invalid(format!("range exceeds the buffer. len={} offset={to}", size.0));
         if from.checked_add(size.0).is_none_or(|end| end > object.size()) {
-            let text = format!("{} bytes from {from} do not lie in an object of {}", size.0, object.size());
+            let text =
+                format!("range exceeds the object. len={} offset={from} object={}", size.0, object.size());
             return Err(Error::invalid(text));
         }
         let end = to.checked_add(size.0).ok_or_else(beyond)?;
-        if end > self.room(buffer)? as u64 {
+        if end > self.registered_len(buffer)? as u64 {
             return Err(beyond());
         }
         if size.0 == 0 {
@@ -92,8 +95,8 @@ impl Session {
         Ok(Some(RangeRead { object: object.clone(), offset: from, into }))
     }
 
-    async fn read_fragments(&self, wanted: &Wanted) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
-        let mut keys: Vec<&str> = wanted.keys.iter().flatten().map(String::as_str).collect();
+    async fn read_fragments(&self, call: &RangeCall) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
+        let mut keys: Vec<&str> = call.keys.iter().flatten().map(String::as_str).collect();
         keys.sort_unstable();
         keys.dedup();
         let begun = self.client.begin(Operation::GetIntoRanges);
@@ -101,7 +104,7 @@ impl Session {
         let located: HashMap<&str, Result<Option<Located>>> = keys.into_iter().zip(located).collect();
         let mut reads = Vec::new();
         let mut places = Vec::new();
-        let plan = wanted.plan(|fragment| {
+        let plan = call.plan(|fragment| {
             let object = match located.get(fragment.key) {
                 Some(Ok(Some(object))) => object,
                 Some(Err(error)) => return Err(Error::new(error.code(), error.message().to_owned())),
@@ -118,7 +121,7 @@ impl Session {
         let mut settle = |planned: Result<usize>| {
             let len = planned? as u64;
             if places.next().unwrap_or(false) {
-                outcomes.next().unwrap_or_else(|| Err(Error::internal("an answer without a range")))?;
+                outcomes.next().unwrap_or_else(missing_result)?;
             }
             Ok(len)
         };
@@ -131,8 +134,8 @@ impl Session {
 
 #[pymethods]
 impl Store {
-    /// Reads ranges of values into registered memory. Lists by buffer, key and fragment; the answer has their shape:
-    /// bytes read, or a negative code.
+    /// Reads ranges of values into registered memory. The lists are by buffer, key and fragment,
+    /// and so is the result: bytes read, or a negative code.
     fn get_into_ranges(
         &self,
         py: Python<'_>,
@@ -142,22 +145,22 @@ impl Store {
         all_src_offsets: Nested,
         all_sizes: Nested,
     ) -> PyResult<Vec<Vec<Vec<i64>>>> {
-        let wanted = Wanted {
+        let call = RangeCall {
             buffers: buffer_ptrs,
             keys: all_keys,
             to: all_dst_offsets,
             from: all_src_offsets,
             sizes: all_sizes,
         };
-        let everywhere = |number: i64| wanted.everywhere(|_, _, _| number);
+        let everywhere = |number: i64| call.with_shape(|_, _, _| number);
         let Some(session) = self.session()? else { return Ok(everywhere(NOT_SET_UP)) };
-        Ok(match wait(py, session.read_fragments(&wanted)) {
+        Ok(match wait(py, session.read_fragments(&call)) {
             Ok(read) => {
                 let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();
                 let of_buffer = |buffer: Vec<Vec<Result<u64>>>| buffer.into_iter().map(of_key).collect();
                 read.into_iter().map(of_buffer).collect()
             }
-            Err(error) => everywhere(i64::from(self.errors.note(&error))),
+            Err(error) => everywhere(i64::from(self.errors.record(&error))),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Where objects lie, as Python sees it.
+//! Replicas of objects, as Python sees them.
 
 use mooncake_core::ids::Uuid;
 use mooncake_core::replica::{Replica, ReplicaLocation};
@@ -12,7 +12,7 @@ use super::{NOT_SET_UP, Store};
 use crate::args::{Uint, text, texts};
 use crate::runtime::wait;
 
-/// One copy of an object.
+/// Replica of an object.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "ReplicaDescriptor")]
 pub(crate) struct ReplicaDescriptor {
     replica: Replica,
@@ -20,28 +20,28 @@ pub(crate) struct ReplicaDescriptor {
 
 #[pymethods]
 impl ReplicaDescriptor {
-    /// Whether it can be read: a `ReplicaStatus`.
+    /// State of the replica, as a `ReplicaStatus`.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         py.import("mooncake._types")?.getattr("ReplicaStatus")?.call1((self.replica.status as i32,))
     }
 
-    /// Whether it lies in a client's memory.
+    /// Returns whether the replica is in a client's memory.
     fn is_memory_replica(&self) -> bool {
         matches!(self.replica.location, ReplicaLocation::Memory(_))
     }
 
-    /// Whether it is a file on a shared file system.
+    /// Returns whether the replica is a file on a shared file system.
     fn is_disk_replica(&self) -> bool {
         matches!(self.replica.location, ReplicaLocation::Disk { .. })
     }
 
-    /// Whether it lies on a client's own disk.
+    /// Returns whether the replica is on a client's own disk.
     fn is_local_disk_replica(&self) -> bool {
         matches!(self.replica.location, ReplicaLocation::LocalDisk { .. })
     }
 
-    /// Where in memory it lies; `RuntimeError` for a copy elsewhere.
+    /// Returns the location of a replica in memory. Raises `RuntimeError` for any other replica.
     fn get_memory_descriptor(&self) -> PyResult<MemoryDescriptor> {
         let wrong = || PyRuntimeError::new_err("Expected MemoryDescriptor");
         let at = self.replica.location.memory().ok_or_else(wrong)?;
@@ -54,7 +54,8 @@ impl ReplicaDescriptor {
         })
     }
 
-    /// Which file it is; `RuntimeError` for a copy elsewhere.
+    /// Returns the file of a replica on a shared file system. Raises `RuntimeError` for any other
+    /// replica.
     fn get_disk_descriptor(&self) -> PyResult<DiskDescriptor> {
         match &self.replica.location {
             ReplicaLocation::Disk { path, size } => {
@@ -69,7 +70,7 @@ impl ReplicaDescriptor {
     }
 }
 
-/// A copy in memory.
+/// Replica in memory.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "MemoryDescriptor")]
 pub(crate) struct MemoryDescriptor {
     buffer: Descriptor,
@@ -77,22 +78,22 @@ pub(crate) struct MemoryDescriptor {
 
 #[pymethods]
 impl MemoryDescriptor {
-    /// Where it lies.
+    /// Location of the replica.
     #[getter]
     fn buffer_descriptor(&self) -> Descriptor {
         self.buffer.clone()
     }
 }
 
-/// A range of a member's memory.
+/// Range of a client's memory.
 #[pyclass(frozen, get_all, weakref, module = "mooncake.store", name = "Descriptor")]
 #[derive(Clone)]
 pub(crate) struct Descriptor {
     /// Length in bytes.
     size: u64,
-    /// Address in the member's process.
+    /// Address in the client's process.
     buffer_address: u64,
-    /// How to reach the member.
+    /// Endpoint of the client.
     transport_endpoint: String,
 }
 
@@ -106,7 +107,7 @@ impl Descriptor {
     }
 }
 
-/// A copy in a file.
+/// Replica in a file.
 #[pyclass(frozen, get_all, weakref, module = "mooncake.store", name = "DiskDescriptor")]
 pub(crate) struct DiskDescriptor {
     /// Path of the file.
@@ -115,7 +116,7 @@ pub(crate) struct DiskDescriptor {
     object_size: u64,
 }
 
-/// Where a copy or move that was asked for stands.
+/// State of a copy or move task.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "QueryTaskResponse")]
 pub(crate) struct QueryTaskResponse {
     task: TaskInfo,
@@ -123,43 +124,43 @@ pub(crate) struct QueryTaskResponse {
 
 #[pymethods]
 impl QueryTaskResponse {
-    /// Its number, in two halves.
+    /// ID of the task, in two halves.
     #[getter]
     fn id(&self) -> (u64, u64) {
         halves(self.task.id)
     }
 
-    /// What it does: a `TaskType`.
+    /// Kind of the task, as a `TaskType`.
     #[getter]
     fn r#type<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         py.import("mooncake._types")?.getattr("TaskType")?.call1((self.task.kind as i32,))
     }
 
-    /// How it goes: a `TaskStatus`.
+    /// Progress of the task, as a `TaskStatus`.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         py.import("mooncake._types")?.getattr("TaskStatus")?.call1((self.task.status as i32,))
     }
 
-    /// When it was asked for, in milliseconds since 1970.
+    /// Creation time, in milliseconds since 1970.
     #[getter]
     fn created_at_ms_epoch(&self) -> i64 {
         self.task.created_ms
     }
 
-    /// When it last changed, in milliseconds since 1970.
+    /// Time of the last change, in milliseconds since 1970.
     #[getter]
     fn last_updated_at_ms_epoch(&self) -> i64 {
         self.task.updated_ms
     }
 
-    /// The client that does it, in two halves.
+    /// ID of the client that runs the task, in two halves.
     #[getter]
     fn assigned_client(&self) -> (u64, u64) {
         halves(self.task.client.0)
     }
 
-    /// A sentence about it.
+    /// Description of the task's outcome.
     #[getter]
     fn message(&self) -> &str {
         &self.task.message
@@ -183,7 +184,7 @@ fn descriptors(replicas: Vec<Replica>) -> Vec<ReplicaDescriptor> {
 
 #[pymethods]
 impl Store {
-    /// The copies of an object; empty when it is not there.
+    /// Returns the replicas of an object. Empty if the key does not exist.
     fn get_replica_desc(
         &self,
         py: Python<'_>,
@@ -196,35 +197,36 @@ impl Store {
             {
                 Ok(found) => found.flatten().map(|list| descriptors(list.replicas)).unwrap_or_default(),
                 Err(error) => {
-                    self.errors.note(&error);
+                    self.errors.record(&error);
                     Vec::new()
                 }
             },
         )
     }
 
-    /// The copies of many objects by key; those that are not there are left out.
+    /// Returns the replicas of many objects by key. Absent keys are left out.
     fn batch_get_replica_desc<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let answer = PyDict::new(py);
-        let Some(session) = self.session()? else { return Ok(answer) };
+        let result = PyDict::new(py);
+        let Some(session) = self.session()? else { return Ok(result) };
         match wait(py, session.client.batch_replicas(&keys)) {
             Ok(found) => {
                 for (key, list) in keys.iter().zip(found) {
                     if let Ok(Some(list)) = list {
-                        answer.set_item(key, descriptors(list.replicas))?;
+                        result.set_item(key, descriptors(list.replicas))?;
                     }
                 }
             }
-            Err(error) => drop(self.errors.note(&error)),
+            Err(error) => drop(self.errors.record(&error)),
         }
-        Ok(answer)
+        Ok(result)
     }
 
-    /// Drops copies of objects that this store wrote and nobody reads: those in a segment, or all. The keys of which some were.
+    /// Removes replicas of objects that this store wrote and that have no lease: those in a
+    /// segment, or all. Returns the affected keys.
     #[pyo3(signature = (keys, segment_name=String::new()))]
     fn batch_replica_clear(
         &self,
@@ -238,13 +240,14 @@ impl Store {
                 cleared.iter().map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned()).collect()
             }
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 Vec::new()
             }
         })
     }
 
-    /// Asks for another copy of an object in each of these segments: the task's id and 0, or a negative code.
+    /// Creates a task that copies an object to each of these segments. Returns the task's ID and 0,
+    /// or a negative code.
     fn create_copy_task(
         &self,
         py: Python<'_>,
@@ -256,7 +259,8 @@ impl Store {
         Ok(self.created(wait(py, session.client.copy_task(key, &targets))))
     }
 
-    /// Asks for the copy in one segment to be moved to another: the task's id and 0, or a negative code.
+    /// Creates a task that moves the replica in one segment to another. Returns the task's ID and
+    /// 0, or a negative code.
     fn create_move_task(
         &self,
         py: Python<'_>,
@@ -268,19 +272,19 @@ impl Store {
         Ok(self.created(wait(py, session.client.move_task(key, &source, &target))))
     }
 
-    /// Where a task stands and 0, or `None` and a negative code.
+    /// Returns the state of a task and 0, or `None` and a negative code.
     fn query_task(&self, py: Python<'_>, task_id: [Uint; 2]) -> PyResult<(Option<QueryTaskResponse>, i64)> {
         let Some(session) = self.session()? else { return Ok((None, NOT_SET_UP)) };
         let id = Uuid::new(task_id[0].0, task_id[1].0);
         Ok(match wait(py, session.client.task(id)) {
             Ok(task) => (Some(QueryTaskResponse { task }), 0),
-            Err(error) => (None, i64::from(self.errors.note(&error))),
+            Err(error) => (None, i64::from(self.errors.record(&error))),
         })
     }
 }
 
 impl Store {
     fn created(&self, task: Result<Uuid>) -> ((u64, u64), i64) {
-        task.map_or_else(|error: Error| ((0, 0), i64::from(self.errors.note(&error))), |id| (halves(id), 0))
+        task.map_or_else(|error: Error| ((0, 0), i64::from(self.errors.record(&error))), |id| (halves(id), 0))
     }
 }

@@ -1,4 +1,4 @@
-//! Memory offered to the cluster while the store runs.
+//! Segments that are mounted and unmounted while the store runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use mooncake_core::{Error, ErrorCode, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::offered::Offered;
+use super::file_segment::FileSegment;
 use super::{Session, Store};
 use crate::args::{Uint, text, texts};
 use crate::runtime::wait;
 
-/// Allocated segments are as long as a multiple of this.
+/// Lengths of allocated segments are multiples of this.
 const GRANULE: u64 = 16 << 20;
 /// Longest grace period, in seconds.
 const MAX_GRACE: u64 = 3600;
@@ -22,16 +22,18 @@ const MAX_GRACE: u64 = 3600;
 fn parse(texts: &[String]) -> Result<Vec<SegmentId>> {
     let parse = |text: &String| {
         let id = text.parse::<Uuid>();
-        id.map(SegmentId).map_err(|error| Error::invalid(format!("segment id {text:?}: {error}")))
+        id.map(SegmentId).map_err(|error| Error::invalid(format!("invalid segment id {text:?}: {error}")))
     };
     texts.iter().map(parse).collect()
 }
 
 impl Session {
-    /// Memory of `alloc_from_mem_pool`.
+    /// Allocates memory for `alloc_from_mem_pool`.
     fn allocate(&self, len: usize) -> Result<u64> {
-        if self.client.shared().is_none() {
-            return Err(Error::invalid("only a store of setup_dummy has a pool"));
+        if self.client.ipc().is_none() {
+            return Err(Error::invalid(
+                "cannot allocate from memory pool: only a store of setup_dummy() has one",
+            ));
         }
         let memory = self.client.memory(len)?;
         let address = memory.span().ptr.as_ptr().expose_provenance() as u64;
@@ -40,42 +42,44 @@ impl Session {
     }
 
     async fn mount_file(&self, path: String, size: u64, offset: u64, protocol: &str) -> Result<SegmentId> {
-        self.look_at(protocol)?;
-        let len = usize::try_from(size).map_err(|_| Error::invalid("longer than the address space"))?;
+        self.warn_about_protocol(protocol)?;
+        let len =
+            usize::try_from(size).map_err(|_| Error::invalid("segment is larger than the address space"))?;
         let opened = tokio::task::spawn_blocking(move || {
             let file = std::fs::File::options().read(true).write(true).open(&path);
             let file = file.map_err(|error| {
                 Error::new(ErrorCode::FileOpenFail, format!("cannot open {path}: {error}")).with_source(error)
             })?;
-            Offered::new(file, offset, len)
+            FileSegment::new(file, offset, len)
         });
-        let memory = opened.await.map_err(|error| Error::internal(format!("mapping failed: {error}")))??;
-        self.client.own()?.mount_memory(Arc::new(memory)).await
+        let memory =
+            opened.await.map_err(|error| Error::internal(format!("cannot map file segment: {error}")))??;
+        self.client.full()?.mount_memory(Arc::new(memory)).await
     }
 
-    /// The existing store takes any protocol, and its default is not the store's own.
-    fn look_at(&self, protocol: &str) -> Result<()> {
-        let ours = &self.client.own()?.config().protocol;
+    /// Warns if `protocol` is not the store's. Mooncake C++ accepts any protocol, and the default
+    /// of the argument is not the store's own.
+    fn warn_about_protocol(&self, protocol: &str) -> Result<()> {
+        let ours = &self.client.full()?.config().protocol;
         if ![ours, "", "tcp"].contains(&protocol) {
-            tracing::warn!(
-                "memory is offered over {ours}, with which the store was set up, not over {protocol}"
-            );
+            tracing::warn!("segment is mounted with the store's protocol {ours} instead of {protocol}");
         }
         Ok(())
     }
 
     async fn unmount(&self, ids: Vec<String>, grace: Uint) -> Result<()> {
         let ids = parse(&ids)?;
-        let client = self.client.own()?;
+        let client = self.client.full()?;
         let known = client.segments();
         if let Some(unknown) = ids.iter().find(|id| !known.contains(id)) {
             return Err(Error::new(
                 ErrorCode::SegmentNotFound,
-                format!("segment {} is not mounted", unknown.0),
+                format!("cannot unmount segment {}: it is not mounted", unknown.0),
             ));
         }
         if grace.0 > MAX_GRACE {
-            return Err(Error::invalid(format!("a grace period of {} s: at most {MAX_GRACE}", grace.0)));
+            let text = format!("grace period is too long. seconds={} max={MAX_GRACE}", grace.0);
+            return Err(Error::invalid(text));
         }
         for id in ids {
             match grace.0 {
@@ -87,31 +91,31 @@ impl Session {
     }
 }
 
-fn mounted_at<'py>(py: Python<'py>, ids: &[SegmentId]) -> PyResult<Bound<'py, PyDict>> {
-    let answer = PyDict::new(py);
-    answer.set_item("ret", 0)?;
-    answer.set_item("segment_ids", ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>())?;
-    Ok(answer)
+fn mount_result<'py>(py: Python<'py>, ids: &[SegmentId]) -> PyResult<Bound<'py, PyDict>> {
+    let result = PyDict::new(py);
+    result.set_item("ret", 0)?;
+    result.set_item("segment_ids", ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>())?;
+    Ok(result)
 }
 
 impl Store {
-    fn mounted<'py>(&self, py: Python<'py>, mounted: Result<SegmentId>) -> PyResult<Bound<'py, PyDict>> {
+    fn report_mount<'py>(&self, py: Python<'py>, mounted: Result<SegmentId>) -> PyResult<Bound<'py, PyDict>> {
         match mounted {
-            Ok(id) => mounted_at(py, &[id]),
+            Ok(id) => mount_result(py, &[id]),
             Err(error) => {
-                self.errors.note(&error);
-                let answer = mounted_at(py, &[])?;
-                answer.set_item("ret", -1)?;
-                Ok(answer)
+                self.errors.record(&error);
+                let result = mount_result(py, &[])?;
+                result.set_item("ret", -1)?;
+                Ok(result)
             }
         }
     }
 
-    fn unmounted(&self, outcome: Result<()>) -> i64 {
+    fn report_unmount(&self, outcome: Result<()>) -> i64 {
         match outcome {
             Ok(()) => 0,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 -1
             }
         }
@@ -120,7 +124,8 @@ impl Store {
 
 #[pymethods]
 impl Store {
-    /// Offers a part of a file (in shared memory, say) to the cluster: `{"ret": 0, "segment_ids": [..]}`, `ret` -1 when it could not.
+    /// Mounts a part of a file as a segment, for example a file in shared memory. Returns
+    /// `{"ret": 0, "segment_ids": [..]}`, or `ret` -1 on failure.
     #[pyo3(signature = (path, size, offset=Uint(0), protocol="tcp", location=""))]
     fn mount_segment<'py>(
         &self,
@@ -133,14 +138,15 @@ impl Store {
     ) -> PyResult<Bound<'py, PyDict>> {
         let _ = location;
         let mounted = match self.session()? {
-            Some(_) if size.0 == 0 => return mounted_at(py, &[]),
+            Some(_) if size.0 == 0 => return mount_result(py, &[]),
             Some(session) => wait(py, session.mount_file(path, size.0, offset.0, protocol)),
-            None => Err(Error::invalid("the store is not set up")),
+            None => Err(Error::invalid("store is not set up")),
         };
-        self.mounted(py, mounted)
+        self.report_mount(py, mounted)
     }
 
-    /// Offers new memory to the cluster, a multiple of 16 MiB; the answer has its size as `allocated_size`.
+    /// Mounts new memory as a segment, a multiple of 16 MiB. The result has its size as
+    /// `allocated_size`.
     #[pyo3(signature = (size, protocol="tcp", location=""))]
     fn allocate_and_mount_segment<'py>(
         &self,
@@ -152,20 +158,21 @@ impl Store {
         let _ = location;
         let rounded = size.0.checked_next_multiple_of(GRANULE).filter(|_| size.0 > 0);
         let mounted = match (self.session()?, rounded) {
-            (None, _) => Err(Error::invalid("the store is not set up")),
-            (_, None) => Err(Error::invalid(format!("a segment of {} bytes", size.0))),
+            (None, _) => Err(Error::invalid("store is not set up")),
+            (_, None) => Err(Error::invalid(format!("cannot mount segment: invalid size. size={}", size.0))),
             (Some(session), Some(bytes)) => wait(py, async {
-                session.look_at(protocol)?;
-                session.client.own()?.mount(bytes).await
+                session.warn_about_protocol(protocol)?;
+                session.client.full()?.mount(bytes).await
             }),
         };
         let allocated = if mounted.is_ok() { rounded.unwrap_or(0) } else { 0 };
-        let answer = self.mounted(py, mounted)?;
-        answer.set_item("allocated_size", allocated)?;
-        Ok(answer)
+        let result = self.report_mount(py, mounted)?;
+        result.set_item("allocated_size", allocated)?;
+        Ok(result)
     }
 
-    /// Takes memory back, after a grace period when one is given (the call does not wait for that): 0 or -1.
+    /// Unmounts segments, after a grace period if one is given. The call does not wait for the
+    /// grace period. Returns 0 or -1.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Uint(0)))]
     fn unmount_segment(
         &self,
@@ -174,10 +181,10 @@ impl Store {
         grace_period_seconds: Uint,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
-        Ok(self.unmounted(wait(py, session.unmount(segment_ids, grace_period_seconds))))
+        Ok(self.report_unmount(wait(py, session.unmount(segment_ids, grace_period_seconds))))
     }
 
-    /// The same for memory of `allocate_and_mount_segment`, which is freed.
+    /// Unmounts segments of `allocate_and_mount_segment` and frees their memory.
     #[pyo3(signature = (segment_ids, grace_period_seconds=Uint(0)))]
     fn unmount_and_free_segment(
         &self,
@@ -188,34 +195,35 @@ impl Store {
         self.unmount_segment(py, segment_ids, grace_period_seconds)
     }
 
-    /// Stops offering this client's disk, at once whatever the grace period: 0, also where there is none. A light client has no say in that: -1.
+    /// Unmounts this client's disk segment at once, whatever the grace period. Returns 0, also if
+    /// there is none, or -1 on an IPC client.
     #[pyo3(signature = (grace_period_seconds=Uint(0)))]
     fn unmount_local_disk_segment(&self, py: Python<'_>, grace_period_seconds: Uint) -> PyResult<i64> {
         let _ = grace_period_seconds;
         let Some(session) = self.session()? else { return Ok(-1) };
         let closed = wait(py, async {
-            session.client.own()?.close_disk().await;
+            session.client.full()?.close_disk().await;
             Ok(())
         });
-        Ok(self.unmounted(closed))
+        Ok(self.report_unmount(closed))
     }
 
-    /// Address of new memory that a `mooncake_client` can be given (`register_buffer`), until close; 0 when there is none, and for a store that was
-    /// not set up with `setup_dummy`.
+    /// Allocates memory that `mooncake_client` can map (see `register_buffer`), until close.
+    /// Returns its address, or 0 on failure and on a store that was not set up with `setup_dummy`.
     fn alloc_from_mem_pool(&self, py: Python<'_>, size: Uint) -> PyResult<u64> {
         let Some(session) = self.session()? else { return Ok(0) };
         let allocated = py.detach(|| session.allocate(size.len()));
         Ok(allocated.unwrap_or_else(|error| {
-            self.errors.note(&error);
+            self.errors.record(&error);
             0
         }))
     }
 
-    /// How many values and parts were read from members' disks.
+    /// Returns how many values and parts were read from disks of other clients.
     fn get_offload_rpc_read_count(&self) -> PyResult<u64> {
         let session = self.session()?;
         Ok(session
-            .and_then(|session| session.client.own().ok().map(|client| client.disk_reads()))
+            .and_then(|session| session.client.full().ok().map(|client| client.disk_reads()))
             .unwrap_or(0))
     }
 }

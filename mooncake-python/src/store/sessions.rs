@@ -1,4 +1,4 @@
-//! Values read and written in parts over several calls, as layer-wise caches do.
+//! Sessions: values that are read and written in parts over several calls, as layer-wise caches do.
 
 use std::sync::Arc;
 
@@ -7,27 +7,22 @@ use mooncake_store::client::{Operation, RangeWrite, Reservation};
 use pyo3::prelude::*;
 use tokio::sync::RwLock;
 
+use super::part_write::PartWrite;
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts};
+use crate::client::RangeRead;
 use crate::config::{self, Config};
-use crate::member::RangeRead;
+use crate::error::missing_result;
 use crate::runtime::wait;
 
-/// Space that is being written in parts.
-pub(super) struct Writing {
-    space: Reservation,
-    /// Held by every write of a part, and alone by who ends the session: nothing is written after that.
-    open: RwLock<bool>,
-}
-
 fn no_session(key: &str) -> Error {
-    Error::invalid(format!("no session is open for {key:?}"))
+    Error::invalid(format!("no session is open. key={key:?}"))
 }
 
 impl Session {
     async fn start_reads(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
-        // A light client has no sessions, as with the existing package.
-        self.client.own()?;
+        // An IPC client has no sessions, as in Mooncake C++.
+        self.client.full()?;
         let located = self.client.locate(keys).await?;
         let mut reads = self.reads.lock();
         let start = |(key, object): (&String, Result<Option<_>>)| {
@@ -39,14 +34,14 @@ impl Session {
     }
 
     async fn read_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
-        self.client.own()?;
+        self.client.full()?;
         let mut reads = Vec::new();
         let mut plans = Vec::with_capacity(keys.len());
         for (i, key) in keys.iter().enumerate() {
             let object = self.reads.lock().get(key).cloned();
             let plan = object.ok_or_else(|| no_session(key)).and_then(|object| {
                 parts
-                    .of(i)?
+                    .of_key(i)?
                     .map(|(pointer, size, offset)| {
                         Ok(RangeRead { object: object.clone(), offset, into: self.sink(pointer, size)? })
                     })
@@ -62,7 +57,7 @@ impl Session {
         let begun = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
         let outcomes = read.into_iter().map(|(outcome, _)| outcome);
-        Ok(sums(plans, outcomes.zip(lens)))
+        Ok(sum_parts(plans, outcomes.zip(lens)))
     }
 
     async fn start_writes(
@@ -71,7 +66,7 @@ impl Session {
         sizes: &[Uint],
         config: &mooncake_core::replica::ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
-        let own = self.client.own()?;
+        let own = self.client.full()?;
         let free: Vec<bool> = {
             let writes = self.writes.lock();
             keys.iter().map(|key| !writes.contains_key(key)).collect()
@@ -86,10 +81,13 @@ impl Session {
         let mut writes = self.writes.lock();
         let start = |(key, free): (&String, &bool)| {
             if !free {
-                return Err(Error::invalid(format!("a session is open for {key:?} already")));
+                return Err(Error::invalid(format!(
+                    "cannot start session: one is already open. key={key:?}"
+                )));
             }
-            let lost = || Err(Error::internal("an answer without an item"));
-            let writing = Writing { space: reserved.next().unwrap_or_else(lost)?, open: RwLock::new(true) };
+
+            let writing =
+                PartWrite { space: reserved.next().unwrap_or_else(missing_result)?, open: RwLock::new(true) };
             writes.insert(key.clone(), Arc::new(writing));
             Ok(())
         };
@@ -97,11 +95,11 @@ impl Session {
     }
 
     async fn write_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
-        let objects: Vec<Option<Arc<Writing>>> = {
+        let objects: Vec<Option<Arc<PartWrite>>> = {
             let writes = self.writes.lock();
             keys.iter().map(|key| writes.get(key).cloned()).collect()
         };
-        // Who waits to end a session goes first; a key may be there twice.
+        // A session that is about to end rejects new writes. A key may occur twice in the list.
         let open: Vec<_> = objects
             .iter()
             .map(|object| object.as_deref()?.open.try_read().ok().filter(|open| **open))
@@ -112,7 +110,7 @@ impl Session {
             let object = objects[i].as_deref().filter(|_| open[i].is_some()).map(|object| &object.space);
             let plan = object.ok_or_else(|| no_session(key)).and_then(|object| {
                 parts
-                    .of(i)?
+                    .of_key(i)?
                     .map(|(pointer, size, offset)| {
                         Ok(RangeWrite { object, offset, from: self.source(pointer, size)? })
                     })
@@ -125,12 +123,13 @@ impl Session {
             }));
         }
         let lens: Vec<u64> = ranges.iter().map(|range| range.from.len() as u64).collect();
-        let outcomes = self.client.own()?.write_ranges(ranges).await;
-        Ok(sums(plans, outcomes.into_iter().zip(lens)))
+        let outcomes = self.client.full()?.write_ranges(ranges).await;
+        Ok(sum_parts(plans, outcomes.into_iter().zip(lens)))
     }
 
-    /// Takes the open writes of these keys off the list, once no part of them is under way any more.
-    async fn take_writes(&self, keys: &[String]) -> Vec<Result<Arc<Writing>>> {
+    /// Removes the open writes of these keys from the table and waits until no part of them is
+    /// being written.
+    async fn take_writes(&self, keys: &[String]) -> Vec<Result<Arc<PartWrite>>> {
         let taken: Vec<_> = {
             let mut writes = self.writes.lock();
             keys.iter().map(|key| writes.remove(key).ok_or_else(|| no_session(key))).collect()
@@ -144,18 +143,18 @@ impl Session {
     async fn end_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys).await;
         let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
-        let client = self.client.own()?;
+        let client = self.client.full()?;
         let mut ended = client.commit(&objects).await?.into_iter();
-        // Nobody can write the rest of these any more.
+        // The missing parts of these objects can no longer be written.
         let incomplete: Vec<_> = objects.into_iter().filter(|object| object.is_incomplete()).collect();
         if !incomplete.is_empty() {
             client.give_back(&incomplete).await;
         }
-        let lost = || Err(Error::internal("an answer without an item"));
+
         Ok(taken
             .iter()
             .map(|one| match one {
-                Ok(_) => ended.next().unwrap_or_else(lost),
+                Ok(_) => ended.next().unwrap_or_else(missing_result),
                 Err(error) => Err(Error::new(error.code(), error.message().to_owned())),
             })
             .collect())
@@ -164,13 +163,17 @@ impl Session {
     async fn revoke_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys).await;
         let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
-        self.client.own()?.give_back(&objects).await;
+        self.client.full()?.give_back(&objects).await;
         Ok(taken.into_iter().map(|one| one.map(drop)).collect())
     }
 }
 
-/// One outcome for each plan of so many parts: the bytes of all of them, or the first failure.
-fn sums(plans: Vec<Result<usize>>, outcomes: impl Iterator<Item = (Result<()>, u64)>) -> Vec<Result<u64>> {
+/// Returns one outcome for each plan of so many parts: the sum of their bytes, or the first
+/// failure.
+fn sum_parts(
+    plans: Vec<Result<usize>>,
+    outcomes: impl Iterator<Item = (Result<()>, u64)>,
+) -> Vec<Result<u64>> {
     let mut outcomes = outcomes;
     let sum = |plan: Result<usize>| {
         let parts: Vec<(Result<()>, u64)> = outcomes.by_ref().take(plan?).collect();
@@ -179,7 +182,7 @@ fn sums(plans: Vec<Result<usize>>, outcomes: impl Iterator<Item = (Result<()>, u
     plans.into_iter().map(sum).collect()
 }
 
-/// Buffers of each key and where in its value they belong.
+/// Buffers of each key and their positions in its value.
 struct Parts {
     pointers: Vec<Vec<Uint>>,
     sizes: Vec<Vec<Uint>>,
@@ -187,11 +190,11 @@ struct Parts {
 }
 
 impl Parts {
-    /// Address, length and offset of each part of one key that is not empty.
-    fn of(&self, key: usize) -> Result<impl Iterator<Item = (u64, usize, u64)>> {
+    /// Returns address, length and offset of each part of one key that is not empty.
+    fn of_key(&self, key: usize) -> Result<impl Iterator<Item = (u64, usize, u64)>> {
         let (pointers, sizes, offsets) = (&self.pointers[key], &self.sizes[key], &self.offsets[key]);
         if pointers.len() != sizes.len() || sizes.len() != offsets.len() {
-            return Err(Error::invalid("addresses, sizes and offsets of a key are not as many"));
+            return Err(Error::invalid("addresses, sizes and offsets of a key differ in number"));
         }
         let all = pointers.iter().zip(sizes).zip(offsets);
         Ok(all
@@ -202,7 +205,8 @@ impl Parts {
 
 #[pymethods]
 impl Store {
-    /// Asks once where each key lies, for reads of parts: 0, -704, or -702 for what is not in memory.
+    /// Looks up the replicas of each key once, for reads of parts. Returns 0, -704 for an absent
+    /// key, or -702 for an object that is not in memory.
     fn batch_get_session_start(
         &self,
         py: Python<'_>,
@@ -213,7 +217,8 @@ impl Store {
         Ok(self.codes(keys.len(), outcomes))
     }
 
-    /// Reads parts of values whose session is open: bytes read per key, -707 when the lease of the session is over.
+    /// Reads parts of values whose session is open. Returns the bytes read per key, or -707 if the
+    /// lease of the session has expired.
     fn batch_get_into_multi_buffer_ranges(
         &self,
         py: Python<'_>,
@@ -236,8 +241,8 @@ impl Store {
     /// Ends read sessions.
     fn batch_get_session_end(&self, #[pyo3(from_py_with = texts)] keys: Vec<String>) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
-        if let Err(error) = session.client.own() {
-            return Ok(i64::from(self.errors.note(&error)));
+        if let Err(error) = session.client.full() {
+            return Ok(i64::from(self.errors.record(&error)));
         }
         let mut reads = session.reads.lock();
         for key in &keys {
@@ -246,7 +251,8 @@ impl Store {
         Ok(0)
     }
 
-    /// Asks for space for values of these sizes, to be written in parts. -705 for a key that is there already.
+    /// Allocates space for values of these sizes, to be written in parts. Returns -705 for a key
+    /// that already exists.
     #[pyo3(signature = (keys, sizes, config=None))]
     fn batch_put_session_start(
         &self,
@@ -258,14 +264,14 @@ impl Store {
         let Some(session) = self.session()? else { return Ok(Vec::new()) };
         let n = keys.len();
         let checked = self.same_length(&[n, sizes.len()]);
-        let config = match checked.and_then(|()| config::of_call(&config, n, true)) {
+        let config = match checked.and_then(|()| config::for_call(&config, n, true)) {
             Ok(config) => config,
             Err(error) => return Ok(self.codes(n, Err(error))),
         };
         Ok(self.codes(n, wait(py, session.start_writes(&keys, &sizes, &config))))
     }
 
-    /// Writes parts of values whose session is open: bytes written per key.
+    /// Writes parts of values whose session is open. Returns the bytes written per key.
     fn batch_put_from_multi_buffer_ranges(
         &self,
         py: Python<'_>,
@@ -285,7 +291,7 @@ impl Store {
         Ok(self.counts(n, wait(py, session.write_session(&keys, &parts))))
     }
 
-    /// Makes values readable whose parts have been written.
+    /// Makes values readable after their parts have been written.
     fn batch_put_session_end(
         &self,
         py: Python<'_>,
@@ -295,7 +301,7 @@ impl Store {
         Ok(self.codes(keys.len(), wait(py, session.end_writes(&keys))))
     }
 
-    /// Gives the space of values up that are not to be written after all.
+    /// Frees the space of values that are not to be completed.
     fn batch_put_session_revoke(
         &self,
         py: Python<'_>,

@@ -1,10 +1,12 @@
-//! What the tensor calls of `python/mooncake/_tensors.py` move: heads of objects, and strips of bytes at regular distances, which is how
-//! a part of a tensor along one dimension lies in memory.
+//! Data movement for the tensor calls of `python/mooncake/_tensors.py`: heads of objects, and
+//! strips of bytes at regular distances. A part of a tensor along one dimension consists of such
+//! strips.
 
 use std::sync::Arc;
 
 use mooncake_core::memory::{MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
+use mooncake_engine::TransportSet;
 use mooncake_store::client::Operation;
 use mooncake_transport::{Slice, SliceMut};
 use pyo3::prelude::*;
@@ -13,19 +15,19 @@ use std::ptr::NonNull;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Keep, Uint, bytes_of, bytes_with, text, texts};
+use crate::client::{Located, RangeRead};
 use crate::config::{self, Config};
 use crate::lease::Lease;
-use crate::member::{Located, RangeRead};
-use crate::memory::{Wire, lent, lent_mut};
+use crate::memory::{object_slice, object_slice_mut};
 use crate::runtime::wait;
 
-/// Strips shorter than this go through one buffer when there are many: one request costs more than copying them, or than reading as much as
-/// this between them.
-const SHORT: usize = 16 << 10;
-/// How many are many.
-const MANY: usize = 8;
+/// Length below which many strips go through one buffer. One request costs more than copying such
+/// strips, or than reading as many bytes between them.
+const SHORT_STRIP: usize = 16 << 10;
+/// Number of strips above which there are many.
+const MANY_STRIPS: usize = 8;
 
-/// An object found by `_heads`, for reads of its parts.
+/// Object found by `_heads`, for reads of its parts.
 #[pyclass(frozen, module = "mooncake._mooncake", name = "Located")]
 pub(crate) struct LocatedObject {
     object: Located,
@@ -40,7 +42,8 @@ impl LocatedObject {
     }
 }
 
-/// Bytes at regular distances: `rows` strips of `width`, the first at `start`, each `stride` after the one before.
+/// Bytes at regular distances: `rows` strips of `width`, the first at `start`, each `stride` after
+/// the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Strips {
     start: u64,
@@ -50,47 +53,48 @@ struct Strips {
 }
 
 impl Strips {
-    /// One past the last byte, if it can be counted.
+    /// Returns the offset behind the last byte, unless it overflows.
     fn end(&self) -> Option<u64> {
         let last = self.rows.checked_sub(1)?.checked_mul(self.stride)?;
         self.start.checked_add(last)?.checked_add(self.width)
     }
 
-    /// First bytes of the strips.
+    /// Returns the first bytes of the strips.
     fn starts(self) -> impl Iterator<Item = u64> {
         (0..self.rows).map(move |row| self.start + row * self.stride)
     }
 
-    /// Whether nothing lies between them.
-    fn is_one(&self) -> bool {
+    /// Returns whether the strips are contiguous.
+    fn is_contiguous(&self) -> bool {
         self.stride == self.width
     }
 
-    /// As few strips as there can be.
+    /// Joins contiguous strips into one.
     fn joined(self) -> Self {
-        if self.is_one() {
+        if self.is_contiguous() {
             return Self { rows: 1, width: self.width * self.rows, stride: self.width * self.rows, ..self };
         }
         self
     }
 
-    fn is_fine(&self) -> bool {
-        self.rows > MANY as u64 && self.width < SHORT as u64
+    fn has_many_short(&self) -> bool {
+        self.rows > MANY_STRIPS as u64 && self.width < SHORT_STRIP as u64
     }
 
-    /// Whether reading what lies between them is cheaper than asking for each.
-    fn are_near(&self) -> bool {
-        self.is_fine() && self.stride.saturating_sub(self.width) < SHORT as u64
+    /// Returns whether reading the gaps between the strips is cheaper than one request for each
+    /// strip.
+    fn is_dense(&self) -> bool {
+        self.has_many_short() && self.stride.saturating_sub(self.width) < SHORT_STRIP as u64
     }
 }
 
-/// One value to write: a header, then strips of memory.
+/// Value to write: a header, then strips of memory.
 #[derive(FromPyObject)]
 struct Write<'py> {
     #[pyo3(from_py_with = text)]
     key: String,
     header: Bound<'py, PyBytes>,
-    /// Memory that holds the strips, and how much of it there is.
+    /// Address and length of the memory that holds the strips.
     memory: (Uint, Uint),
     start: Uint,
     stride: Uint,
@@ -98,7 +102,7 @@ struct Write<'py> {
     width: Uint,
 }
 
-/// One read: which object, where its strips are, and where they go.
+/// Read of an object: the strips in the object and their destination.
 #[derive(FromPyObject)]
 struct Read<'py> {
     object: PyRef<'py, LocatedObject>,
@@ -111,17 +115,17 @@ struct Read<'py> {
     width: Uint,
 }
 
-/// One destination and what is read into it.
+/// Destination and the reads into it.
 #[derive(FromPyObject)]
 struct Job<'py> {
     memory: (Uint, Uint),
     reads: Vec<Read<'py>>,
 }
 
-/// An object and its first bytes.
+/// Object and its first bytes.
 type Head<'py> = (LocatedObject, Bound<'py, PyBytes>);
 
-/// A job without Python's references.
+/// Job without references to Python objects.
 struct Plan {
     address: u64,
     len: u64,
@@ -140,50 +144,51 @@ impl Job<'_> {
     }
 }
 
-/// Where memory that a job names comes from.
+/// Owner of the memory that a job names.
 #[derive(Clone)]
 enum Owner {
-    /// The program registered it.
+    /// Memory that the program registered.
     Registered,
-    /// Objects of Python, kept meanwhile.
+    /// Python objects, which are kept alive meanwhile.
     Kept(Arc<Keep>),
 }
 
 impl Session {
-    fn piece(&self, owner: &Owner, address: u64, len: u64) -> Result<Slice<Wire>> {
+    fn piece(&self, owner: &Owner, address: u64, len: u64) -> Result<Slice<TransportSet>> {
         let len = Uint(len).len();
         match owner {
             Owner::Registered => self.source(address, len),
-            Owner::Kept(keep) => lent(&self.client, span(address, len)?, keep),
+            Owner::Kept(keep) => object_slice(&self.client, span(address, len)?, keep),
         }
     }
 
-    fn target(&self, owner: &Owner, address: u64, len: u64) -> Result<SliceMut<Wire>> {
+    fn target(&self, owner: &Owner, address: u64, len: u64) -> Result<SliceMut<TransportSet>> {
         let len = Uint(len).len();
         match owner {
             Owner::Registered => self.sink(address, len),
-            Owner::Kept(keep) => lent_mut(span(address, len)?, keep),
+            Owner::Kept(keep) => object_slice_mut(span(address, len)?, keep),
         }
     }
 
-    /// Header and strips as pieces of one value. Many short ones are copied into memory of ours, which `leases` keeps.
+    /// Returns header and strips as pieces of one value. Many short strips are copied into leased
+    /// memory, which `leases` keeps.
     fn gather(
         &self,
         owner: &Owner,
         memory: (u64, u64),
         strips: Strips,
         leases: &mut Vec<Lease>,
-    ) -> Result<Vec<Slice<Wire>>> {
+    ) -> Result<Vec<Slice<TransportSet>>> {
         if strips.rows == 0 || strips.width == 0 {
             return Ok(Vec::new());
         }
         if strips.end().is_none_or(|end| end > memory.1) {
-            return Err(Error::invalid("a part of a tensor does not lie inside it"));
+            return Err(Error::invalid("part of a tensor exceeds the tensor"));
         }
         let strips = strips.joined();
         let whole = self.piece(owner, memory.0, memory.1)?;
         let width = Uint(strips.width).len();
-        if !strips.is_fine() {
+        if !strips.has_many_short() {
             return strips
                 .starts()
                 .map(|start| {
@@ -201,10 +206,10 @@ impl Session {
         Ok(vec![copy.into_shared()])
     }
 
-    /// Reads strips, all jobs at once; each fails for itself.
+    /// Reads the strips of all jobs at once. Each job succeeds or fails independently.
     async fn scatter(&self, owner: &Owner, plans: Vec<Plan>) -> Vec<Result<()>> {
         let mut reads = Vec::new();
-        // For every read the job it is for, and what is to be copied where afterwards.
+        // Job of each read, and the strips to copy afterwards.
         let mut after: Vec<(usize, Option<(Strips, Strips)>)> = Vec::new();
         let mut outcomes: Vec<Result<()>> = Vec::with_capacity(plans.len());
         let mut leases: Vec<Option<Lease>> = Vec::new();
@@ -217,11 +222,11 @@ impl Session {
                     return Ok(());
                 }
                 if from_end > object.size() || to_end > plan.len {
-                    return Err(Error::invalid("a part of a tensor does not lie inside it"));
+                    return Err(Error::invalid("part of a tensor exceeds the tensor"));
                 }
-                let by_way_of_ours = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
-                if by_way_of_ours || (from.are_near() && !(from.is_one() && to.is_one())) {
-                    // All of it at once, and then the strips out of that.
+                let through_lease = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
+                if through_lease || (from.is_dense() && !(from.is_contiguous() && to.is_contiguous())) {
+                    // Reads the whole range, and then copies the strips out of it.
                     let lease = self.arena()?.take(&self.client, Uint(from_end - from.start).len())?;
                     reads.push(RangeRead {
                         object: object.clone(),
@@ -232,8 +237,11 @@ impl Session {
                     after.push((job, Some((Strips { start: 0, ..*from }, *to))));
                     return Ok(());
                 }
-                let (from, to) =
-                    if from.is_one() && to.is_one() { (from.joined(), to.joined()) } else { (*from, *to) };
+                let (from, to) = if from.is_contiguous() && to.is_contiguous() {
+                    (from.joined(), to.joined())
+                } else {
+                    (*from, *to)
+                };
                 for (at, start) in from.starts().zip(to.starts()) {
                     let address = plan.address.saturating_add(start);
                     let into = self.target(owner, address, from.width)?;
@@ -247,8 +255,8 @@ impl Session {
         let read = self.client.read_ranges(reads).await;
         for (((outcome, from), (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
             let done = outcome.and_then(|()| match (copy, from) {
-                (Some((strips, to)), Some(from)) => self.spread(owner, &plans[job], from, strips, to),
-                (Some(_), None) => Err(Error::internal("a read lost its memory")),
+                (Some((strips, to)), Some(from)) => self.copy_strips(owner, &plans[job], from, strips, to),
+                (Some(_), None) => Err(Error::internal("read returned no memory")),
                 (None, _) => Ok(()),
             });
             drop(lease);
@@ -259,11 +267,11 @@ impl Session {
         outcomes
     }
 
-    fn spread(
+    fn copy_strips(
         &self,
         owner: &Owner,
         plan: &Plan,
-        from: SliceMut<Wire>,
+        from: SliceMut<TransportSet>,
         strips: Strips,
         to: Strips,
     ) -> Result<()> {
@@ -279,38 +287,39 @@ impl Session {
 fn span(address: u64, len: usize) -> Result<MemorySpan> {
     let ptr =
         usize::try_from(address).ok().and_then(|a| NonNull::new(std::ptr::with_exposed_provenance_mut(a)));
-    ptr.map(|ptr| MemorySpan::new(ptr, len)).ok_or_else(|| Error::invalid("the null pointer holds no tensor"))
+    ptr.map(|ptr| MemorySpan::new(ptr, len))
+        .ok_or_else(|| Error::invalid("cannot use tensor: its address is null"))
 }
 
-/// Copies a range of one to a range of the other, both checked.
+/// Copies a range of one slice to a range of another. Both ranges are checked.
 #[allow(unsafe_code)]
 fn copy_strip(
-    from: &Slice<Wire>,
+    from: &Slice<TransportSet>,
     at: usize,
-    to: &mut SliceMut<Wire>,
+    to: &mut SliceMut<TransportSet>,
     start: usize,
     len: usize,
 ) -> Result<()> {
     let inside = at.checked_add(len).is_some_and(|end| end <= from.len())
         && start.checked_add(len).is_some_and(|end| end <= to.len());
     if !inside {
-        return Err(Error::invalid("a part of a tensor does not lie inside it"));
+        return Err(Error::invalid("part of a tensor exceeds the tensor"));
     }
     let source = MemorySpan { location: from.location(), ..span(from.addr() + at as u64, len)? };
     let target = MemorySpan { location: to.location(), ..span(to.addr() + start as u64, len)? };
     if source.location.is_device() || target.location.is_device() {
-        // SAFETY: both ranges were just checked, and are kept by what was handed in. What a program makes of a device's memory by copying it onto
-        // itself is what the device makes of it.
+        // SAFETY: both ranges were just checked, and the arguments keep them. If a program copies
+        // device memory onto itself, the device defines the result.
         return unsafe { copy_memory(source, target) };
     }
-    // SAFETY: as above; the program's own memory may overlap.
+    // SAFETY: as above. The ranges may overlap in the program's own memory.
     unsafe { source.ptr.copy_to(target.ptr, len) };
     Ok(())
 }
 
 #[pymethods]
 impl Store {
-    /// For each key where it lies and its first bytes, at most `upto`; `None` for one that is not there.
+    /// Looks up each key and reads at most `upto` first bytes. Absent keys are `None`.
     fn _heads<'py>(
         &self,
         py: Python<'py>,
@@ -335,7 +344,7 @@ impl Store {
         let (located, outcomes, leases) = match wait(py, read) {
             Ok(read) => read,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(keys.iter().map(|_| None).collect());
             }
         };
@@ -344,7 +353,7 @@ impl Store {
             let Some(object) = object else { return Ok(None) };
             let Some((outcome, slice)) = outcomes.next() else { return Ok(None) };
             if let Err(error) = outcome {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
             let Some(slice) = slice else { return Ok(None) };
@@ -356,7 +365,8 @@ impl Store {
         heads
     }
 
-    /// Reads strips of located objects into memory: a code for each job. Memory is registered, or `owners` keep it.
+    /// Reads strips of located objects into memory that is registered or that `owners` keep.
+    /// Returns a code for each job.
     #[pyo3(signature = (jobs, owners=None))]
     fn _read_strips(
         &self,
@@ -373,7 +383,8 @@ impl Store {
         Ok(self.codes(n, outcomes))
     }
 
-    /// Writes values of a header and strips of memory: a code for each. Memory is registered, or `owners` keep it.
+    /// Writes values that consist of a header and strips of memory, which is registered or which
+    /// `owners` keep. Returns a code for each value.
     #[pyo3(signature = (upsert, writes, config=None, owners=None))]
     fn _write_strips(
         &self,
@@ -385,7 +396,7 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let n = writes.len();
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
-        let config = match config::of_call(&config, n, false) {
+        let config = match config::for_call(&config, n, false) {
             Ok(config) => config,
             Err(error) => return Ok(self.codes(n, Err(error))),
         };
@@ -413,7 +424,7 @@ impl Store {
                 values.push(gathered.and_then(|data| {
                     let mut pieces = Vec::with_capacity(1 + data.len());
                     if let Some(header) = header {
-                        pieces.push(lent(&session.client, header, &headers)?);
+                        pieces.push(object_slice(&session.client, header, &headers)?);
                     }
                     pieces.extend(data);
                     Ok(pieces)
@@ -424,27 +435,27 @@ impl Store {
         Ok(self.codes(n, outcomes))
     }
 
-    /// Copies bytes out of registered memory; `None` when they do not lie there.
+    /// Copies bytes out of registered memory. Returns `None` if the range is not registered.
     fn _peek<'py>(&self, py: Python<'py>, address: Uint, len: Uint) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let Some(session) = self.session()? else { return Ok(None) };
         let slice = match session.source(address.0, len.len()) {
             Ok(slice) => slice,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 return Ok(None);
             }
         };
         bytes_with(py, slice.len(), |bytes| slice.copy_to(0, bytes)).map(Some)
     }
 
-    /// Copies bytes into registered memory; whether they fit.
+    /// Copies bytes into registered memory. Returns whether they fit.
     fn _poke(&self, address: Uint, bytes: &[u8]) -> PyResult<bool> {
         let Some(session) = self.session()? else { return Ok(false) };
         let written = session.sink(address.0, bytes.len()).and_then(|mut slice| slice.copy_from(0, bytes));
         Ok(match written {
             Ok(()) => true,
             Err(error) => {
-                self.errors.note(&error);
+                self.errors.record(&error);
                 false
             }
         })

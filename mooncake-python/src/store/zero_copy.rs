@@ -1,8 +1,9 @@
-//! Values in memory that the program registered, named by address.
+//! Values in registered memory of the program, named by address.
 
 use std::sync::Arc;
 
 use mooncake_core::{Error, Result};
+use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::{Landing, UNUSED_WITHIN, foreign};
 use mooncake_store::client::Operation;
 use mooncake_transport::Slice;
@@ -10,24 +11,28 @@ use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, text, texts, truth};
+use crate::client::RangeRead;
 use crate::config::{self, Config};
-use crate::member::RangeRead;
-use crate::memory::Wire;
+use crate::error::missing_result;
 use crate::runtime::wait;
 
-/// A value in pieces, or why it cannot be written.
-type Pieces = Result<Vec<Slice<Wire>>>;
+/// Value in pieces, or the reason why it cannot be written.
+type Pieces = Result<Vec<Slice<TransportSet>>>;
 
 impl Session {
     pub(super) fn pieces(&self, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
         if pointers.len() != sizes.len() {
-            return Err(Error::invalid(format!("{} addresses and {} sizes", pointers.len(), sizes.len())));
+            return Err(Error::invalid(format!(
+                "addresses and sizes differ in number. addresses={} sizes={}",
+                pointers.len(),
+                sizes.len()
+            )));
         }
         let some = pointers.iter().zip(sizes).filter(|(_, size)| size.0 > 0);
         some.map(|(pointer, size)| self.source(pointer.0, size.len())).collect()
     }
 
-    /// Writes those items that can be, each for itself.
+    /// Writes the valid items. Each succeeds or fails independently.
     pub(super) async fn write_pieces(
         &self,
         operation: Operation,
@@ -52,11 +57,14 @@ impl Session {
         }
         config.group_ids = groups.map(|_| kept);
         let mut written = self.write(operation, &items, &config).await?.into_iter();
-        let lost = || Err(Error::internal("an answer without an item"));
-        Ok(outcomes.into_iter().map(|known| known.or_else(|| written.next()).unwrap_or_else(lost)).collect())
+
+        Ok(outcomes
+            .into_iter()
+            .map(|known| known.or_else(|| written.next()).unwrap_or_else(missing_result))
+            .collect())
     }
 
-    /// Reads whole objects into several buffers each, in their order.
+    /// Reads whole objects, each into several buffers in their order.
     async fn read_pieces(
         &self,
         keys: &[String],
@@ -72,8 +80,10 @@ impl Session {
                 let object = object.ok_or_else(|| Error::from(mooncake_core::ErrorCode::ObjectNotFound))?;
                 let total = sizes[i].iter().try_fold(0u64, |sum, size| sum.checked_add(size.0));
                 if total != Some(object.size()) || pointers[i].len() != sizes[i].len() {
+                    let text = "the buffers and the object differ in length";
                     return Err(Error::invalid(format!(
-                        "the buffers have {total:?} bytes in all, the object {}",
+                        "{text}. buffers={} object={}",
+                        total.map_or_else(|| "overflow".to_owned(), |total| total.to_string()),
                         object.size()
                     )));
                 }
@@ -96,7 +106,7 @@ impl Session {
         let mut outcomes = read.into_iter().map(|(outcome, _)| outcome);
         let total = |plan: Result<(u64, usize)>| {
             let (size, count) = plan?;
-            // Every part is taken, whether or not one before it failed.
+            // The outcomes of all parts are consumed, even after a failure.
             let parts: Vec<Result<()>> = outcomes.by_ref().take(count).collect();
             parts.into_iter().collect::<Result<()>>().map(|()| size)
         };
@@ -113,7 +123,8 @@ impl Session {
         self.read_until(operation, keys, (pointers, sizes), None).await
     }
 
-    /// `read_into` that ends when nothing is written to the memory any more, also where the answer came sooner.
+    /// Reads like `read_into`, but returns only when nothing writes to the memory any more. The
+    /// response may have come sooner.
     pub(super) async fn read_landed(
         &self,
         operation: Operation,
@@ -123,7 +134,9 @@ impl Session {
         let (landing, landed) = Landing::new();
         let outcomes = self.read_until(operation, keys, memory, Some(landing)).await;
         if !landed.within(UNUSED_WITHIN).await {
-            tracing::warn!("a transfer does not end, and may still write to memory of a call that is over");
+            tracing::warn!(
+                "transfer has not ended and may still write to memory of a call that has returned"
+            );
         }
         outcomes
     }
@@ -150,8 +163,11 @@ impl Session {
         let begun = self.client.begin(operation);
         let read = self.client.counted(begun, self.client.batch_get_into(items)).await?;
         let mut read = read.into_iter().map(|outcome| outcome.map(|len| len as u64));
-        let lost = || Err(Error::internal("an answer without an item"));
-        Ok(outcomes.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect())
+
+        Ok(outcomes
+            .into_iter()
+            .map(|known| known.or_else(|| read.next()).unwrap_or_else(missing_result))
+            .collect())
     }
 }
 
@@ -168,11 +184,11 @@ impl Store {
         let n = keys.len();
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
         let checked = self.same_length(&[n, pointers.len(), sizes.len()]);
-        let config = match checked.and_then(|()| config::of_call(config.0, n, config.1)) {
+        let config = match checked.and_then(|()| config::for_call(config.0, n, config.1)) {
             Ok(config) => config,
-            Err(error) => return Ok(vec![i64::from(self.errors.note(&error)); n]),
+            Err(error) => return Ok(vec![i64::from(self.errors.record(&error)); n]),
         };
-        // It may wait for a GPU.
+        // This may wait for a GPU.
         let values = py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect());
         Ok(self.codes(n, wait(py, session.write_pieces(operation, keys, values, &config))))
     }
@@ -205,44 +221,47 @@ impl Store {
         config: &Config<'_>,
     ) -> PyResult<i64> {
         if size.0 == 0 && self.session()?.is_some() {
-            // The existing store says so, and stores nothing.
+            // As in Mooncake C++: nothing is stored.
             return Ok(0);
         }
         self.write_one_from(py, operation, key, (&[pointer], &[size]), config)
     }
 }
 
-fn singles(values: &[Uint]) -> Vec<Vec<Uint>> {
+fn one_each(values: &[Uint]) -> Vec<Vec<Uint>> {
     values.iter().map(|&value| vec![value]).collect()
 }
 
 #[pymethods]
 impl Store {
-    /// Registers memory for the calls that name memory by address; it must stay allocated until it is unregistered. 0 or a
-    /// negative code: -600 for memory that is none, or overlaps what is registered.
+    /// Registers memory for calls that name memory by address. The memory must stay allocated until
+    /// it is unregistered. Returns 0 or a negative code, which is -600 for invalid memory or an
+    /// overlap with registered memory.
     fn register_buffer(&self, py: Python<'_>, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         let registered = py.detach(|| {
             #[allow(unsafe_code)]
-            // SAFETY: whoever registers memory by its address vouches for it until it is unregistered, which waits for the sign.
+            // SAFETY: the program guarantees that the memory stays valid until it is unregistered,
+            // which waits for `gone`.
             let (memory, gone) = unsafe { foreign(buffer_ptr.0, size.len()) }?;
             session.regions.add(session.register(memory)?, gone)
         });
-        if session.client.shared().is_some() {
-            // One number for every refusal, as the existing store has it here.
-            let refused = registered.map_err(|error| self.errors.note(&error)).is_err();
+        if session.client.ipc().is_some() {
+            // As in Mooncake C++, every failure has the same code here.
+            let refused = registered.map_err(|error| self.errors.record(&error)).is_err();
             return Ok(if refused { -1 } else { 0 });
         }
         Ok(self.code(registered))
     }
 
-    /// Gives registered memory back, after waiting for transfers that use it. 0, or -600 when it is not registered.
+    /// Unregisters memory after waiting for transfers that use it. Returns 0, or -600 if it is not
+    /// registered.
     fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         Ok(self.code(wait(py, session.regions.remove(buffer_ptr.0))))
     }
 
-    /// `put` from registered memory, without a copy.
+    /// Stores a value from registered memory like `put`, without a copy.
     #[pyo3(signature = (key, buffer_ptr, size, config=None))]
     fn put_from(
         &self,
@@ -255,7 +274,7 @@ impl Store {
         self.write_buffer(py, Operation::PutFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// `upsert` from registered memory.
+    /// Stores a value from registered memory like `upsert`.
     #[pyo3(signature = (key, buffer_ptr, size, config=None))]
     fn upsert_from(
         &self,
@@ -268,9 +287,10 @@ impl Store {
         self.write_buffer(py, Operation::UpsertFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// Stores metadata and data, both in registered memory, as one value: metadata first. Of no bytes at all it stores nothing, as `put_from`.
+    /// Stores metadata and data from registered memory as one value, metadata first. If both are
+    /// empty, nothing is stored, as with `put_from`.
     #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None))]
-    #[allow(clippy::too_many_arguments, reason = "the existing interface")]
+    #[allow(clippy::too_many_arguments, reason = "interface of Mooncake C++")]
     fn put_from_with_metadata(
         &self,
         py: Python<'_>,
@@ -288,7 +308,7 @@ impl Store {
         self.write_one_from(py, Operation::PutFrom, key, (&pieces.0, &pieces.1), &config)
     }
 
-    /// `put_from` of many values; a code for each.
+    /// Stores many values like `put_from`. Returns a code for each.
     #[pyo3(signature = (keys, buffer_ptrs, sizes, config=None))]
     fn batch_put_from(
         &self,
@@ -302,13 +322,13 @@ impl Store {
             py,
             Operation::BatchPutFrom,
             keys,
-            &singles(&buffer_ptrs),
-            &singles(&sizes),
+            &one_each(&buffer_ptrs),
+            &one_each(&sizes),
             (&config, false),
         )
     }
 
-    /// `upsert_from` of many values; a code for each.
+    /// Stores many values like `upsert_from`. Returns a code for each.
     #[pyo3(signature = (keys, buffer_ptrs, sizes, config=None))]
     fn batch_upsert_from(
         &self,
@@ -322,13 +342,14 @@ impl Store {
             py,
             Operation::BatchUpsertFrom,
             keys,
-            &singles(&buffer_ptrs),
-            &singles(&sizes),
+            &one_each(&buffer_ptrs),
+            &one_each(&sizes),
             (&config, false),
         )
     }
 
-    /// `put_from` of many values, each in several buffers that follow each other; a code for each.
+    /// Stores many values like `put_from`, each from several consecutive buffers. Returns a code
+    /// for each.
     #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config=None))]
     fn batch_put_from_multi_buffers(
         &self,
@@ -348,7 +369,8 @@ impl Store {
         )
     }
 
-    /// Reads a value into registered memory: its length, -704 when it is not there, -600 when it is longer than the memory.
+    /// Reads a value into registered memory. Returns its length, -704 if the key does not exist, or
+    /// -600 if the memory is too short.
     fn get_into(
         &self,
         py: Python<'_>,
@@ -361,7 +383,7 @@ impl Store {
         Ok(self.counts(1, outcome).first().copied().unwrap_or(NOT_SET_UP))
     }
 
-    /// `get_into` of many keys.
+    /// Runs `get_into` for many keys.
     fn batch_get_into(
         &self,
         py: Python<'_>,
@@ -377,7 +399,8 @@ impl Store {
         Ok(self.counts(n, wait(py, session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes))))
     }
 
-    /// Reads values into several buffers each, filled in order. Their sizes must add up to that of the value.
+    /// Reads values, each into several buffers that are filled in order. The sizes of the buffers
+    /// must add up to that of the value.
     #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=false))]
     fn batch_get_into_multi_buffers(
         &self,
@@ -387,7 +410,7 @@ impl Store {
         all_sizes: Vec<Vec<Uint>>,
         #[pyo3(from_py_with = truth)] prefer_alloc_in_same_node: bool,
     ) -> PyResult<Vec<i64>> {
-        // The nearest replica is read from in any case.
+        // The nearest replica is read in any case.
         let _ = prefer_alloc_in_same_node;
         let n = keys.len();
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };

@@ -1,9 +1,12 @@
-"""The matrix: {our master, the existing one} x {our clients, the existing ones, both together}, scenario by scenario.
+"""Interop matrix: {our master, that of Mooncake C++} x {our clients, those of Mooncake C++, both
+together}, scenario by scenario.
 
-    python cells.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1] [--only SCENARIO ..] [--documents FILE] [--at-a-time N]
+    python cells.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1] [--only SCENARIO ..]
+        [--documents FILE] [--at-a-time N]
 
-Every scenario runs in every set-up; the existing master with the existing clients says what is expected. A difference must
-be listed in docs/compatibility.md, and what is listed must be there: either way round is a failure.
+Every scenario runs in every set-up. Master and clients of Mooncake C++ alone give the expected
+results. A difference must be listed in docs/compatibility.md, and every listed difference must
+occur. A violation of either rule is a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import cells_objects
 from cluster import MIB, Master, Node, plain
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/compatibility.md"
-# Where the table of differences begins.
+# Heading of the table of differences.
 HEADING = "## Differences in the interop matrix"
 MASTERS = ["ours", "peer"]
 CLIENTS = {"ours": ["ours"] * 3, "peer": ["peer"] * 3, "both": ["ours", "peer", "ours"]}
@@ -35,7 +38,7 @@ GROUPS = [cells_objects, cells_cluster, cells_admin]
 
 
 class Run:
-    """What one scenario sees in one set-up."""
+    """Results of one scenario in one set-up."""
 
     def __init__(self, cluster, name):
         self.members = cluster.members
@@ -44,11 +47,13 @@ class Run:
         self.seen = {}
 
     def __call__(self, step, node, call, *args, sort=None, until=None, **kw):
-        """Makes a call and remembers its answer; with `until`, repeats it for 30 s until that is the answer."""
+        """Makes a call and records its result. With `until`, repeats the call for up to 30 s until
+        that is the result.
+        """
         return self.until(step, lambda answer: until is None or answer == until, node, call, *args, sort=sort, **kw)
 
     def until(self, step, over, node, call, *args, sort=None, **kw):
-        """Repeats a call for 30 s until its answer is the one that was waited for, and remembers it."""
+        """Repeats a call for up to 30 s until `over` accepts its result, and records it."""
         deadline = time.monotonic() + 30
         while True:
             answer = node(call, *args, **kw)
@@ -67,7 +72,9 @@ class Run:
         return value
 
     def copies(self, step, node, keys):
-        """How many copies there are of each key, in how many members; where, is the master's choice."""
+        """Records the number of replicas of each key, and the number of their clients. The master
+        chooses which clients.
+        """
         found = {}
         for key, copies in node("batch_get_replica_desc", keys).items():
             each = {json.dumps({**copy, "at": ""}, sort_keys=True) for copy in copies}
@@ -75,7 +82,9 @@ class Run:
         return self.saw(step, found)
 
     def page(self, step, method, path, body=None, seen=lambda answer: answer, until=None):
-        """Asks for a page; `until` repeats it for 30 s until it holds of the answer."""
+        """Requests a page. With `until`, repeats the request for up to 30 s until the response
+        satisfies it.
+        """
         deadline = time.monotonic() + 30
         while True:
             answer = self.cluster.master.page(method, path, body)
@@ -86,7 +95,7 @@ class Run:
 
 
 class Cluster:
-    """A master and three members, on ports of their own."""
+    """Master and three clients, on separate ports."""
 
     def __init__(self, options, setup, number, group, log):
         pythons = {"ours": options.ours, "peer": options.peer}
@@ -94,9 +103,9 @@ class Cluster:
         self.host = options.host
         self.names = {}
         self.members = []
-        # Below the ports that the system gives to outgoing connections.
+        # The range is below the ports that the system assigns to outgoing connections.
         port = 22000 + 20 * number
-        # Of the member that serves pages, if one does.
+        # Port of the client that serves HTTP, if one does.
         self.client_port = port + 3
         self.master = Master(pythons[master], port, group.flags(port), log)
         try:
@@ -128,7 +137,7 @@ class Cluster:
         return node("setup", host, directory, size, 32 * MIB, "tcp", "", f"127.0.0.1:{port}", **settings)
 
     def learn(self, node, host):
-        """Where a member's memory is reached, so that answers can tell of it by name."""
+        """Records the address of a client's memory, so that results can name the client instead."""
         key = f"learn {node.name}"
         node("put", key, {"as": "bytes", "of": "eA=="}, {"as": "config", "of": {"preferred_segment": host}})
         for copy in node("get_replica_desc", key):
@@ -145,7 +154,7 @@ class Cluster:
         try:
             scenario(run)
         except RuntimeError as error:
-            # A member that ended is a result like others.
+            # A client that ended is a result like others.
             run.seen["ended"] = re.sub(r"-?\d+", "N", str(error))
         else:
             for node in self.members:
@@ -164,7 +173,7 @@ class Cluster:
 
 
 def measured(options, log):
-    """For each set-up, what every step saw: `{setup: {"scenario: step": value}}`."""
+    """Returns the results of every step in each set-up: `{setup: {"scenario: step": value}}`."""
     seen = {setup: {} for setup in itertools.product(MASTERS, CLIENTS)}
     numbers = itertools.count()
 
@@ -180,7 +189,7 @@ def measured(options, log):
         finally:
             cluster.stop()
 
-    # They mostly wait, for leases and for members: some at a time.
+    # Scenarios mostly wait for leases and for clients, so several run at a time.
     with ThreadPoolExecutor(options.at_a_time) as pool:
         runs = []
         for group in (group for module in GROUPS for group in module.GROUPS):
@@ -190,26 +199,30 @@ def measured(options, log):
             for run in runs:
                 run.result()
         finally:
-            # After a failure those that have not begun need not.
+            # After a failure, scenarios that have not begun are cancelled.
             pool.shutdown(wait=False, cancel_futures=True)
     return seen
 
 
 def differences(seen):
-    """`{(step, setup): (expected, found)}` of what differs from the existing system alone."""
+    """Returns `{(step, setup): (expected, found)}` of the results that differ from Mooncake C++
+    alone.
+    """
     expected = seen[EXPECTED]
     found = {}
     for setup, steps in seen.items():
         for step in sorted(expected.keys() | steps.keys()):
             one, other = expected.get(step, NO_ANSWER), steps.get(step, NO_ANSWER)
-            # What is only asked to be there may be more than that.
+            # A step that only requires presence accepts additional results.
             if one != other and not (one == NO_ANSWER and ": has " in step):
                 found[step, setup] = (one, other)
     return found
 
 
 def listed(document, heading=HEADING):
-    """Rows of the table in the document: patterns of steps, of which masters and clients, and the reason."""
+    """Returns the rows of the table in the document: patterns of steps, masters and clients they
+    apply to, and the reason.
+    """
     text = document.read_text(encoding="utf-8")
     if heading not in text:
         return []
@@ -223,13 +236,13 @@ def listed(document, heading=HEADING):
 
 
 def concerns(whom, setup):
-    """Whether a row about our master, or our clients, or both, is about this set-up."""
+    """Returns whether a row about our master, our clients, or both applies to this set-up."""
     master, clients = setup
     return ("master" in whom and master == "ours") or ("client" in whom and clients != "peer")
 
 
 def judged(found, rows):
-    """Differences that no row has, and rows that no difference needs."""
+    """Returns differences that no row lists, and rows that no difference matches."""
     used = set()
     open_ones = {}
     for (step, setup), values in found.items():
@@ -241,7 +254,9 @@ def judged(found, rows):
 
 
 def table(seen, found):
-    """A line per scenario, a column per set-up: how many answers are the same, and how many are not."""
+    """Formats a line per scenario and a column per set-up: the numbers of equal and of different
+    results.
+    """
     setups = list(seen)
     names = list(dict.fromkeys(step.split(": ")[0] for steps in seen.values() for step in steps))
     head = [f"{master} master, {'both' if clients == 'both' else clients}" for master, clients in setups]

@@ -1,4 +1,6 @@
-"""The master's pages: objects, segments, drain jobs, tenants, figures, and the directory it serves."""
+"""HTTP endpoints of the master: objects, segments, drain jobs, tenants, metrics, and the metadata
+service.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ PRETTY = re.compile(r"\d+(\.\d+)?")
 
 
 def lines(answer):
-    """A text whose lines come in no order."""
+    """Returns the lines of a text whose lines have no order."""
     return {**answer, "body": sorted(answer["body"].splitlines())}
 
 
 def numbers(answer):
-    """A text by its words."""
+    """Splits a text into words."""
     return {**answer, "body": PRETTY.sub("N", answer["body"])}
 
 
@@ -102,7 +104,10 @@ def query(job):
 def drained(run, step, body):
     """Starts a job and waits for its end."""
     answer = run.page(step, "POST", "/api/v1/drain_jobs", json.dumps(body))["body"]
-    over = lambda answer: answer["body"].get("status_name") in ("SUCCEEDED", "FAILED", "CANCELED")  # noqa: E731
+
+    def over(answer):
+        return answer["body"].get("status_name") in ("SUCCEEDED", "FAILED", "CANCELED")
+
     if isinstance(answer, dict) and answer.get("job_id"):
         run.page(f"{step}: end", "GET", query(answer["job_id"]), until=over)
         return answer["job_id"]
@@ -156,7 +161,7 @@ def drain(run):
 
 
 def message(answer):
-    """What follows `Invalid JSON body: ` is the words of a parser."""
+    """Removes the words of the parser, which follow `Invalid JSON body: `."""
     body = answer["body"]
     if isinstance(body, dict) and "error_message" in body:
         text = re.sub(r"(Invalid JSON body: ).*", r"\1..", body["error_message"], flags=re.DOTALL)
@@ -165,7 +170,7 @@ def message(answer):
 
 
 def drain_blocked(run):
-    """What may not be moved keeps a job from its end."""
+    """Drains a segment with objects that cannot be moved, which keep the job from completing."""
     a, b, c = run.members
     run("put", b, "put", "pinned", VALUE, config(preferred_segment=c.host, with_hard_pin=True))
     answer = run.page("drain", "POST", "/api/v1/drain_jobs", json.dumps({"segments": [c.host]}))["body"]
@@ -182,7 +187,7 @@ def drain_blocked(run):
 
 
 def tenants(run):
-    """Three members: of one tenant, of another, and of one that nobody registered."""
+    """Runs three clients: of one tenant, of another, and of an unregistered one."""
     a, b, c = run.members
     quotas = "/api/v1/tenant_quotas"
     run.page("quotas", "GET", quotas)
@@ -237,7 +242,9 @@ SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(\{([^}]*)\})? ")
 
 
 def metrics(run):
-    """Every figure of the existing master is there, with its kind and its labels; more is welcome."""
+    """Checks that every metric of Mooncake C++ exists, with its kind and its labels. Additional
+    metrics are accepted.
+    """
     a, b, _ = run.members
     run("put", a, "put_batch", ["m1", "m2"], [VALUE, VALUE])
     run("get", b, "get_batch", ["m1", "m2", "m3"])
@@ -261,7 +268,7 @@ def metrics(run):
 
 
 def directory(run):
-    """The HTTP metadata server, with members that meet there."""
+    """Runs clients that use the HTTP metadata server of the master."""
     a, b, _ = run.members
     port = run.cluster.master.port + 2
     run("put", a, "put", "met", VALUE, config(preferred_segment=a.host))
@@ -312,7 +319,7 @@ tenants:
 
 
 def with_policy():
-    """Flags for tenants, with a policy file of their own."""
+    """Returns flags for tenants, with a separate policy file."""
     folder = tempfile.mkdtemp(prefix="mooncake-cells-")
     path = Path(folder, "policy.yaml")
     path.write_text(POLICY)
@@ -324,7 +331,9 @@ MOVED = re.compile(r'mooncake_transfer_(read|write)_operation_(count|bytes)\{.*o
 
 
 def client_pages(run):
-    """What a client says of itself: health, and each kind of call counted under the same name."""
+    """Requests the HTTP endpoints of a client: health, and each kind of call counted under the same
+    name.
+    """
     a, b, _ = run.members
     a.send({"call": "buffer", "name": "m", "size": 10_000})
     at = lambda offset: of("buffer", {"name": "m", "at": offset})  # noqa: E731
@@ -352,7 +361,10 @@ def client_pages(run):
         ("get_into_ranges", [[at(4000)], [["c5"]], [[[0]]], [[[5]]], [[[10]]]]),
     ]:
         a(call, *args)
-    page = lambda path: run.cluster.master.page("GET", path, port=run.cluster.client_port)  # noqa: E731
+
+    def page(path):
+        return run.cluster.master.page("GET", path, port=run.cluster.client_port)
+
     run.saw("health", page("/health"))
     run.saw("summary", kind(page("/metrics/summary")))
     metrics = page("/metrics")

@@ -1,4 +1,4 @@
-"""Where objects lie and how long: pins, groups, placement, copies, moves, segments, eviction."""
+"""Placement and lifetime of objects: pins, groups, placement, copies, moves, segments, eviction."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ LARGE = raw(b"\7" * MIB)
 
 
 def metric(run, step, name):
-    """One figure of the master's."""
+    """Records one metric of the master."""
     lines = run.cluster.master.page("GET", "/metrics")["body"].splitlines()
     run.saw(step, [line for line in lines if line.split(" ")[0] == name])
 
 
 def settled(run, step, node, task, code):
-    """What became of a task that was asked for."""
+    """Waits for the outcome of a task."""
     run.saw(f"{step}: asked", [task != [0, 0], code])
     if code != 0:
         return
-    over = lambda answer: answer[1] != 0 or answer[0]["status"] in ("SUCCESS", "FAILED")  # noqa: E731
+
+    def over(answer):
+        return answer[1] != 0 or answer[0]["status"] in ("SUCCESS", "FAILED")
+
     run.until(f"{step}: done", over, node, "query_task", of("tuple", task))
 
 
@@ -178,7 +181,7 @@ def health(run):
 
 
 def segments(run):
-    """The third member offers nothing until it is told to."""
+    """Mounts segments on the third client, which has none at first."""
     a, b, c = run.members
     run("nothing offered", c, "put", "first", VALUE)
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="mooncake-cells-") as file:
@@ -220,7 +223,9 @@ def segments(run):
 
 
 def grace(run):
-    """A segment goes after a time: what is in it can be read until then, and nothing new comes."""
+    """Unmounts a segment with a grace period: its objects are readable until then, and no new ones
+    are placed there.
+    """
     a, b, c = run.members
     answer = c("allocate_and_mount_segment", 16 * MIB)
     run.cluster.learn(c, c.host)
@@ -241,13 +246,13 @@ def grace(run):
 
 
 def eviction(run):
-    """One segment of 48 MiB, written three times over."""
+    """Writes three times the size of the only segment, which has 48 MiB."""
     a, b, _ = run.members
 
     def fill(step, names, **fields):
         codes = set()
         for name in names:
-            # The existing master says -200 at once and evicts afterwards.
+            # The master of Mooncake C++ returns -200 at once and evicts afterwards.
             for _ in range(300):
                 code = a("put", name, LARGE, config(**fields))
                 if code != -200:

@@ -1,9 +1,11 @@
-"""Light clients beside real ones: scenarios of the matrix with stores of `setup_dummy`, each attached to a `mooncake_client` of its own.
+"""IPC clients and full clients: scenarios of the matrix with stores of `setup_dummy`, each attached
+to its own `mooncake_client`.
 
     python cells_light.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1] [--only SCENARIO ..]
 
-Runs with our master and with the existing one. What a light client of ours sees is compared with what a client of ours sees that is a
-member itself. A difference must be listed in docs/compatibility.md, and what is listed must be there.
+The scenarios run with our master and with that of Mooncake C++. Results of our IPC client are
+compared with those of our full client. A difference must be listed in docs/compatibility.md, and
+every listed difference must occur.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ HEADING = "## Differences of a shared client"
 
 
 def mounting(run):
-    """Segments are the owner's affair."""
+    """Mounts segments, which only the `mooncake_client` can do."""
     a, b, c = run.members
     for step, call, args in [
         ("file", "mount_segment", ["/dev/shm/there is none", 1 << 20]),
@@ -50,7 +52,9 @@ GROUP = Group([*OBJECTS, *CLUSTER, mounting], ["--default_kv_lease_ttl=2000"])
 
 
 class LightCluster(cells.Cluster):
-    """A master, and three light clients with owners of their own, which offer memory in their place."""
+    """Master and three IPC clients, each with its own `mooncake_client`, which contributes the
+    memory.
+    """
 
     def __init__(self, *args):
         self.owners = []
@@ -87,7 +91,9 @@ class LightCluster(cells.Cluster):
 
 
 def measured(options, log):
-    """For our master and the other: what every step saw, of real and of light clients."""
+    """Returns the results of every step with full and with IPC clients, for our master and that of
+    Mooncake C++.
+    """
     seen = {}
     scenarios = [one for one in GROUP.scenarios if one.__name__ in options.only or not options.only]
     numbers = itertools.count(40)

@@ -1,4 +1,4 @@
-"""What is done with objects, in every form there is: putting, getting, replacing, removing."""
+"""Operations on objects, in all their forms: put, get, upsert, remove."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def at(offset, name="m"):
 
 
 def buffers(run, size=60_000):
-    """Registered memory of every member, all of it with the same bytes."""
+    """Registers memory of every client, with the same bytes."""
     for node in run.members:
         run.saw(f"register {node.name}", node.send({"call": "buffer", "name": "m", "size": size}))
         node.send({"call": "fill", "name": "m", "bytes": raw(PATTERN[:size])["of"]})
@@ -77,7 +77,7 @@ def batch(run):
     run("get_batch with gaps", c, "get_batch", ["k3", "none", "k4"])
     run("get_batch of nothing there", c, "get_batch", ["none", "neither"])
     run("get_batch of no keys", c, "get_batch", [])
-    # The existing client fills only the last of them.
+    # The client of Mooncake C++ fills only the last buffer.
     run.saw("get_batch of one key twice", c("get_batch", ["k1", "k1"])[1])
     run("batch_get_buffer", b, "batch_get_buffer", ["k1", "none", "k2"])
     run("batch_get_buffer of no keys", b, "batch_get_buffer", [])
@@ -338,14 +338,16 @@ def removals(run):
 
 
 def hot_hits(run):
-    """Reads that the last member has answered from what it keeps; `None` where nobody counts them."""
+    """Returns the number of reads that the last client served from its hot cache, or `None` if it
+    has no counter.
+    """
     with urllib.request.urlopen(f"http://127.0.0.1:{run.cluster.client_port}/metrics", timeout=10) as page:
         found = re.search(r"^mooncake_client_hot_cache_hits_total(?:{.*})? (\d+)", page.read().decode(), re.MULTILINE)
     return found and int(found[1])
 
 
 def hot_cache(run):
-    """Others write what a member has read so often that it keeps it: it never reads the bytes of before."""
+    """Overwrites a value that a client has in its hot cache: it never reads the old bytes."""
     a, b, c = run.members
     place = config(preferred_segment=a.host)
 
@@ -374,7 +376,8 @@ GROUPS = [
         [single, batch, zero_copy, several_buffers, ranges, get_sessions, put_sessions, upserts, removals],
         ["--default_kv_lease_ttl=2000"],
     ),
-    # With checksums, by which a value that was written over in place is known; without them see docs/hot-cache.md.
+    # Checksums detect a value that was overwritten in place. For reads without them, see
+    # docs/hot-cache.md.
     Group(
         [hot_cache],
         settings={"c": {"enable_client_http_server": True}},

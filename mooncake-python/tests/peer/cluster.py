@@ -1,4 +1,6 @@
-"""Processes of a cluster, of one build of the package or the other: a master, and members that do as they are told."""
+"""Processes of a cluster, of one build of the package or the other: a master, and clients that
+execute commands.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ MIB = 1 << 20
 
 
 def of(kind, value):
-    """An argument that JSON has no word for; `node.py` makes it."""
+    """Encodes an argument that JSON has no type for. `node.py` decodes it."""
     return {"as": kind, "of": value}
 
 
@@ -30,12 +32,12 @@ def config(**fields):
 
 
 def shown_bytes(data):
-    """How a member tells of bytes it returned."""
+    """Returns the form in which a client reports returned bytes."""
     return {"bytes": base64.b64encode(data).decode()}
 
 
 class Node:
-    """A member in a process of its own."""
+    """Client in a separate process."""
 
     def __init__(self, name, python, log, variables=None):
         self.name = name
@@ -56,13 +58,13 @@ class Node:
         return self.end()
 
     def begin(self, command):
-        """Has a command begun; `end` waits for its answer."""
+        """Starts a command. `end` waits for its result."""
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
     def end(self):
         for line in self.process.stdout:
-            # The existing package writes its log between the answers.
+            # Mooncake C++ writes its log between the results.
             if line.startswith("=>"):
                 answer = json.loads(line[2:])
                 return answer.get("returned") if "returned" in answer else {"raised": answer["raised"]}
@@ -78,7 +80,7 @@ class Node:
 
 
 def wait_for(port, process):
-    """Returns when somebody listens there; the process is who should."""
+    """Waits until the process listens on the port."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -92,7 +94,7 @@ def wait_for(port, process):
 
 
 class Master:
-    """A master process: its RPC port, and the admin pages at `port + 1`."""
+    """Master process: its RPC port, and its HTTP endpoints at `port + 1`."""
 
     def __init__(self, python, port, flags, log):
         binary = str(Path(python).parent / "mooncake_master")
@@ -107,7 +109,7 @@ class Master:
             raise
 
     def page(self, method, path, body=None, port=None):
-        """Status, content type and body of a page; a body that is JSON as what it says."""
+        """Returns status, content type and body of a page. A JSON body is decoded."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port + 1, timeout=30)
         try:
             connection.request(method, path, body=body)
@@ -131,14 +133,16 @@ class Master:
             self.process.wait()
 
 
-# What is another one in every run, by the name of its field.
+# Names of fields whose value differs in every run.
 PASSING = re.compile(r"(^|_)(address|address_|client_id|segment_id|job_id|endpoint|endpoint_|epoch)$")
 IDS = re.compile(r"\b\d{6,20}-\d{4,20}\b")
 PORTS = re.compile(r"\b(\d+\.\d+\.\d+\.\d+):\d+\b")
 
 
 def plain(value, field=""):
-    """The same value with ids, addresses and ports that differ from run to run replaced by what they are."""
+    """Returns the value with IDs, addresses and ports replaced by placeholders, because they differ
+    between runs.
+    """
     if isinstance(value, dict):
         return {plain(name): plain(one, name) for name, one in value.items()}
     if isinstance(value, list):
@@ -151,7 +155,7 @@ def plain(value, field=""):
 
 
 class Group:
-    """Scenarios that share a cluster, and how it is started."""
+    """Scenarios that share a cluster, and the flags of the cluster."""
 
     def __init__(self, scenarios, flags=(), settings=None, met=False, variables=None):
         self.scenarios = scenarios
@@ -161,14 +165,17 @@ class Group:
         self._settings = settings or {}
 
     def flags(self, port):
-        """The master's flags; `{directory}` in one is the port of its metadata server."""
+        """Returns the master's flags. `{directory}` in a flag is the port of its metadata server.
+        """
         flags = self._flags() if callable(self._flags) else self._flags
         return [flag.format(directory=port + 2) for flag in flags]
 
     def directory(self, host, port):
-        """Where members meet."""
+        """Returns the address of the metadata service."""
         return f"http://{host}:{port + 2}/metadata" if self.met else "P2PHANDSHAKE"
 
     def settings(self, letter):
-        """What a member's `setup` is given beside addresses, and `segment`, the bytes it offers."""
+        """Returns the arguments of a client's `setup` besides addresses, and `segment`, the size of
+        its memory.
+        """
         return dict(self._settings.get(letter, {}))

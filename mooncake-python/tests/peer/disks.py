@@ -1,10 +1,13 @@
-"""Objects on disks, between two builds of the package: what the owner of a disk has written there either build reads, on a master of each.
+"""Objects on disks, between two builds of the package: either build reads the objects that a disk's
+owner has written, with a master of each.
 
     python disks.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1]
 
-In each cluster one member has memory and a disk, and puts twice as much as the memory holds; two members without memory, one of each build, read it back
-when no memory has it any more, and once more after the owner has replaced and removed something. What the existing package does not do there is told in
-docs/disk.md and left out. Exits with 1 and says what differs when something does.
+In each cluster one client has memory and a disk, and puts twice as much as the memory holds. Two
+clients without memory, one of each build, read the objects once no memory has them any more, and
+again after the owner has replaced and removed some. docs/disk.md lists operations that Mooncake C++
+does not support; they are left out. The script prints differences and exits with 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -19,22 +22,22 @@ import time
 from cluster import MIB, Master, Node, of, raw, shown_bytes
 from matrix import Checks
 
-# As little as the existing package offers.
+# Minimum that Mooncake C++ supports.
 MEMORY = 16 * MIB
-# Seconds.
+# Lease time in seconds.
 LEASE = 0.2
 FLAGS = ["--enable_offload=true", f"--default_kv_lease_ttl={1000 * LEASE:.0f}", "--client_ttl=60"]
 SETTINGS = {
     "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
     "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(32 * MIB),
-    # The existing package writes an object once so many are there for one file.
+    # Mooncake C++ writes objects once there are this many for one file.
     "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "1",
 }
 PATIENCE = 30
 
 
 def until(what, done):
-    """Asks until it is so: nothing tells who waits for it."""
+    """Polls until a condition holds, because no event announces it."""
     deadline = time.monotonic() + PATIENCE
     while not done():
         if time.monotonic() > deadline:
@@ -43,7 +46,9 @@ def until(what, done):
 
 
 def values():
-    """Lengths around what a disk's blocks and the owners' files are made of, and together twice the memory."""
+    """Yields lengths around the block sizes of disks and files, with twice the size of the memory
+    in total.
+    """
     lengths = [1, 100, 4095, 4096, 4097, 70_001, MIB, 3 * MIB + 1, *[2 * MIB] * (2 * MEMORY // (2 * MIB))]
     return {f"disk/{number}": random.Random(number).randbytes(length) for number, length in enumerate(lengths)}
 
@@ -51,26 +56,26 @@ def values():
 def store(checks, owner, call, wanted):
     for key, value in wanted.items():
         said = []
-        # Without room until something has been written to the disk and evicted.
+        # A put fails for lack of space until objects have been written to the disk and evicted.
         until(f"{call} of {key}", lambda: said.append(owner(call, key, raw(value))) or said[-1] != -200)
         checks.same(f"{call} of {key}", said[-1], 0)
 
 
 def copies(node, keys):
-    """Where copies of them are."""
+    """Returns the locations of the replicas of the keys."""
     known = node("batch_get_replica_desc", list(keys))
     kinds = {key: {"memory" if one.get("memory", True) else "disk" for one in known.get(key, [])} for key in keys}
     return {key: "+".join(sorted(all)) for key, all in kinds.items()}
 
 
 def leave_memory(owner, reader, keys):
-    """Returns when all of it is on the disk and nowhere else."""
+    """Waits until all objects are on the disk only."""
     until("written to the disk", lambda: all("disk" in all for all in copies(reader, keys).values()))
     segment = owner("get_hostname")
 
     def cleared():
         kept = [key for key, all in copies(reader, keys).items() if "memory" in all]
-        # Until the leases are over that this question gave.
+        # The leases that this query granted must expire.
         time.sleep(2 * LEASE)
         owner("batch_replica_clear", kept, segment)
         return not kept
@@ -79,14 +84,16 @@ def leave_memory(owner, reader, keys):
 
 
 def missed(said, wanted):
-    """Whether nothing is wrong but that something was not found, as when a lease runs out under a read on a busy machine."""
+    """Returns whether misses are the only differences, as when a lease expires during a read on a
+    busy machine.
+    """
     if isinstance(wanted, list) and isinstance(said, list):
         return len(said) == len(wanted) and all(one == two or missed(one, two) for one, two in zip(said, wanted))
     return said < 0 if isinstance(said, int) else said == shown_bytes(b"")
 
 
 def read(checks, what, wanted, ask):
-    """Asks again where it is a miss: who waits long enough finds what is there."""
+    """Repeats reads that miss until the objects are found."""
     deadline = time.monotonic() + PATIENCE
     while (said := ask()) != wanted and missed(said, wanted) and time.monotonic() < deadline:
         pass
@@ -94,7 +101,7 @@ def read(checks, what, wanted, ask):
 
 
 def read_all(checks, what, readers, wanted):
-    # In other ways only as many as there are lengths.
+    # Other kinds of reads use one object of each length.
     some = dict(list(wanted.items())[:8])
     keys, largest = list(some), max(len(value) for value in some.values())
     for reader in readers:
@@ -114,11 +121,12 @@ def read_all(checks, what, readers, wanted):
 
 
 def replace(checks, owner, of_master, changed):
-    """Other values under the same keys, of which no memory has the old ones."""
+    """Replaces values whose old versions are in no memory."""
     if of_master == "ours":
         store(checks, owner, "upsert", changed)
         return
-    # The existing master refuses some upserts of what is on disks only, and forgets the value.
+    # The master of Mooncake C++ rejects some upserts of objects that are only on disks, and loses
+    # the value.
     for key in changed:
         checks.same(f"remove {key}", owner("remove", key, True), 0)
     store(checks, owner, "put", changed)
@@ -141,7 +149,7 @@ def cluster(checks, host, port, of_master, of_owner, nodes, folder):
     checks.same("remove", owner("remove", "disk/5", True), 0)
     for reader in readers:
         checks.same(f"{reader.name} finds what was removed", reader("get", "disk/5"), shown_bytes(b""))
-    # The existing package never writes a key again that its disk has had: its value stays in memory.
+    # Mooncake C++ never writes a key to its disk again, so its value stays in memory.
     if of_owner == "ours":
         leave_memory(owner, readers[0], list(changed))
     del wanted["disk/5"]
@@ -172,7 +180,7 @@ def main() -> int:
                     checks.failed.append(str(error)[:500])
                 finally:
                     for node in nodes:
-                        # A disk of the existing package takes seconds to close.
+                        # Mooncake C++ takes seconds to close its disk.
                         node.process.kill()
                         node.stop()
                     master.stop()

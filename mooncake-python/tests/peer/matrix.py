@@ -1,8 +1,10 @@
-"""Two builds of the package in one cluster: what one writes the other reads, and both write the same bytes.
+"""Two builds of the package in one cluster: each reads the objects of the other, and both write the
+same bytes.
 
     python matrix.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1]
 
-Runs against a master of each build. Exits with 1 and says what differs when something does.
+The script runs with a master of each build. It prints differences and exits with 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ DTYPES = [
     "bool", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
 ]  # fmt: skip
 
-# A busy machine keeps a member from running for seconds. Where a lease runs out while a value is on its way, the existing package fails
-# (-707, or a value without a byte); a member that is silent for as long as `client_ttl` is taken for dead, and its objects with it.
+# A busy machine can stop a client for seconds. If a lease expires during a read, Mooncake C++ fails
+# (-707, or an empty value). A client that is silent for `client_ttl` is taken for dead, and its
+# objects are removed.
 PATIENT = ["--default_kv_lease_ttl=600000", "--client_ttl=600"]
 
 
@@ -32,7 +35,7 @@ def tp(rank, size, dim):
 
 
 class Checks:
-    """Counts comparisons and remembers those that failed."""
+    """Counter of comparisons, and list of those that failed."""
 
     def __init__(self):
         self.done = 0
@@ -49,7 +52,9 @@ def stored(node, key):
 
 
 def both(checks, what, nodes, call, *args, keys=("",), **kw):
-    """Both nodes make the same call under keys of their own; answers and what is stored must be equal."""
+    """Makes the same call on both nodes with their own keys. Results and stored values must be
+    equal.
+    """
     answers = []
     for node in nodes:
         named = [f"{node.name}/{arg[1:]}" if isinstance(arg, str) and arg.startswith("@") else arg for arg in args]
@@ -221,7 +226,7 @@ def objects(checks, nodes):
 
 
 def batches(checks, nodes):
-    """Batches of samples, written and added to by either and read in parts by both."""
+    """Writes, extends and partially reads batches of samples, with both builds."""
     extra = ["torch"] if all(node.torch for node in nodes) else []
     for writer, other in itertools.permutations(nodes):
         handle = writer("samples_put", *extra)
@@ -229,7 +234,7 @@ def batches(checks, nodes):
         for adder, name, stage in ((other, "added", "default"), (writer, "third", "another"), (writer, "last", "default")):
             handle = adder("samples_append", handle, name, stage)
             checks.same(f"{adder.name} adds to it: {str(handle)[:200]}", isinstance(handle, str), True)
-        # Not as slices: of those the existing package gives tensors that lie in memory which it has given back.
+        # Slices are left out: Mooncake C++ returns tensors over memory that it has freed.
         for rows in (None, [1, 2], [3, 0], [2]):
             got = [node("samples_get", handle, rows, "dataproto") for node in nodes]
             checks.same(f"rows {rows} of a batch of {writer.name}", *got)
@@ -259,7 +264,8 @@ def main() -> int:
             try:
                 nodes = [Node(name, python, log) for name, python in pythons.items()]
                 for node in nodes:
-                    # Not everything is to fit in one member, so that the other one's memory is written, too.
+                    # One client cannot hold everything, so that the memory of the other one is
+                    # used, too.
                     arguments = [options.host, "P2PHANDSHAKE", 64 * MIB, 32 * MIB, "tcp", "", f"127.0.0.1:{port}"]
                     assert node("setup", *arguments) == 0, node.name
                 before = len(checks.failed)

@@ -1,6 +1,7 @@
-"""One member of a cluster, of whichever `mooncake` the interpreter has: takes commands as JSON lines, answers in kind.
+"""Client of a cluster, with the interpreter's `mooncake` package. It reads commands as JSON lines
+and writes results in the same form.
 
-Used by `matrix.py` to let two builds of the package read what the other wrote, and by `cells.py` and `cells_light.py`.
+`matrix.py` uses it to compare two builds of the package, and so do `cells.py` and `cells_light.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from mooncake.store import MooncakeDistributedStore, ParallelAxis, ReadTarget, R
 
 store = MooncakeDistributedStore()
 buffers = {}
-# Whether the store is attached to a `mooncake_client`, which sees only memory that it is asked for.
+# Whether the store is attached to a `mooncake_client`, which can access only memory from
+# `alloc_from_mem_pool`.
 light = False
 
 
@@ -58,7 +60,9 @@ def target_of(spec):
 
 
 def config_of(fields):
-    """A `ReplicateConfig` with these fields; a member of an enumeration is named by `Enumeration.MEMBER`."""
+    """Returns a `ReplicateConfig` with these fields. `Enumeration.MEMBER` names a value of an
+    enumeration.
+    """
     made = ReplicateConfig()
     for name, value in fields.items():
         if isinstance(value, str) and value.startswith(("SoftPinAction.", "ObjectDataType.")):
@@ -69,7 +73,7 @@ def config_of(fields):
 
 
 def replica(value):
-    """A copy of an object; its address only by whether there is one."""
+    """Returns the description of a replica. Its address is reduced to whether there is one."""
     if not value.is_memory_replica():
         return {"status": value.status.name, "memory": False}
     at = value.get_memory_descriptor().buffer_descriptor
@@ -79,7 +83,7 @@ def replica(value):
 
 
 def shown(value):
-    """What a call returned, so that two builds can be compared."""
+    """Returns a result in a form in which two builds can be compared."""
     kind = type(value).__name__
     if kind == "ReplicaDescriptor":
         return replica(value)
@@ -132,7 +136,8 @@ def prepared(name, value):
 
 
 def argument(value):
-    """A plain value, or `{"as": kind, "of": ..}` for what JSON has no word for."""
+    """Decodes an argument: a plain value, or `{"as": kind, "of": ..}` for a type that JSON lacks.
+    """
     if isinstance(value, dict) and "as" in value:
         return prepared(value["as"], value["of"])
     if isinstance(value, list):
@@ -141,7 +146,7 @@ def argument(value):
 
 
 def structured(name, argument=None):
-    """Writes an object of several members, or reads one."""
+    """Writes or reads a structured object."""
     import numpy as np
     from mooncake.structured_object_store import MooncakeBundleTransfer, StructuredObjectPayload
 
@@ -163,7 +168,7 @@ def structured(name, argument=None):
 
 
 def columns():
-    """Rows of every kind that a batch's fields may have."""
+    """Returns rows of every kind that fields of a batch may have."""
     import numpy as np
 
     def column(*values):
@@ -188,7 +193,7 @@ def columns():
 
 
 def plain(value):
-    """A value of a batch with its kind, so that two builds can be compared."""
+    """Returns a value of a batch with its type, in a form in which two builds can be compared."""
     import numpy as np
 
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -205,7 +210,7 @@ def plain(value):
 
 
 def batches(name, *arguments):
-    """Writes a batch of samples, adds to one, or reads one."""
+    """Writes, extends, or reads a batch of samples."""
     from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer, export_ref
 
     transfer = MooncakeBundleTransfer(store, "matrix/batches", default_chunk_bytes=64)
@@ -272,6 +277,6 @@ def run(command):
 for line in sys.stdin:
     try:
         answer = {"returned": shown(run(json.loads(line)))}
-    except Exception as error:  # what is raised is part of what is compared
+    except Exception as error:  # exceptions are compared as well
         answer = {"raised": type(error).__name__, "text": str(error)[:300]}
     print("=>" + json.dumps(answer), flush=True)

@@ -1,8 +1,9 @@
-"""`mooncake`, the command line, beside a master and a member of either build: it says the same of all of them.
+"""Command line tool `mooncake`, with a master and a client of either build: its output is the same
+for both.
 
     python tool.py TOOL OUR_PYTHON PEER_PYTHON [--host 10.213.0.1]
 
-Exits with 1 and says what differs when something does.
+The script prints differences and exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ VALUE = bytes(range(256)) * 40
 
 
 class Tool:
-    """The program, and the cluster it is pointed at."""
+    """Program, and the cluster that it is run against."""
 
     def __init__(self, binary, host, port):
         self.words = [binary, "--master", f"{host}:{port}", "--admin", f"127.0.0.1:{port + 1}", "--hostname", host]
@@ -40,7 +41,7 @@ class Tool:
 
 
 def seen(tool, member, host):
-    """What the tool and the member say of each other's objects."""
+    """Returns the results of the tool and the client for each other's objects."""
     found = {}
     member("put", "of/member", raw(VALUE))
     found["get"] = tool("get", "of/member")[:2] == (0, VALUE)
@@ -59,7 +60,7 @@ def seen(tool, member, host):
     found["segments"] = [[one["name"], one["protocol"], one["status"], one["size_bytes"]] for one in figures["segments"]]
     status, health = tool.json("doctor")
     grades = {one["subject"]: one["grade"] for one in health["findings"]}
-    # The others are about this machine.
+    # The other checks concern this machine.
     found["doctor"] = [status, {name: grades.get(name) for name in ("master", "admin port", "metadata", "segments")}]
     found["bench"] = [run["failed"] for run in tool.json("bench", "--size", "4K", "--count", "8")[1]["runs"]]
     found["rm of what is read"] = tool("rm", "of/tool")[0]
@@ -85,7 +86,7 @@ def main() -> int:
     with open(options.log, "ab") as log, tempfile.TemporaryDirectory() as folder:
         os.chdir(Path(folder))
         for number, (master, member) in enumerate((m, c) for m in pythons for c in pythons):
-            # Below the ports that the system gives to outgoing connections.
+            # The range is below the ports that the system assigns to outgoing connections.
             port = 24000 + 4 * number
             running = Master(pythons[master], port, [], log)
             node = Node("member", pythons[member], log)

@@ -1,4 +1,4 @@
-"""The transfer engine: reads and writes of other processes' registered memory."""
+"""Transfer engine: reads and writes of registered memory in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mooncake import _environment, _log, _mooncake
 from mooncake._mooncake import InnerTransferEngine
 from mooncake._segments import SharedSegment
 
-# Whether NVIDIA's driver can be had; asked when it is read, as it loads the driver.
+# Whether NVIDIA's driver is available. Reading the attribute loads the driver.
 SUPPORT_CUDA: bool
 SUPPORT_HIP = False
 SUPPORT_MUSA = False
@@ -41,7 +41,7 @@ Write = TransferOpcode.Write
 
 
 class TransferNotify:
-    """A message to a peer, sent when a transfer is complete."""
+    """Message to the target, sent when a transfer is complete."""
 
     __slots__ = ("name", "msg", "__weakref__")
 
@@ -67,18 +67,20 @@ def _message(notify: TransferNotify | None) -> tuple[str, str] | None:
 
 
 class TransferEngine(_mooncake.Engine):
-    """One process's end of all transfers. Calls that wait let other threads run."""
+    """Endpoint of this process for all transfers. Calls that wait release the GIL."""
 
     TransferOpcode = TransferOpcode
 
     def __init__(self) -> None:
-        """Takes nothing; classes made from this one may."""
+        """Takes no arguments. A subclass may have its own."""
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
-        """Starts the engine: 0, or -1 (see `last_error`).
+        """Starts the engine. Returns 0, or -1 on failure (see `last_error`).
 
-        Without a device for "rdma", or one of those named (with commas between them), and for a protocol that is not built in, the
-        engine has TCP: 0 all the same, as in the existing system, and `last_error` and the log say why. With `MC_FORCE_HCA` it is -1.
+        The engine falls back to TCP for a protocol that is not supported, and for "rdma" if there
+        is no RDMA device or none of those in `device_name` (separated by commas). It then returns
+        0, as Mooncake C++ does, and `last_error` and the log give the reason. With `MC_FORCE_HCA`
+        it returns -1 instead.
         """
         _log.start()
         return self._initialize(local_hostname, metadata_server, protocol, device_name or "")
@@ -86,7 +88,9 @@ class TransferEngine(_mooncake.Engine):
     def initialize_ext(
         self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str
     ) -> int:
-        """`initialize` with the kind of the metadata server named beside its address."""
+        """Starts the engine like `initialize`, with the kind of the metadata service as a separate
+        argument.
+        """
         if metadata_type in ("p2p", "P2PHANDSHAKE"):
             metadata_server = "P2PHANDSHAKE"
         elif metadata_type and "://" not in metadata_server and metadata_server != "P2PHANDSHAKE":
@@ -94,41 +98,50 @@ class TransferEngine(_mooncake.Engine):
         return self.initialize(local_hostname, metadata_server, protocol, device_name)
 
     def get_engine_ptr(self) -> int:
-        """A number that names the engine in this process; 0 before it is initialized."""
+        """Returns a number that identifies the engine in this process, or 0 before it is
+        initialized.
+        """
         engine = self.get_engine()
         return 0 if engine is None else id(engine)
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Opens memory to peers; it must stay allocated until it is unregistered. 0, -7 when it overlaps, -1."""
+        """Registers memory for transfers. The memory must stay allocated until it is unregistered.
+
+        Returns 0, -7 for an overlap with registered memory, or -1.
+        """
         del location
         return self._register([buffer_addr], [capacity])
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        """Closes memory again, after waiting for transfers that use it. 0, -3 when it is not registered."""
+        """Unregisters memory after waiting for transfers that use it. Returns 0, or -3 if it is not
+        registered.
+        """
         return self._unregister([buffer_addr])
 
     def batch_register_memory(
         self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
     ) -> int:
-        """`register_memory` of several ranges: all, or none and the code of the first that could not be."""
+        """Registers several ranges, all or none. Returns 0, or the code of the first failure."""
         del location
         return self._register(buffer_addresses, capacities)
 
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
-        """`unregister_memory` of several ranges: the first code that is not 0; the others are closed all the same."""
+        """Unregisters several ranges, also after a failure. Returns 0, or the code of the first
+        failure.
+        """
         return self._unregister(buffer_addresses)
 
     def transfer_sync_write(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
     ) -> int:
-        """Writes local memory to a peer's: 0 or -1."""
+        """Writes local memory to memory of the target. Returns 0 or -1."""
         del transport_hint
         return self._transfer(target_hostname, [buffer], [peer_buffer_address], [length], True)
 
     def transfer_sync_read(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
     ) -> int:
-        """Reads a peer's memory into local memory: 0 or -1."""
+        """Reads memory of the target into local memory. Returns 0 or -1."""
         del transport_hint
         return self._transfer(target_hostname, [buffer], [peer_buffer_address], [length], False)
 
@@ -142,7 +155,7 @@ class TransferEngine(_mooncake.Engine):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Reads or writes, and tells the peer afterwards when a message is given: 0 or -1."""
+        """Reads or writes, and then sends a notification if one is given. Returns 0 or -1."""
         del transport_hint
         return self._transfer(
             target_hostname, [buffer], [peer_buffer_address], [length], _is_write(opcode), _message(notify)
@@ -151,7 +164,7 @@ class TransferEngine(_mooncake.Engine):
     def transfer_submit_write(
         self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = ""
     ) -> int:
-        """Begins a write: the number of its batch, 0 when it could not begin."""
+        """Starts a write. Returns the ID of its batch, or 0 on failure."""
         del transport_hint
         return self._submit(target_hostname, [buffer], [peer_buffer_address], [length], True)
 
@@ -163,7 +176,7 @@ class TransferEngine(_mooncake.Engine):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Several writes at once: 0, -1 when one failed."""
+        """Runs several writes at once. Returns 0, or -1 if one failed."""
         del transport_hint
         return self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths, True)
 
@@ -175,7 +188,7 @@ class TransferEngine(_mooncake.Engine):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Several reads at once: 0, -1 when one failed."""
+        """Runs several reads at once. Returns 0, or -1 if one failed."""
         del transport_hint
         return self._transfer(target_hostname, buffers, peer_buffer_addresses, lengths, False)
 
@@ -189,7 +202,9 @@ class TransferEngine(_mooncake.Engine):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Several transfers at once, and a message afterwards when one is given: 0 or -1."""
+        """Runs several transfers at once, and then sends a notification if one is given. Returns 0
+        or -1.
+        """
         del transport_hint
         return self._transfer(
             target_hostname, buffers, peer_buffer_addresses, lengths, _is_write(opcode), _message(notify)
@@ -204,7 +219,7 @@ class TransferEngine(_mooncake.Engine):
         opcode: _Opcode,
         transport_hint: str = "",
     ) -> int:
-        """Begins several transfers: the number of their batch, 0 when they could not begin."""
+        """Starts several transfers. Returns the ID of their batch, or 0 on failure."""
         del transport_hint
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, _is_write(opcode))
 
@@ -216,7 +231,7 @@ class TransferEngine(_mooncake.Engine):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Begins several writes."""
+        """Starts several writes. Returns the ID of their batch, or 0 on failure."""
         del transport_hint
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, True)
 
@@ -228,7 +243,7 @@ class TransferEngine(_mooncake.Engine):
         lengths: Sequence[int],
         transport_hint: str = "",
     ) -> int:
-        """Begins several reads."""
+        """Starts several reads. Returns the ID of their batch, or 0 on failure."""
         del transport_hint
         return self._submit(target_hostname, buffers, peer_buffer_addresses, lengths, False)
 
@@ -241,10 +256,13 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """A write in the order of a CUDA stream.
+        """Writes in the order of a CUDA stream.
 
-        Begins when the stream's work so far is over, and the stream goes on when it is. `RuntimeError` when it cannot begin (no CUDA, no such
-        segment), or an earlier one has failed: an error is kept and raised once, here or by `check_on_cuda`.
+        The write starts when the stream's current work is done, and the stream's later work waits
+        for it.
+
+        Raises `RuntimeError` if the write cannot start (no CUDA, unknown segment) or an earlier one
+        has failed. Each error is raised once, here or by `check_on_cuda`.
         """
         del transport_hint
         self._on_stream(target_hostname, [buffer], [peer_buffer_address], [length], True, stream_ptr)
@@ -258,7 +276,7 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """A read in the order of a CUDA stream."""
+        """Reads in the order of a CUDA stream, like `transfer_write_on_cuda`."""
         del transport_hint
         self._on_stream(target_hostname, [buffer], [peer_buffer_address], [length], False, stream_ptr)
 
@@ -271,7 +289,7 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Several writes in the order of a CUDA stream."""
+        """Runs several writes in the order of a CUDA stream, like `transfer_write_on_cuda`."""
         del transport_hint
         self._on_stream(target_hostname, buffers, peer_buffer_addresses, lengths, True, stream_ptr)
 
@@ -284,25 +302,31 @@ class TransferEngine(_mooncake.Engine):
         stream_ptr: int = 0,
         transport_hint: str = "",
     ) -> None:
-        """Several reads in the order of a CUDA stream."""
+        """Runs several reads in the order of a CUDA stream, like `transfer_write_on_cuda`."""
         del transport_hint
         self._on_stream(target_hostname, buffers, peer_buffer_addresses, lengths, False, stream_ptr)
 
     def check_on_cuda(self, wait: bool = False) -> None:
-        """Raises the first error of a transfer in stream order that was not raised yet; with `wait`, when none is under way any more."""
+        """Raises the first error of a transfer in stream order that was not raised yet.
+
+        With `wait`, it first waits until no such transfer is running.
+        """
         self._check_streams(wait)
 
     def get_notifies(self) -> list[TransferNotify]:
-        """Messages of peers that arrived since the last call."""
+        """Returns notifications that arrived since the last call."""
         return [TransferNotify(name, msg) for name, msg in self._notifications()]
 
     def get_local_topology(self, device_name: str | None = None) -> str:
-        """Which network devices are near which memory, as JSON: of all RDMA devices, or of those named (with commas between)."""
+        """Returns the network devices near each memory, as JSON.
+
+        `device_name` restricts the RDMA devices to those named, separated by commas.
+        """
         only, without, custom = _environment.topology()
         return _mooncake.local_topology([only, _environment.names(device_name or "")], without, custom)
 
     def warmup_efa_segment(self, segment_name: str) -> int:
-        """Nothing to warm up: 0."""
+        """Does nothing and returns 0. There is no EFA transport."""
         del segment_name
         return 0
 
@@ -328,5 +352,5 @@ def __getattr__(name: str) -> Any:
     if name in ("SUPPORT_CUDA", "SUPPORT_INTRA_NVLINK", "SUPPORT_MNNVL"):
         return _mooncake.cuda_missing() is None
     if name in ("RpcInterface", "CoroRPCInterface"):
-        raise AttributeError(f"mooncake.engine.{name} is not built in; see docs/python.md")
+        raise AttributeError(f"mooncake.engine.{name} is not supported; see docs/python.md")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The store: values in a cluster's memory, by key."""
+"""Store: values in a cluster's memory, by key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ RegisteredBufferPool = BufferPool
 RegisteredBufferLease = BufferLease
 RegisteredBufferLeaseView = BufferLeaseView
 
-# Members of the enumerations are names of this module, too; where two have the same, the task's counts.
+# Values of the enumerations are also names of this module. Where two have the same name, the
+# task's counts.
 for _enumeration in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enumeration.__members__)
 del _enumeration
@@ -54,7 +55,7 @@ del _enumeration
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
 
-# Keys of the dictionary of `setup`, those of Mooncake C++. `ipc_socket_path` has no effect.
+# Keys of the dictionary of `setup`, as in Mooncake C++. `ipc_socket_path` has no effect.
 _SETTINGS = (
     "local_hostname",
     "metadata_server",
@@ -73,13 +74,13 @@ _SETTINGS = (
 
 
 class MooncakeDistributedStore(TensorCalls):
-    """A member of a cluster's store. Every call may come from any thread; those that wait let others run."""
+    """Client of a cluster's store. Calls are thread-safe, and those that wait release the GIL."""
 
     def __init__(self) -> None:
-        """Takes nothing; classes made from this one may."""
+        """Takes no arguments. A subclass may have its own."""
 
     def __enter__(self) -> Self:
-        """The store itself, for `with`."""
+        """Returns the store itself, for `with`."""
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -103,12 +104,14 @@ class MooncakeDistributedStore(TensorCalls):
         client_http_port: int = 9300,
         config: dict[str, Any] | None = None,
     ) -> int:
-        """Joins a cluster: 0, -600 for what cannot work, -1 when it could not be joined (see `last_error`).
+        """Joins a cluster. Returns 0, -600 for invalid settings, or -1 if the cluster cannot be
+        joined (see `last_error`).
 
-        A dictionary in place of the first argument, or as `config`, holds all of them by name, numbers as text if need be.
+        A dictionary as the first argument or as `config` replaces all arguments. Its keys are their
+        names, and numbers may be text.
         """
         if config is not None or isinstance(local_hostname, dict):
-            return self._setup_dict(_alone(locals()))
+            return self._setup_dict(_only_dict(locals()))
         local_hostname, metadata_server, protocol, rdma_devices, master_server_addr, ssd_offload_path, tenant_id = _words(
             local_hostname=local_hostname,
             metadata_server=metadata_server,
@@ -132,7 +135,7 @@ class MooncakeDistributedStore(TensorCalls):
                 raise TypeError(f"setup(): incompatible function arguments: {name} must be a bool, not {switch!r}")
         _log.start()
         if enable_client_http_server and not 1 <= client_http_port <= 65535:
-            return self._note(_INVALID_PARAMS, f"setup: client_http_port {client_http_port} is no port")
+            return self._note(_INVALID_PARAMS, f"setup: invalid client_http_port {client_http_port}")
         first_port, last_port = _environment.client_ports()
         metrics, metrics_interval, cluster_id = _environment.metrics()
         timeout_ms, connect_timeout_ms = _environment.rpc_timeouts()
@@ -172,7 +175,7 @@ class MooncakeDistributedStore(TensorCalls):
     def _setup_dict(self, config: dict[str, Any]) -> int:
         for unknown in sorted(str(name) for name in config if str(name) not in _SETTINGS):
             near = difflib.get_close_matches(unknown, _SETTINGS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there is: {', '.join(_SETTINGS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_SETTINGS)}"
             return self._note(_INVALID_PARAMS, f"setup: unknown key {unknown!r}; {hint}")
         texts = {str(name): str(value) for name, value in config.items() if value is not None}
         for name in ("local_hostname", "metadata_server"):
@@ -203,10 +206,13 @@ class MooncakeDistributedStore(TensorCalls):
         )
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Attaches to the `mooncake_client` of this host, by `host:port` or the path of its socket: 0, or -1 when it cannot be reached.
+        """Connects to the `mooncake_client` of this host, by `host:port` or by the path of its
+        socket.
 
-        Values travel through `local_buffer_size` bytes of memory that both see. `mem_pool_size` is not needed: memory of
-        `alloc_from_mem_pool` is made as it is asked for.
+        Values travel through `local_buffer_size` bytes of shared memory. `mem_pool_size` is
+        ignored, because memory of `alloc_from_mem_pool` is allocated on request.
+
+        Returns 0, or -1 if the process cannot be reached.
         """
         del mem_pool_size
         _log.start()
@@ -214,29 +220,35 @@ class MooncakeDistributedStore(TensorCalls):
 
     @also_named(regex="regex_pattern")
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
-        """Removes what the pattern finds in: how many, or a negative code."""
+        """Removes the keys in which the pattern has a match. Returns their number, or a negative
+        code.
+        """
         removed = super().remove_by_regex(regex_pattern, force)
         if removed == _INVALID_PARAMS and self.health_check() != 1:
-            self._note(removed, f"remove_by_regex: {regex_pattern!r} is no pattern that the master understands")
+            self._note(removed, f"remove_by_regex: the master rejects the pattern {regex_pattern!r}")
         return removed
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 * _MIB, /) -> int:
-        """`setup` with the addresses of a test cluster on this machine."""
+        """Runs `setup` with the addresses of a test cluster on this machine."""
         return self.setup("localhost:12345", "127.0.0.1:2379", mount_segment_size, 1024 * _MIB, protocol, device_name)
 
 
-def _alone(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The dictionary among the arguments of `setup`, and nothing else: a second argument would go unheard."""
+def _only_dict(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the dictionary among the arguments of `setup`. Raises `TypeError` if there is another
+    argument.
+    """
     names = MooncakeDistributedStore.setup.__annotations__
     defaults = dict(zip(names, MooncakeDistributedStore.setup.__defaults__ or (), strict=False))
     given = {name: arguments[name] for name, default in defaults.items() if arguments[name] != default}
     if len(given) != 1 or not isinstance(config := next(iter(given.values())), dict):
-        raise TypeError(f"setup(): incompatible function arguments: a dict goes alone, not with {', '.join(given)}")
+        raise TypeError(f"setup(): incompatible function arguments: a dict must be the only argument, got {', '.join(given)}")
     return config
 
 
 def _words(**arguments: Any) -> list[str]:
-    """Arguments of `setup` that are text, of bytes too. `TypeError` for the first that is none."""
+    """Returns the text arguments of `setup`, decoded if they are bytes. Raises `TypeError` for any
+    other type.
+    """
     for name, value in arguments.items():
         if not isinstance(value, (str, bytes)):
             also = " or a dict" if name == "local_hostname" else ""
@@ -247,7 +259,7 @@ def _words(**arguments: Any) -> list[str]:
 
 
 def _get_pyclient_from_wrapper(store: Any) -> Any:
-    """The native store under a wrapper, as `BufferPool` takes it."""
+    """Returns the native store under a wrapper, as `BufferPool` takes it."""
     return store._get_pyclient_capsule()
 
 
