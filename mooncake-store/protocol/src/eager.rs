@@ -1,8 +1,9 @@
-//! Waiting a few microseconds for what comes next before going to sleep for it.
+//! Busy polling of a socket for a few microseconds before sleeping.
 //!
-//! A client that asks one thing after the other has its next request at the server sooner than a sleeping thread wakes up, and
-//! often the answer back. So a connection looks at its socket a few times more, as long as that pays; where it does not, it
-//! looks only now and then whether it would. A thread that has nothing else to do ([`here`](mooncake_transport::here)) sleeps at the socket instead.
+//! The next request of a sequential client often arrives sooner than a sleeping thread wakes up;
+//! the same holds for a response. A connection therefore polls its socket a few more times as long
+//! as that succeeds. After failures it polls only now and then. A thread without other work
+//! ([`here`](mooncake_transport::here)) sleeps at the socket instead.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -11,29 +12,32 @@ use mooncake_transport::here::{is_here, readable_soon};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-/// How often the socket is looked at, at most: a fraction of a microsecond each.
+/// Maximum number of polls per wait. Each takes a fraction of a microsecond.
 const LOOKS: u32 = 48;
-/// Most bytes taken by a look; what is longer comes with the next read.
+/// Maximum number of bytes per poll. A regular read takes the rest of a longer message.
 const CHUNK: usize = 1024;
-/// So many messages in a row are found so; then others have their turn. One call in as many waits for it: with long runs the slowest of a hundred
-/// would be as slow as the runs of all other connections together.
+/// Maximum number of consecutive messages that polling finds before the connection yields to
+/// others. One call in as many waits for that: with longer runs the 99th percentile would be the
+/// sum of the runs of all other connections.
 const RUN: u32 = 4;
-/// So many messages are waited for asleep after looks that found nothing, twice as many each time, up to the last.
+/// Minimum and maximum number of messages that are awaited without polling after polls without
+/// success. The number doubles with each failure.
 const REST: (u32, u32) = (8, 1024);
 
-/// Whether looking has paid on a connection.
+/// Success of polling on one connection.
 #[derive(Debug, Default)]
 pub(super) struct Eager {
-    /// Messages to wait for asleep.
+    /// Number of messages to await without polling.
     rest: u32,
-    /// How many those were the last time.
+    /// Previous value of `rest` at its start.
     rested: u32,
-    /// Messages found since the last that was waited for asleep.
+    /// Consecutive messages found by polling.
     run: u32,
 }
 
 impl Eager {
-    /// Appends what comes within a few microseconds, as a read would. `None` if that is nothing, or not looked for.
+    /// Appends bytes that arrive within a few microseconds, like a read. Returns `None` if none
+    /// arrive or the connection does not poll.
     pub(super) fn read(&mut self, stream: &TcpStream, inbox: &mut Vec<u8>) -> Option<io::Result<usize>> {
         if self.rest > 0 || self.run == RUN {
             self.rest = self.rest.saturating_sub(1);
@@ -48,7 +52,8 @@ impl Eager {
             match (&*socket).read(&mut chunk) {
                 Ok(count) => {
                     inbox.extend_from_slice(&chunk[..count]);
-                    // Alone it takes nobody's turn, but what is long is better read in one piece.
+                    // Polling here delays no other task, but a regular read is faster for a long
+                    // message.
                     self.run = match alone {
                         false => self.run + 1,
                         true => RUN * u32::from(count == CHUNK),
@@ -84,7 +89,7 @@ mod tests {
         (near, listener.accept().await.unwrap().0)
     }
 
-    /// As a connection reads: eagerly, or asleep; whether it was eager.
+    /// Reads as a connection does, and returns whether polling found the message.
     async fn read(eager: &mut Eager, stream: &mut TcpStream, inbox: &mut Vec<u8>) -> bool {
         use tokio::io::AsyncReadExt;
         match eager.read(stream, inbox) {
@@ -136,7 +141,7 @@ mod tests {
             let sent = near.try_write(&[7; 10]).unwrap();
             (near, sent)
         });
-        // A busy machine may need more than a moment.
+        // A busy machine may need more time.
         let read = here(async {
             (0..10_000).find_map(|_| {
                 eager.rest = 0;

@@ -1,9 +1,10 @@
-//! The existing system's RPC wire: coro_rpc frames around struct_pack bodies.
+//! RPC protocol of Mooncake C++: coro_rpc frames around struct_pack bodies.
 
 #![deny(unsafe_code)]
 
 pub mod api;
 pub mod client;
+mod dispatch;
 mod eager;
 pub mod frame;
 mod heartbeat;

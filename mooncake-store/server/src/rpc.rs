@@ -1,9 +1,9 @@
-//! The master behind the RPC server, with its calls counted.
+//! RPC service of a master that counts its calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::State;
+use super::state::State;
 use mooncake_master::Master;
 use mooncake_protocol::message::{
     FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request,
@@ -12,7 +12,7 @@ use mooncake_protocol::message::{
 use mooncake_protocol::server::{Class, Refusal, Service};
 use mooncake_protocol::service::MasterService;
 
-/// Counts calls on their way to the master.
+/// Service that counts calls on their way to the master.
 pub(super) struct Counted {
     state: Arc<State>,
     calls: MasterService<Master>,
@@ -52,7 +52,8 @@ impl Service for Counted {
     }
 }
 
-/// Calls that look at every object: with millions of them the other connections of a thread would wait for long.
+/// Returns whether a call visits every object. With millions of objects it would block the other
+/// connections of a thread.
 fn sees_all(function: u32) -> bool {
     [
         GetReplicaListByRegex::FUNCTION,
@@ -65,7 +66,7 @@ fn sees_all(function: u32) -> bool {
     .contains(&function)
 }
 
-/// Has other threads go on with what this one has to do, where there are others.
+/// Runs a long call. On a multi-threaded runtime other threads take over the work of this one.
 fn aside<R>(call: impl FnOnce() -> R) -> R {
     #[cfg(feature = "cli")]
     {

@@ -7,7 +7,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::answers::{Events, Health, Leader};
-use super::{Shared, page, text};
+use super::reply::{Shared, TEXT, page, text};
 use crate::leader::{Seen, Standing};
 use crate::{EventStats, scrape, summary};
 
@@ -15,8 +15,8 @@ use crate::{EventStats, scrape, summary};
 #[derive(Clone)]
 pub(crate) struct Stands(Arc<Standing>);
 
-impl FromRef<Arc<crate::State>> for Stands {
-    fn from_ref(state: &Arc<crate::State>) -> Self {
+impl FromRef<Arc<crate::state::State>> for Stands {
+    fn from_ref(state: &Arc<crate::state::State>) -> Self {
         Self(state.standing.clone())
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): Shared) -> Response {
     match scrape::text(&state) {
-        Ok(text) => ([(header::CONTENT_TYPE, super::TEXT)], text).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }

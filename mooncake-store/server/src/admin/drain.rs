@@ -8,7 +8,7 @@ use mooncake_core::ids::Uuid;
 
 use super::answers::{DrainChanged, DrainJob, DrainRequest, Failure};
 use super::query::form_text;
-use super::{Shared, bad_request, failure, page, read, status_of};
+use super::reply::{Shared, bad_request, failure, page, read, status_of};
 use mooncake_master::DrainStatus;
 
 /// Empties segments, object by object, without taking anything from readers.

@@ -13,7 +13,7 @@ use super::answers::{
     Removed,
 };
 use super::query::{decoded, form_bytes, form_text, raw};
-use super::{Shared, answer, failure, page, text, text_failure};
+use super::reply::{Shared, answer, failure, page, text, text_failure};
 use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Where an object's replicas in memory lie.

@@ -7,7 +7,7 @@ use mooncake_core::replica::SegmentStatus;
 
 use super::answers::{Failure, SegmentDetail, SegmentState, SegmentsDetail};
 use super::query::{decoded, form_text, raw};
-use super::{Shared, bad_request, failure, page, status_of, text, text_failure};
+use super::reply::{Shared, bad_request, failure, page, status_of, text, text_failure};
 use mooncake_master::SegmentStats;
 
 /// Names of all segments, one per line.

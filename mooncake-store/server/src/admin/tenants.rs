@@ -10,8 +10,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::answers::{Failure, Quota, QuotaData, QuotaRequest, Quotas};
 use super::query::{form_text, raw};
-use super::{Shared, bad_request, failure, page, read, status_of};
-use crate::State as ServerState;
+use super::reply::{Shared, bad_request, failure, page, read, status_of};
+use crate::state::State as ServerState;
 use mooncake_master::{TenantInfo, TenantQuota, is_tenant};
 
 /// The quota of a tenant, or of all, and what of it is used.

@@ -1,7 +1,6 @@
 //! Configuration files: a flat map from flag names to values, in YAML, JSON or TOML by the file's extension.
 
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,10 +9,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
+use super::document::read;
 use super::settings::Settings;
-
-/// Largest file that is read, in bytes.
-const MAX_FILE: u64 = 1 << 20;
 
 impl Settings {
     /// Takes the values of a configuration file.
@@ -45,15 +42,6 @@ impl Settings {
         }
         Ok(())
     }
-}
-
-pub(super) fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let size = std::fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    if size as u64 > MAX_FILE {
-        return Err(std::io::Error::other(format!("a configuration file has at most {MAX_FILE} bytes")));
-    }
-    Ok(text)
 }
 
 /// A map in the order it was written; the same key twice is an error.

@@ -226,3 +226,19 @@ fn unknown(what: &str, name: &str, before: &str, otherwise: &str) -> Error {
     };
     Error::invalid(format!("unknown {what}; {hint}"))
 }
+
+impl MasterConfig {
+    /// The configuration of these flags, by name and value; what is not named has its default. No file and no environment is
+    /// looked at; [`Settings`] does that.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the flag: an unknown one (with the nearest known name), a value that does not parse, one that
+    /// contradicts another, or one that asks for something not built.
+    pub fn from_flags<'a>(flags: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
+        let mut settings = Settings::default();
+        for (name, value) in flags {
+            settings.command_line(name, value)?;
+        }
+        settings.config()
+    }
+}

@@ -17,25 +17,15 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-use self::payload::{hash_of, message};
+use self::payload::{Event, hash_of, message};
 use self::subscribers::Subscribers;
-use super::EventStats;
+use super::event_stats::EventStats;
 use crate::config::EventsConfig;
 use mooncake_master::Journal;
 use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Events in one message at most.
 const BATCH: usize = 64;
-
-/// An object became readable, or ceased to be.
-#[derive(Debug)]
-struct Event {
-    stored: bool,
-    /// Usually `default`, which needs no memory.
-    tenant: std::borrow::Cow<'static, str>,
-    key: ObjectKey,
-    group: String,
-}
 
 /// Events on their way out.
 #[derive(Debug)]

@@ -1,12 +1,23 @@
 //! Events as the existing master writes them: three frames, the last one MessagePack.
 
+use std::borrow::Cow;
 use std::str;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use mooncake_core::ids::ObjectKey;
 use rmp::encode as msgpack;
 
-use super::Event;
 use crate::config::EventsConfig;
+
+/// An object became readable, or ceased to be.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) stored: bool,
+    /// Usually `default`, which needs no memory.
+    pub(super) tenant: Cow<'static, str>,
+    pub(super) key: ObjectKey,
+    pub(super) group: String,
+}
 
 /// Where objects lie: there is one tier, named as in vLLM's events.
 const MEDIUM: &str = "cpu";

@@ -1,6 +1,12 @@
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use mooncake_core::ErrorCode;
+
+use super::folder_store::{listed, names};
+use super::format::{LATEST, name};
 use super::*;
 use crate::config::MasterConfig;
 use mooncake_master::MasterOptions;
@@ -27,7 +33,7 @@ fn numbers(folder: &Path) -> Vec<u64> {
 #[test]
 fn the_last_ones_are_kept_and_the_latest_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&config(folder.path()), "lab").unwrap();
+    let shelf = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
     assert!(shelf.latest().is_none());
     for _ in 0..5 {
         shelf.put(fill, always).unwrap();
@@ -36,12 +42,12 @@ fn the_last_ones_are_kept_and_the_latest_is_named() {
     assert_eq!(numbers(&own), [4, 5]);
     assert_eq!(fs::read_to_string(own.join(LATEST)).unwrap(), "snapshot-00000000000000000005\n");
     assert!(shelf.latest().is_some());
-    assert!(Shelf::open(&config(folder.path()), "other").unwrap().latest().is_none());
+    assert!(SnapshotStore::open(&config(folder.path()), "other").unwrap().latest().is_none());
     // Names that are not quite ours are nobody's to remove.
     for name in ["snapshot-6", "snapshot-x", "letter", "unfinished-letter"] {
         fs::write(own.join(name), "dear all").unwrap();
     }
-    Shelf::open(&config(folder.path()), "lab").unwrap().put(fill, always).unwrap();
+    SnapshotStore::open(&config(folder.path()), "lab").unwrap().put(fill, always).unwrap();
     assert_eq!(numbers(&own), [5, 6]);
     assert!(own.join("letter").exists() && own.join("snapshot-6").exists());
     assert!(!own.join("unfinished-letter").exists());
@@ -50,7 +56,7 @@ fn the_last_ones_are_kept_and_the_latest_is_named() {
 #[test]
 fn a_damaged_one_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&config(folder.path()), "lab").unwrap();
+    let shelf = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
     let [first, second] = [0; 2].map(|_| shelf.put(fill, always).unwrap());
     let whole = fs::read(&second).unwrap();
     fs::write(&second, &whole[..whole.len() - 1]).unwrap();
@@ -65,7 +71,7 @@ fn a_damaged_one_is_passed_over() {
 #[test]
 fn what_fails_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&config(folder.path()), "lab").unwrap();
+    let shelf = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
     let first = shelf.put(fill, always).unwrap();
     let no = || Err(Error::internal("not now"));
     let refused = [shelf.put(|_| no(), always), shelf.put(fill, no)];
@@ -89,7 +95,7 @@ fn the_spare_folder_takes_what_the_other_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let (main, spare) = (folder.path().join("main"), folder.path().join("spare"));
     let config = SnapshotConfig { backup: Some(spare.clone()), ..config(&main) };
-    let shelf = Shelf::open(&config, "lab").unwrap();
+    let shelf = SnapshotStore::open(&config, "lab").unwrap();
     shelf.put(fill, always).unwrap();
     let times = AtomicUsize::new(0);
     let full_once = |sink: &mut Sink<'_>| {
@@ -113,11 +119,11 @@ fn a_folder_that_cannot_be_had_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = Shelf::open(&config(&file), "lab").unwrap_err();
+    let error = SnapshotStore::open(&config(&file), "lab").unwrap_err();
     assert!(error.message().contains("file/lab"), "{error}");
 }
 
-async fn server(snapshots: SnapshotConfig) -> super::super::MasterServer {
+async fn server(snapshots: SnapshotConfig) -> crate::MasterServer {
     let config = MasterConfig {
         rpc_address: "127.0.0.1".into(),
         rpc_port: 0,
@@ -126,7 +132,7 @@ async fn server(snapshots: SnapshotConfig) -> super::super::MasterServer {
         snapshots: Some(snapshots),
         ..MasterConfig::default()
     };
-    super::super::MasterServer::start(config).await.unwrap()
+    crate::MasterServer::start(config).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +159,7 @@ async fn what_takes_too_long_is_given_up_and_counted() {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
     assert_eq!((count(&state.snapshots.success), count(&state.snapshots.failed)), (0, 1));
     assert!(numbers(&folder.path().join("mooncake_cluster")).is_empty());
-    assert!(super::super::summary::line(&state).ends_with("| Snapshots: Success=0, Fail=1"));
+    assert!(crate::summary::line(&state).ends_with("| Snapshots: Success=0, Fail=1"));
 }
 
 /// In a directory of this host's own. Where its library must be installed, the test with processes says so.
@@ -186,14 +192,14 @@ mod own {
     #[tokio::test]
     async fn the_last_ones_are_kept() {
         with(|config| {
-            let shelf = Shelf::open(config, "lab").unwrap();
+            let shelf = SnapshotStore::open(config, "lab").unwrap();
             assert!(shelf.latest().is_none());
             for _ in 0..5 {
                 shelf.put(fill, always).unwrap();
             }
             assert_eq!(shelf.main.numbers(), [4, 5]);
             assert!(shelf.latest().is_some());
-            assert!(Shelf::open(config, "other").unwrap().latest().is_none());
+            assert!(SnapshotStore::open(config, "other").unwrap().latest().is_none());
             let path = shelf.put(fill_long, always).unwrap();
             assert!(path.ends_with("lab/snapshot-00000000000000000006"), "{path:?}");
             let long = shelf.main.read(6).unwrap();
@@ -211,7 +217,7 @@ mod own {
     #[tokio::test]
     async fn what_fails_or_is_not_finished_leaves_nothing() {
         with(|config| {
-            let shelf = Shelf::open(config, "lab").unwrap();
+            let shelf = SnapshotStore::open(config, "lab").unwrap();
             shelf.put(fill_long, always).unwrap();
             let before = keys(config);
             let no = || Err(Error::internal("not now"));
@@ -232,7 +238,7 @@ mod own {
                 let put = directory.put(&key, "x".into(), Expect::Absent);
                 tokio::runtime::Handle::current().block_on(put).unwrap();
             }
-            drop(Shelf::open(config, "lab").unwrap());
+            drop(SnapshotStore::open(config, "lab").unwrap());
             assert_eq!(keys(config), before);
         })
         .await;
@@ -253,7 +259,7 @@ mod own {
             server(config.clone()).await.stop().await;
         }
         let numbers = tokio::task::spawn_blocking(move || {
-            Shelf::open(&config, "mooncake_cluster").unwrap().main.numbers()
+            SnapshotStore::open(&config, "mooncake_cluster").unwrap().main.numbers()
         });
         assert_eq!(numbers.await.unwrap(), [2, 3]);
     }

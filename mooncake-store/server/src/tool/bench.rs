@@ -13,7 +13,9 @@ use serde_json::json;
 
 use super::admin::Admin;
 use super::args::Bench;
-use super::{Session, human, objects, say, say_json, table};
+use super::objects;
+use super::output::{human, say, say_json, table};
+use super::session::Session;
 use mooncake_client::{Client, PutOutcome};
 
 /// Times of one kind of operation.

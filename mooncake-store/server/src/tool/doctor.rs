@@ -9,7 +9,10 @@ use serde_json::json;
 
 use super::admin::{Admin, Segment};
 use super::args::Doctor;
-use super::{Session, local, say, say_json};
+use super::finding::{Finding, Grade};
+use super::local;
+use super::output::{say, say_json};
+use super::session::Session;
 use mooncake_client::MASTER_VERSIONS;
 use mooncake_client::programs::{check_version, host_id, split_port};
 
@@ -20,57 +23,6 @@ const MOST: usize = 64;
 const SAME_TIME: Duration = Duration::from_secs(1);
 /// How old a time may be that an HTTP server tells, in milliseconds.
 const SAID_LATE: u64 = 2000;
-
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Grade {
-    Good,
-    /// May be in the way of something.
-    Hint,
-    /// Nobody can tell from here.
-    Unknown,
-    Bad,
-}
-
-/// One thing looked at.
-#[derive(Clone, Debug)]
-pub(super) struct Finding {
-    subject: String,
-    grade: Grade,
-    found: String,
-    fix: String,
-}
-
-impl Finding {
-    fn new(subject: &str, grade: Grade, found: impl Into<String>, fix: &str) -> Self {
-        Self { subject: subject.into(), grade, found: found.into(), fix: fix.into() }
-    }
-
-    pub(super) fn good(subject: &str, found: impl Into<String>) -> Self {
-        Self::new(subject, Grade::Good, found, "")
-    }
-
-    pub(super) fn hint(subject: &str, found: impl Into<String>, fix: &str) -> Self {
-        Self::new(subject, Grade::Hint, found, fix)
-    }
-
-    pub(super) fn unknown(subject: &str, found: impl Into<String>) -> Self {
-        Self::new(subject, Grade::Unknown, found, "")
-    }
-
-    pub(super) fn bad(subject: &str, found: impl Into<String>, fix: &str) -> Self {
-        Self::new(subject, Grade::Bad, found, fix)
-    }
-
-    fn word(&self) -> &'static str {
-        match self.grade {
-            Grade::Good => "ok",
-            Grade::Hint => "note",
-            Grade::Unknown => "?",
-            Grade::Bad => "FAIL",
-        }
-    }
-}
 
 /// Whether nothing is broken.
 pub(super) fn examine(session: &Session, args: &Doctor) -> Result<bool> {

@@ -6,8 +6,8 @@ use mooncake_core::memory::HugePages;
 use mooncake_transport::topology::Discovery;
 use mooncake_transport::topology::ports::Device;
 
-use super::doctor::Finding;
-use super::human;
+use super::finding::Finding;
+use super::output::human;
 use crate::config::ClientEnvironment;
 
 /// Locked memory below which registering memory with a network card fails.

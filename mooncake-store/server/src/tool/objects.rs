@@ -11,8 +11,9 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use serde_json::json;
 
 use super::args::{Get, Ls, Put, Rm};
+use super::output::{human, say, say_json, table};
 use super::progress::Progress;
-use super::{Session, human, say, say_json, table};
+use super::session::Session;
 use mooncake_client::{Client, PutOutcome};
 
 /// Keys asked about in one request: a URL has its limits.

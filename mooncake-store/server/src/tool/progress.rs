@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock, SystemClock};
 
-use super::human;
+use super::output::human;
 
 /// Time before the first line, and between two.
 const PERIOD: Duration = Duration::from_millis(500);

@@ -13,8 +13,8 @@ use serde_json::json;
 
 use super::admin::{Admin, Segment};
 use super::args::Top;
-use super::status::percent;
-use super::{Session, human, say, say_json, table};
+use super::output::{human, percent, say, say_json, table};
+use super::session::Session;
 
 /// Cells of a bar.
 const BAR: usize = 30;
