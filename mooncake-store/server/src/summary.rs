@@ -10,8 +10,9 @@ use mooncake_protocol::metrics::human;
 
 /// Summary of the metrics of high availability, with the values of a single master.
 #[cfg(feature = "http")]
-pub(super) const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, mutation_queue=0, \
-                             batch_commits=0, sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0";
+pub(super) const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
+                             mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, \
+                             checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0";
 
 /// Formats the line.
 pub(super) fn line(state: &State) -> String {
@@ -109,9 +110,10 @@ fn evictions(stats: &Stats) -> String {
     let times = format!("Success/Attempts={}/{}", stats.evictions_successful, stats.evictions_attempted);
     let what = format!("keys={}, size={}", stats.evicted_keys, human(stats.evicted_bytes));
     format!(
-        "Eviction: {times}, AllocFail={}, PartialAlloc={}, {what} | Mem Eviction: {times}, {what} | \
-         NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | Discard: Released/Total={}/{}, StagingSize={} | \
-         {}",
+        "Eviction: {times}, AllocFail={}, PartialAlloc={}, {what} | \
+         Mem Eviction: {times}, {what} | \
+         NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | \
+         Discard: Released/Total={}/{}, StagingSize={} | {}",
         stats.no_room,
         stats.partial,
         stats.released,

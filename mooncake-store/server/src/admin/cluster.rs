@@ -1,4 +1,4 @@
-//! How the master is: health, role, figures.
+//! State of the master: health, role, metrics, events.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::reply::{Shared, TEXT, page, text};
 use crate::leader::{Seen, Standing};
 use crate::{EventStats, scrape, summary};
 
-/// How the master stands among others, out of whatever a page has.
+/// Leadership of the master, extracted from the state of any endpoint.
 #[derive(Clone)]
 pub(crate) struct Stands(Arc<Standing>);
 
@@ -21,7 +21,7 @@ impl FromRef<Arc<crate::state::State>> for Stands {
     }
 }
 
-/// Whether the master is there; always 200.
+/// Returns the health of the master; always status 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
 pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
     let Seen { state, leader } = standing.seen();
@@ -36,26 +36,26 @@ pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
     })
 }
 
-/// `leader` or `standby`.
+/// Returns `leader` or `standby`.
 #[utoipa::path(get, path = "/role", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(crate) async fn role(State(Stands(standing)): State<Stands>) -> &'static str {
     standing.role()
 }
 
-/// `serving`, or what the master does to get there.
+/// Returns `serving` or the step before it.
 #[utoipa::path(get, path = "/ha_status", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(crate) async fn ha_status(State(Stands(standing)): State<Stands>) -> &'static str {
     standing.seen().state
 }
 
-/// Who leads, in a cluster of several masters.
+/// Returns the leader of a cluster of several masters.
 #[utoipa::path(get, path = "/leader", responses((status = 200, body = Leader)))]
 pub(crate) async fn leader(State(Stands(standing)): State<Stands>) -> Response {
     let (leader_address, view_version) = standing.seen().leader.unzip();
     page(&Leader { present: leader_address.is_some(), leader_address, view_version })
 }
 
-/// The pages of a master that does not lead.
+/// Returns the endpoints of a master that does not lead.
 #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
 pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
     use axum::routing::get;
@@ -71,7 +71,7 @@ pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
         .method_not_allowed_fallback(nothing_here)
 }
 
-/// Metrics in Prometheus' text format.
+/// Returns the metrics in the text format of Prometheus.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): Shared) -> Response {
     match scrape::text(&state) {
@@ -80,7 +80,7 @@ pub(super) async fn metrics(State(state): Shared) -> Response {
     }
 }
 
-/// The figures in a line.
+/// Returns a summary of the metrics in one line.
 #[utoipa::path(
     get,
     path = "/metrics/summary",
@@ -97,7 +97,7 @@ pub(super) async fn figures(State(state): Shared) -> Response {
     ))
 }
 
-/// Publishing of events.
+/// Returns the counters of published events.
 #[utoipa::path(get, path = "/kv_events/status", responses((status = 200, body = Events)))]
 pub(super) async fn events(State(state): Shared) -> Response {
     let stats = state.event_stats();

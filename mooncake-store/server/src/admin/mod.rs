@@ -1,4 +1,5 @@
-//! The admin pages of the master: paths, parameters, statuses and JSON of the existing one, described at `/openapi.json`.
+//! Admin endpoints of the master, with the paths, parameters, statuses and JSON of Mooncake C++.
+//! The endpoint `/openapi.json` describes them.
 
 mod answers;
 mod cluster;
@@ -24,17 +25,17 @@ use utoipa_axum::routes;
 use super::state::State;
 use mooncake_protocol::http::{JSON, nothing_here};
 
-/// Largest body that is read, in bytes.
+/// Maximum length of a request body in bytes.
 const MAX_BODY: usize = 1 << 20;
 
 #[derive(OpenApi)]
 #[openapi(info(
     title = "mooncake_master",
-    description = "Admin pages of the master of a cluster. No authentication: whoever reaches the port may do all of it.",
+    description = "Admin endpoints of the master of a cluster. No authentication: every client that reaches the port has full access.",
 ))]
 struct Description;
 
-/// All pages, behind the paths that the description names.
+/// Returns the routes of all endpoints in the description.
 pub(super) fn pages(state: Arc<State>) -> Router {
     let (router, description) = OpenApiRouter::<Arc<State>>::with_openapi(Description::openapi())
         .routes(routes!(cluster::health))
@@ -61,7 +62,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
     let description = description.to_json().unwrap_or_default();
     router
         .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, JSON)], description.clone())))
-        // The existing master knows no other answer to a path or a method that it does not have.
+        // Mooncake C++ responds to every unknown path or method in this way.
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(MAX_BODY))

@@ -37,20 +37,20 @@ pub(super) fn answer(status: StatusCode, body: &impl Serialize) -> Response {
     }
 }
 
-/// A JSON object, or why the body is none.
+/// Parses the body as a JSON object, or returns the response that describes the error.
 pub(super) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
-    // By way of a map: a list would pass for an object otherwise.
+    // Parse a map first: serde would also accept a list as a struct.
     let object = serde_json::from_slice::<serde_json::Map<_, _>>(body);
     let request = object.and_then(|object| serde_json::from_value(object.into()));
     request.map_err(|error| Box::new(bad_request(&format!("Invalid JSON body: {error}"))))
 }
 
-/// A failure that is told by its name alone.
+/// Returns a failure whose message is the name of the error.
 pub(super) fn failure(status: StatusCode, code: ErrorCode) -> Response {
     refusal(status, code, code.name())
 }
 
-/// A failure with a sentence.
+/// Returns a failure with a message.
 pub(super) fn refusal(status: StatusCode, code: ErrorCode, message: &str) -> Response {
     let body = Failure { success: false, error_code: code.number(), error_message: message.to_owned() };
     answer(status, &body)
@@ -60,7 +60,7 @@ pub(super) fn bad_request(message: &str) -> Response {
     refusal(StatusCode::BAD_REQUEST, ErrorCode::InvalidParams, message)
 }
 
-/// The status that goes with an error, as the existing master chooses it.
+/// Returns the HTTP status of an error, as in Mooncake C++.
 pub(super) fn status_of(error: &Error) -> StatusCode {
     match error.code() {
         ErrorCode::InvalidParams => StatusCode::BAD_REQUEST,

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-/// Largest file that is read, in bytes.
+/// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
 /// Reads a file of bounded size.

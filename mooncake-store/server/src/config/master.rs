@@ -1,4 +1,4 @@
-//! Configuration of a master and of the servers beside it.
+//! Configuration of a master and its servers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,92 +10,97 @@ use mooncake_transport::directory::FOLDER;
 use super::tenants::TenantPolicy;
 use mooncake_master::MasterOptions;
 
-/// Everything `mooncake_master` can be told.
+/// Configuration of `mooncake_master`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MasterConfig {
-    /// Address to answer calls at (`0.0.0.0`).
+    /// RPC address (`0.0.0.0`).
     pub rpc_address: String,
-    /// Its port (50051); 0 takes a free one.
+    /// RPC port (50051); 0 selects a free one.
     pub rpc_port: u16,
-    /// Threads that answer calls; 0 is one per core, at most [`max_threads`](Self::max_threads).
+    /// RPC threads; 0 for one per core, at most [`max_threads`](Self::max_threads).
     pub rpc_threads: usize,
-    /// Bound on them where their number is left to the machine (16).
+    /// Limit for `rpc_threads == 0` (16).
     pub max_threads: usize,
-    /// A connection on which nothing moves for this long is closed; never, if absent.
+    /// Time until an idle connection is closed; `None` for never.
     pub rpc_idle: Option<Duration>,
-    /// Address of the admin server, with metrics (`0.0.0.0`).
+    /// Address of the admin endpoints and metrics (`0.0.0.0`).
     pub metrics_host: String,
-    /// Its port (9003); 0 takes a free one.
+    /// Port of the admin endpoints (9003); 0 selects a free one.
     pub metrics_port: u16,
-    /// Whether a line of figures is logged every 10 s.
+    /// True to log a summary of the metrics every 10 s.
     pub metric_reporting: bool,
-    /// The embedded metadata server, if there is to be one.
+    /// Metadata service of the transfer engine, if enabled.
     pub metadata: Option<MetadataServerConfig>,
-    /// What is done about the metadata of a client that was silent too long; nothing, if absent.
+    /// Removal of the metadata of expired clients, if enabled.
     pub clean_up: Option<CleanUpConfig>,
-    /// Where masters elect who leads, if there are several.
+    /// Election of the leader of several masters, if there are several.
     pub masters: Option<MastersConfig>,
-    /// Snapshots of what the master knows, if there are to be any.
+    /// Snapshots of the master's state, if enabled.
     pub snapshots: Option<SnapshotConfig>,
-    /// Publishing of events, if there is to be any.
+    /// Publishing of events, if enabled.
     pub events: Option<EventsConfig>,
-    /// Where the tenants are said, which are on if there is such a place; changes are written to it. Goes before the options' list.
+    /// Source of the tenants; changes are written there. Takes precedence over the list in
+    /// `options`.
     pub tenant_policy: Option<TenantPolicy>,
-    /// How the master behaves.
+    /// Behaviour of the master.
     pub options: MasterOptions,
-    /// How space inside a segment is found.
+    /// Allocator of segments.
     pub allocator: BuiltinAllocatorConfig,
-    /// What goes first when memory runs out.
+    /// Eviction policy.
     pub eviction: BuiltinPolicyConfig,
-    /// Name of the cluster, in logs.
+    /// Name of the cluster, for logs.
     pub cluster_id: String,
-    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, and everything above it (`info`).
+    /// Minimum log level: `error`, `warn`, `info`, `debug` or `trace` (`info`).
     pub log_level: &'static str,
-    /// What is logged by module, as `tracing_subscriber` reads it; by [`log_level`](Self::log_level) if empty.
+    /// Log levels by module in the syntax of `tracing_subscriber`; [`log_level`](Self::log_level)
+    /// if empty.
     pub log_filter: String,
-    /// Folder of the log file; standard error, if absent.
+    /// Folder of the log file; standard error if absent.
     pub log_dir: Option<PathBuf>,
 }
 
-/// The embedded HTTP metadata server.
+/// Metadata service of the transfer engine over HTTP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetadataServerConfig {
     /// Address to listen at (`0.0.0.0`).
     pub host: String,
-    /// Its port (8080); 0 takes a free one.
+    /// Port (8080); 0 selects a free one.
     pub port: u16,
-    /// What is published is kept there for the next process, if anywhere: `rocksdb:///path`.
+    /// Directory that stores the entries for the next process: `rocksdb:///path`. Memory if absent.
     pub kept_in: Option<String>,
 }
 
 /// Several masters, one of which leads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MastersConfig {
-    /// The etcd that they elect it in: `host:port`, or several with commas or semicolons between them.
+    /// Endpoints of the etcd for the election: `host:port`, or several separated by commas or
+    /// semicolons.
     pub etcd: String,
 }
 
-/// Snapshots of what a master knows of objects and tasks.
+/// Snapshots of objects and tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SnapshotConfig {
-    /// Whether they are taken.
+    /// True to write snapshots.
     pub write: bool,
-    /// Whether a master begins with the latest.
+    /// True to start from the latest snapshot.
     pub restore: bool,
-    /// Time between two (600 s).
+    /// Interval between two snapshots (600 s).
     pub interval: Duration,
-    /// One that takes longer is given up (300 s).
+    /// Timeout of writing a snapshot (300 s).
     pub limit: Duration,
-    /// How many are kept (2).
+    /// Number of snapshots to keep (2).
     pub keep: usize,
-    /// They lie in a folder of the cluster's name in this one, or under the cluster's name in the directory `rocksdb:///path`.
+    /// Parent of the cluster's folder, or the directory `rocksdb:///path`, where the name of the
+    /// cluster is a prefix.
     pub folder: PathBuf,
-    /// Folder for those that cannot be written there, and for copies of those that were restored.
+    /// Folder for snapshots that cannot be written to the main location, and for copies of restored
+    /// ones.
     pub backup: Option<PathBuf>,
 }
 
 impl SnapshotConfig {
-    /// The directory of this host's own that they lie in, if it is one.
+    /// Returns the URL of the local metadata directory, if snapshots are stored in one.
     pub(crate) fn own(&self) -> Option<&str> {
         self.folder.to_str().filter(|folder| folder.starts_with(FOLDER))
     }
@@ -115,29 +120,30 @@ impl Default for SnapshotConfig {
     }
 }
 
-/// Removal of what dead clients published about themselves.
+/// Removal of the metadata that expired clients published.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CleanUpConfig {
-    /// URL of the metadata server it is published at; the embedded one, if absent.
+    /// URL of the metadata service; the service of this master if absent.
     pub server: Option<String>,
-    /// The cluster in the keys, empty for none.
+    /// Cluster id in the keys, empty for none.
     pub cluster_id: String,
 }
 
-/// Events about what is stored and what is gone, published over ZeroMQ.
+/// Events about stored and removed objects, published over ZeroMQ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventsConfig {
     /// Address to publish at.
     pub host: String,
-    /// Its port; 0 takes a free one.
+    /// Port; 0 selects a free one.
     pub port: u16,
     /// Name of this cache in events.
     pub backend_id: String,
-    /// Whether events have the older fields of vLLM and SGLang too (true).
+    /// True to add the older fields of vLLM and SGLang to events (true).
     pub legacy: bool,
-    /// Whether events have the key; those whose key is no hash are left out otherwise (true).
+    /// True to add the key to events (true). Otherwise events without a hash are left out.
     pub object_key: bool,
-    /// Events that may wait (65536); 0 for any number. When it is full, the oldest goes.
+    /// Maximum number of queued events (65536); 0 for no limit. A full queue drops the oldest
+    /// event.
     pub capacity: usize,
 }
 
@@ -189,13 +195,14 @@ impl Default for MetadataServerConfig {
 }
 
 impl MasterConfig {
-    /// Threads to answer calls with.
+    /// Returns the number of RPC threads.
     pub fn worker_threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if self.rpc_threads == 0 { cores.min(self.max_threads) } else { self.rpc_threads }
     }
 
-    /// What is logged, for `tracing_subscriber`: [`MasterConfig::log_filter`], or else [`MasterConfig::log_level`].
+    /// Returns the log filter for `tracing_subscriber`: [`MasterConfig::log_filter`] if set, else
+    /// [`MasterConfig::log_level`].
     pub fn log_filter(&self) -> &str {
         if self.log_filter.is_empty() { self.log_level } else { &self.log_filter }
     }

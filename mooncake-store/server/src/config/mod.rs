@@ -1,4 +1,4 @@
-//! What a master process can be told: one table of flags, their defaults, what each does, and who may set it.
+//! Configuration of a master process: the table of flags with their defaults, effects and sources.
 
 #[cfg(feature = "cli")]
 mod document;
@@ -68,7 +68,7 @@ mod tests {
             MasterConfig::from_flags([("memory_allocator", "offset")]).unwrap()
         );
         let notes = settings.notes();
-        assert!(notes.len() == 1 && notes[0].contains("offset takes its place"), "{notes:?}");
+        assert!(notes.len() == 1 && notes[0].contains("using offset"), "{notes:?}");
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
             }
         }
         let several = [("enable_ha", "true"), ("ha_backend_type", "rocksdb")];
-        assert!(MasterConfig::from_flags(several).unwrap_err().message().contains("in etcd only"));
+        assert!(MasterConfig::from_flags(several).unwrap_err().message().contains("supports etcd only"));
     }
 
     #[test]
@@ -191,12 +191,12 @@ mod tests {
             ("snapshot_interval_seconds", "0", "--snapshot_interval_seconds=0"),
             ("snapshot_payload_store_type", "s3", "a folder only"),
             ("snapshot_catalog_backend_type", "redis", "their folder"),
-            ("cluster_id", "..", "name a folder"),
+            ("cluster_id", "..", "valid folder name"),
         ] {
             let error = with(&[(name, value)]).unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }
-        // Of what is off nothing is asked.
+        // Settings of a disabled feature are not checked.
         let off = MasterConfig::from_flags([("snapshot_object_store_type", "s3")]).unwrap();
         assert_eq!(off.snapshots, None);
     }

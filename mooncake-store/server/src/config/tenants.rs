@@ -1,4 +1,4 @@
-//! What says which tenants there are and how much each may have.
+//! Source of the tenants and their quotas.
 
 mod directory;
 mod yaml;
@@ -15,36 +15,37 @@ use mooncake_master::TenantInfo;
 #[cfg(feature = "cli")]
 use mooncake_master::TenantQuota;
 
-/// Where the policy of the tenants lies: YAML, `version: 1` and a list `tenants` of `name` and `quota`, in bytes or with KB, MB, GB or TB
-/// (powers of 1024).
+/// Location of the tenants' policy. The policy is a YAML document: `version: 1` and a list
+/// `tenants` of `name` and `quota`. A quota is in bytes or has a unit KB, MB, GB or TB (powers of
+/// 1024).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TenantPolicy {
     /// A file.
     File(PathBuf),
     /// A key in etcd.
     Etcd {
-        /// `host:port`, or several with commas or semicolons between them.
+        /// `host:port`, or several separated by commas or semicolons.
         endpoints: String,
-        /// The key.
+        /// Key of the policy.
         key: String,
     },
-    /// A key in a directory of this host's own.
+    /// A key in a local metadata directory.
     Own {
-        /// `rocksdb:///path`.
+        /// URL of the directory: `rocksdb:///path`.
         url: String,
-        /// The key.
+        /// Key of the policy.
         key: String,
     },
 }
 
 impl TenantPolicy {
-    /// The key of a cluster's policy in a directory.
+    /// Returns the key of a cluster's policy in a directory.
     pub fn key(cluster: &str) -> String {
         format!("mooncake-store/{cluster}/tenant_quota_policy")
     }
 }
 
-/// The policy, opened.
+/// An opened source of the policy.
 #[derive(Debug)]
 pub(crate) enum Store {
     File(PathBuf),
@@ -52,8 +53,11 @@ pub(crate) enum Store {
 }
 
 impl Store {
+    /// Opens the source.
+    ///
     /// # Errors
-    /// `INVALID_PARAMS` for endpoints that are none, `NOT_SUPPORTED` when etcd or RocksDB is not built in; those of opening a folder.
+    /// `INVALID_PARAMS` for invalid endpoints, `NOT_SUPPORTED` if this build lacks etcd or RocksDB,
+    /// and those of opening a directory.
     pub(crate) fn open(policy: &TenantPolicy) -> Result<Self> {
         match policy {
             TenantPolicy::File(path) => Ok(Self::File(path.clone())),
@@ -65,15 +69,16 @@ impl Store {
             #[cfg(not(feature = "metadata-etcd"))]
             TenantPolicy::Etcd { .. } => Err(Error::new(
                 ErrorCode::NotSupported,
-                "--tenant_quota_connector_type=etcd needs a build with feature `metadata-etcd`",
+                "cannot read tenants from etcd: --tenant_quota_connector_type=etcd needs a build with feature `metadata-etcd`",
             )),
         }
     }
 
-    /// The tenants.
+    /// Returns the tenants.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, naming the place and what is wrong there; kind `Unavailable` or `Timeout` when etcd does not answer; those of reading a folder.
+    /// `INVALID_PARAMS` with the location of an invalid policy; kind `Unavailable` or `Timeout` if
+    /// etcd does not respond; those of reading a directory.
     #[cfg(feature = "cli")]
     pub(crate) async fn read(&self) -> Result<Vec<TenantQuota>> {
         match self {
@@ -82,19 +87,25 @@ impl Store {
         }
     }
 
-    /// # Errors
-    /// `NOT_SUPPORTED`: YAML is not built in.
-    #[cfg(not(feature = "cli"))]
-    #[allow(clippy::unused_async, reason = "the other one waits")]
-    pub(crate) async fn read(&self) -> Result<Vec<mooncake_master::TenantQuota>> {
-        Err(Error::new(ErrorCode::NotSupported, "a policy of tenants needs a build with feature `cli`"))
-    }
-
-    /// Puts these tenants in place of those that are there, as a whole or not at all. Blocks, on a thread of a runtime that may.
+    /// Returns an error, because this build cannot parse YAML.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL`, naming the place.
-    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "the pages change them"))]
+    /// `NOT_SUPPORTED`.
+    #[cfg(not(feature = "cli"))]
+    #[allow(clippy::unused_async, reason = "same signature as with feature `cli`")]
+    pub(crate) async fn read(&self) -> Result<Vec<mooncake_master::TenantQuota>> {
+        Err(Error::new(
+            ErrorCode::NotSupported,
+            "cannot read the tenants' policy: needs a build with feature `cli`",
+        ))
+    }
+
+    /// Replaces the tenants of the policy, completely or not at all. Blocks; must run on a thread
+    /// of a runtime that may block.
+    ///
+    /// # Errors
+    /// `PERSISTENT_FAIL` with the location.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "only the admin endpoints change tenants"))]
     pub(crate) fn write(&self, tenants: &[TenantInfo]) -> Result<()> {
         match self {
             Self::File(path) => write_policy(path, tenants),
@@ -112,7 +123,7 @@ fn read_policy(path: &Path) -> Result<Vec<TenantQuota>> {
     parse(&text).map_err(|why| refuse(&why))
 }
 
-/// Writes the tenants to a file, as a whole or not at all.
+/// Writes the tenants to a file, completely or not at all.
 fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
     let text = text(tenants);
     let refuse = |error: std::io::Error| {

@@ -43,7 +43,7 @@ fn the_last_ones_are_kept_and_the_latest_is_named() {
     assert_eq!(fs::read_to_string(own.join(LATEST)).unwrap(), "snapshot-00000000000000000005\n");
     assert!(shelf.latest().is_some());
     assert!(SnapshotStore::open(&config(folder.path()), "other").unwrap().latest().is_none());
-    // Names that are not quite ours are nobody's to remove.
+    // Files with similar names must not be removed.
     for name in ["snapshot-6", "snapshot-x", "letter", "unfinished-letter"] {
         fs::write(own.join(name), "dear all").unwrap();
     }
@@ -142,7 +142,7 @@ async fn a_master_that_is_told_to_stop_takes_a_last_one() {
     server(config.clone()).await.stop().await;
     let own = folder.path().join("mooncake_cluster");
     assert_eq!(numbers(&own), [1]);
-    // One that is dropped does not.
+    // A dropped server writes none.
     let dropped = server(config.clone()).await;
     drop(dropped);
     server(SnapshotConfig { write: false, ..config }).await.stop().await;
@@ -162,7 +162,8 @@ async fn what_takes_too_long_is_given_up_and_counted() {
     assert!(crate::summary::line(&state).ends_with("| Snapshots: Success=0, Fail=1"));
 }
 
-/// In a directory of this host's own. Where its library must be installed, the test with processes says so.
+/// Snapshots in a local metadata directory. The library may be missing; the test with processes
+/// reports that.
 #[cfg(feature = "metadata-rocksdb")]
 mod own {
     use super::*;
@@ -178,7 +179,7 @@ mod own {
         tokio::task::spawn_blocking(move || test(&config)).await.unwrap();
     }
 
-    /// Three parts and a half.
+    /// Writes three and a half parts.
     fn fill_long(sink: &mut Sink<'_>) -> Result<()> {
         (0..5).try_for_each(|byte| sink(&vec![byte; 734_003]))
     }
@@ -225,7 +226,8 @@ mod own {
             let refused = [shelf.put(breaks_off, always), shelf.put(fill_long, no)];
             assert!(refused.iter().all(|refused| refused.as_ref().is_err_and(|e| e.message() == "not now")));
             assert_eq!(keys(config), before);
-            // As of processes that were killed while they wrote one, were about to say that it is written, and removed one.
+            // State after processes that were killed while they wrote a snapshot, before they
+            // published it, and while they removed one.
             let directory = directory::own(config.own().unwrap()).unwrap();
             for key in [
                 "unfinished/00000000000000000009",

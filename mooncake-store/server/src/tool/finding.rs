@@ -1,17 +1,17 @@
 //! Findings of `mooncake doctor`.
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grade {
     Good,
-    /// May be in the way of something.
+    /// Possible problem.
     Hint,
-    /// Nobody can tell from here.
+    /// Not observable from here.
     Unknown,
     Bad,
 }
 
-/// One thing looked at.
+/// Result of one check.
 #[derive(Clone, Debug)]
 pub(super) struct Finding {
     pub(super) subject: String,

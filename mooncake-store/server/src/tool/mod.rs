@@ -1,4 +1,4 @@
-//! `mooncake`: looks at a cluster, reads and writes objects, measures, and finds out what is wrong.
+//! `mooncake`: operates a cluster, reads and writes objects, measures, and diagnoses.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
 
 mod admin;
@@ -23,13 +23,13 @@ use tracing_subscriber::EnvFilter;
 use self::args::{Args, Task};
 use self::session::Session;
 
-/// Does what the arguments say (the first is the program's name). The exit status: 0; 1 when it failed, or a check of
-/// `doctor` did; 2 for arguments that make no sense.
+/// Runs the tool; the first argument is the name of the program. Returns the exit status: 0; 1
+/// after a failure or a failed check of `doctor`; 2 for invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let args = match Args::try_parse_from(arguments) {
         Ok(args) => args,
         Err(error) => {
-            // Nobody is left to be told when even this fails.
+            // There is no other channel to report a failure here.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
@@ -47,7 +47,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match outcome {
         Ok(true) => 0,
         Ok(false) => 1,
-        // Whoever read what we wrote has enough of it, as `head` does.
+        // A reader that closes the pipe early, as `head` does, is not a failure.
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
             eprintln!("mooncake: {error}");
@@ -61,7 +61,7 @@ fn is_broken_pipe(error: &Error) -> bool {
     source.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// Whether all is well.
+/// Runs a command. Returns whether it succeeded.
 fn run_task(session: &Session, task: Task) -> Result<bool> {
     match task {
         Task::Status => status::show(session).map(|()| true),

@@ -9,12 +9,12 @@ pub(super) fn say(text: impl std::fmt::Display) -> Result<()> {
     writeln!(std::io::stdout().lock(), "{text}").map_err(Error::from)
 }
 
-/// Writes a document to standard output.
+/// Writes a JSON document to standard output.
 pub(super) fn say_json(value: &serde_json::Value) -> Result<()> {
     say(format_args!("{value:#}"))
 }
 
-/// Bytes for people.
+/// Formats a number of bytes for people.
 pub(super) fn human(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
@@ -26,7 +26,8 @@ pub(super) fn human(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
-/// Rows under a header, each column as wide as it must be; the first to the left, the others to the right.
+/// Formats rows as a table with columns of equal width: the first is left-aligned, the others are
+/// right-aligned.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max();

@@ -13,11 +13,11 @@ use mooncake_protocol::api::SegmentService;
 use mooncake_protocol::client::RpcOptions;
 use mooncake_protocol::remote::RemoteMaster;
 
-/// One cluster, and what this process needs to speak with it.
+/// A cluster, and the connection of this process to it.
 pub(super) struct Session {
     pub(super) to: To,
     pub(super) runtime: Runtime,
-    /// Address of the master, once it is known.
+    /// RPC address of the master, once it is known.
     leader: OnceLock<String>,
 }
 
@@ -27,12 +27,12 @@ impl Session {
     }
 
     pub(super) fn admin(&self) -> Result<Admin> {
-        // An admin address that is given needs no leader.
+        // A given admin address needs no leader.
         let master = if self.to.admin.is_some() { "" } else { self.leader()? };
         Admin::new(&self.to, master)
     }
 
-    /// The RPC address of the master: `--master`, or that of the leader which etcd names.
+    /// Returns the RPC address of the master: `--master`, or the leader that etcd names.
     pub(super) fn leader(&self) -> Result<&str> {
         if let Some(known) = self.leader.get() {
             return Ok(known);
@@ -59,16 +59,16 @@ impl Session {
         Ok(RemoteMaster::new(self.leader()?, options))
     }
 
-    /// The master's version, or what may be wrong with the address.
+    /// Returns the master's version. An error contains the likely cause.
     pub(super) fn master_version(&self) -> Result<String> {
         let remote = self.remote()?;
         let asked = self.runtime.block_on(remote.version());
         asked.map_err(|error| self.explained(error))
     }
 
-    /// Joins as a member that offers `segment` bytes.
+    /// Joins the cluster as a client that offers `segment` bytes.
     pub(super) fn join(&self, segment: u64) -> Result<Client> {
-        // Says at once what is wrong, where joining would try until its time is up.
+        // Fail at once with a cause; joining would retry until its timeout.
         let version = self.master_version()?;
         mooncake_client::programs::check_version(&version)?;
         let joined = self.runtime.block_on(
@@ -86,8 +86,11 @@ impl Session {
         joined.map_err(|error| self.explained(error))
     }
 
-    /// Notes on standard error that a tenant was named to a master that has none, because commands then see all objects. An
-    /// error for a command that removes many objects (`strict`).
+    /// Prints a warning if a tenant is given and the master has none, because commands then affect
+    /// all objects.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` instead of the warning, for a command that removes many objects (`strict`).
     pub(super) fn check_tenant(&self, strict: bool) -> Result<()> {
         let tenant = &self.to.tenant;
         if tenant == mooncake_protocol::api::DEFAULT_TENANT || is_planted("silent-tenant") {
@@ -101,11 +104,11 @@ impl Session {
                 "{text}, and every object would be removed; leave --tenant out"
             )));
         }
-        eprintln!("mooncake: {text}, and all objects are meant");
+        eprintln!("mooncake: {text}; using all objects");
         Ok(())
     }
 
-    /// Adds what a person would look at next.
+    /// Adds the likely cause and a remedy to an error.
     pub(super) fn explained(&self, error: Error) -> Error {
         let master = self.leader.get().unwrap_or(&self.to.master);
         let hint = match error.code() {
@@ -117,7 +120,7 @@ impl Session {
             ErrorCode::RpcFail | ErrorCode::RpcTimeout
                 if error.reason() == Some(Reason::ConnectionBroken) =>
             {
-                format!("{master} is no master: something else listens there (--master)")
+                format!("{master} is not a master: another program listens there (--master)")
             }
             ErrorCode::RpcFail | ErrorCode::RpcTimeout => {
                 format!(

@@ -15,12 +15,12 @@ use mooncake_master::TenantInfo;
 pub(crate) struct Store {
     directory: Arc<dyn MetadataBackend>,
     key: String,
-    /// For people.
+    /// Location for messages.
     place: String,
-    /// What to do when nothing is there; otherwise there are no tenants yet.
-    #[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "it is not read"))]
+    /// Remedy for a missing policy, which is an error; without a remedy there are no tenants yet.
+    #[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "only read with feature `cli`"))]
     begin: Option<String>,
-    /// Of the value that this master knows; 0 for none.
+    /// Revision of the value that this master knows; 0 for none.
     revision: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Store {
         let value = self.directory.get(&self.key).await.map_err(|error| error.context(place.clone()))?;
         let Some(value) = value else {
             return match &self.begin {
-                Some(begin) => Err(Error::invalid(format!("{place}: there is nothing. {begin}"))),
+                Some(begin) => Err(Error::invalid(format!("{place}: there is no policy. {begin}"))),
                 None => Ok(Vec::new()),
             };
         };
@@ -59,7 +59,8 @@ impl Store {
         parse(text).map_err(|why| Error::invalid(format!("{place}: {why}")))
     }
 
-    /// Refused when somebody else has changed the policy: that must not get lost.
+    /// Writes the tenants, unless another process has changed the policy: its change must not be
+    /// lost.
     pub(super) async fn write(&self, tenants: &[TenantInfo]) -> Result<()> {
         let text = text(tenants);
         let known = match self.revision.load(Relaxed) {
@@ -69,8 +70,7 @@ impl Store {
         let written = self.directory.put(&self.key, text.into(), known).await.map_err(|error| {
             let why = match error.code() {
                 ErrorCode::ObjectAlreadyExists => {
-                    "somebody else has changed them since this master read them; it reads them at its start"
-                        .into()
+                    "another process has changed them since this master read them at its start".into()
                 }
                 _ => error.to_string(),
             };

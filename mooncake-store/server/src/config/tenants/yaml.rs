@@ -22,7 +22,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<TenantQuota>, String> {
     }
     let policy: Policy = yaml_serde::from_str(text).map_err(|error| error.to_string())?;
     if policy.version != 1 {
-        return Err(format!("version {} is not known, only 1", policy.version));
+        return Err(format!("unsupported version {}: expected 1", policy.version));
     }
     let quota = |entry: Entry| {
         let written = match &entry.quota {
@@ -30,7 +30,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<TenantQuota>, String> {
             other => other.to_string(),
         };
         let bytes = bytes(&written).ok_or_else(|| {
-            format!("tenant {}: quota {written:?} is no number of bytes, KB, MB, GB or TB", entry.name)
+            format!("tenant {}: quota {written:?} must be a number of bytes, KB, MB, GB or TB", entry.name)
         })?;
         let quota = TenantQuota { name: entry.name, bytes };
         quota.check().map_err(|error| error.message().to_owned())?;
@@ -39,7 +39,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<TenantQuota>, String> {
     policy.tenants.into_iter().map(quota).collect()
 }
 
-/// A size with a unit.
+/// Parses a size with a unit.
 #[cfg(feature = "cli")]
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
@@ -56,7 +56,7 @@ fn bytes(text: &str) -> Option<u64> {
     count.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The tenants as YAML.
+/// Formats the tenants as YAML.
 pub(super) fn text(tenants: &[TenantInfo]) -> String {
     let mut text = "version: 1\ntenants:".to_owned();
     if tenants.is_empty() {
