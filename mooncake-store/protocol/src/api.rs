@@ -341,7 +341,7 @@ pub trait InventoryService: Debug + Send + Sync + 'static {
 }
 
 fn no_inventory() -> Error {
-    Error::new(ErrorCode::NotSupported, "this master keeps no inventories")
+    Error::new(ErrorCode::NotSupported, "this master keeps no inventory")
 }
 
 /// Calls of clients that store objects on a disk of their own. The defaults are those of a master
@@ -443,7 +443,7 @@ pub trait DiskService: Debug + Send + Sync + 'static {
 }
 
 fn no_disks() -> Error {
-    Error::new(ErrorCode::UnableOffload, "this master puts no objects on clients' disks")
+    Error::new(ErrorCode::UnableOffload, "this master does not offload objects to disks of clients")
 }
 
 /// All calls from a client to a master.

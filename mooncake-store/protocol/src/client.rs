@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use super::eager::Eager;
+use super::busy_poll::BusyPoll;
 use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
 use super::message::{MASTER_VERSION, Ping, Request, TABLE_VERSION};
 use super::meter::CallMeter;
@@ -243,7 +243,7 @@ impl RpcClient {
             inbox: Vec::new(),
             seq: FIRST_SEQ,
             asking: false,
-            eager: Eager::default(),
+            busy_poll: BusyPoll::default(),
         })
     }
 
@@ -357,7 +357,7 @@ struct Connection {
     seq: u32,
     /// True while a request is sent and not yet answered.
     asking: bool,
-    eager: Eager,
+    busy_poll: BusyPoll,
 }
 
 impl Drop for Connection {
@@ -447,7 +447,7 @@ impl Connection {
                 Err(error) => return Err(broken(Cause::Frame(error))),
             };
             reserve(&mut self.inbox, missing);
-            let read = match self.eager.read(&self.stream, &mut self.inbox) {
+            let read = match self.busy_poll.read(&self.stream, &mut self.inbox) {
                 Some(read) => read,
                 None => self.stream.read_buf(&mut self.inbox).await,
             };

@@ -3,9 +3,9 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+mod busy_poll;
 pub mod client;
 mod dispatch;
-mod eager;
 pub mod frame;
 mod heartbeat;
 #[cfg(feature = "http")]

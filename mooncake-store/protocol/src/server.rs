@@ -20,8 +20,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::busy_poll::BusyPoll;
 use super::client::reserve;
-use super::eager::Eager;
 use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
 pub use super::heartbeat::Class;
 use super::heartbeat::{AbortOnDrop, HeartbeatThread, Overload};
@@ -176,7 +176,7 @@ impl Server {
                     inbox: Vec::new(),
                     done: 0,
                     outbox: Vec::new(),
-                    eager: Eager::default(),
+                    busy_poll: BusyPoll::default(),
                     lane: if shared.requests.is_some() { Lane::Heartbeats } else { Lane::Requests },
                 };
                 match serve_in_lanes(connection, service, options, stop, shared).await {
@@ -308,7 +308,7 @@ struct Connection<S = ParentOnly<TcpStream>> {
     /// Number of handled bytes in `inbox`.
     done: usize,
     outbox: Vec<u8>,
-    eager: Eager,
+    busy_poll: BusyPoll,
     lane: Lane,
 }
 
@@ -356,16 +356,16 @@ impl std::fmt::Display for End {
 
 impl Connection {
     fn into_parts(self) -> io::Result<Parts> {
-        let Self { stream, place, inbox, done, outbox, eager, lane } = self;
+        let Self { stream, place, inbox, done, outbox, busy_poll, lane } = self;
         let stream = stream.try_map(TcpStream::into_std)?;
-        Ok((stream, Connection { stream: (), place, inbox, done, outbox, eager, lane }))
+        Ok((stream, Connection { stream: (), place, inbox, done, outbox, busy_poll, lane }))
     }
 
     /// Restores a connection on the current runtime.
     fn from_parts((stream, connection): Parts) -> io::Result<Self> {
-        let Connection { stream: (), place, inbox, done, outbox, eager, lane } = connection;
+        let Connection { stream: (), place, inbox, done, outbox, busy_poll, lane } = connection;
         let stream = stream.try_map(TcpStream::from_std)?;
-        Ok(Self { stream, place, inbox, done, outbox, eager, lane })
+        Ok(Self { stream, place, inbox, done, outbox, busy_poll, lane })
     }
 
     /// Returns whether the client has reset the connection. Earlier bytes stay readable, but no
@@ -426,7 +426,7 @@ impl Connection {
                 }
             };
             self.make_room(missing);
-            let count = match self.eager.read(&self.stream, &mut self.inbox) {
+            let count = match self.busy_poll.read(&self.stream, &mut self.inbox) {
                 Some(outcome) => outcome.map_err(End::Io)?,
                 None => {
                     match self.inbox.is_empty() {

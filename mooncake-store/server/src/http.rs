@@ -14,7 +14,7 @@ use mooncake_protocol::http::{Pages, bind, nothing_here, serve};
 use mooncake_transport::http_server::{Owners, pages as directory_pages};
 
 use super::admin;
-use super::leader::Standing;
+use super::leader::Leadership;
 use super::state::State;
 
 type Started = (Vec<Pages>, Option<SocketAddr>, Option<SocketAddr>);
@@ -40,21 +40,21 @@ const OF_ITSELF: [&str; 4] = ["/health", "/role", "/ha_status", "/leader"];
 
 /// Restricts endpoints to the time in which the master leads, as for calls.
 fn while_leading(pages: Router, state: &Arc<State>) -> Router {
-    let standing = state.standing.clone();
-    pages.layer(middleware::from_fn(move |request, next| answer(standing.clone(), request, next)))
+    let leadership = state.leadership.clone();
+    pages.layer(middleware::from_fn(move |request, next| answer(leadership.clone(), request, next)))
 }
 
 /// Checks the leadership before the request and before the response is sent.
-async fn answer(standing: Arc<Standing>, request: Request, next: Next) -> Response {
+async fn answer(leadership: Arc<Leadership>, request: Request, next: Next) -> Response {
     let deposed = || (StatusCode::SERVICE_UNAVAILABLE, "this master does not lead").into_response();
     if OF_ITSELF.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    if !standing.leads() {
+    if !leadership.leads() {
         return deposed();
     }
     let answer = next.run(request).await;
-    if standing.leads() { answer } else { deposed() }
+    if leadership.leads() { answer } else { deposed() }
 }
 
 fn metadata_pages(state: &Arc<State>) -> Router {
@@ -67,11 +67,11 @@ fn metadata_pages(state: &Arc<State>) -> Router {
 /// a segment under it since.
 impl Owners for State {
     fn is_gone(&self, name: &str) -> bool {
-        self.departed.has(name) && self.master.segment_status_named(name).is_err()
+        self.expired_clients.has(name) && self.master.segment_status_named(name).is_err()
     }
 
     fn taken(&self, name: &str) {
-        self.departed.forget(name);
+        self.expired_clients.forget(name);
     }
 
     fn note_refused(&self) {

@@ -31,33 +31,33 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Leadership of a master in its cluster.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct Leadership {
     clock: SharedClock,
     /// End of the time in which the master may handle calls.
     until: AtomicU64,
-    seen: Mutex<Seen>,
+    status: Mutex<LeadershipStatus>,
 }
 
 /// Published state of the leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct LeadershipStatus {
     /// `standby`, `candidate` or `serving`.
     pub(crate) state: &'static str,
     /// Address of the leader, and the number of its election.
     pub(crate) leader: Option<(String, u64)>,
 }
 
-impl Standing {
+impl Leadership {
     /// Leadership of a single master: it always leads.
-    pub(crate) fn alone(clock: SharedClock) -> Self {
-        let seen = Seen { state: "serving", leader: None };
-        Self { clock, until: AtomicU64::new(u64::MAX), seen: Mutex::new(seen) }
+    pub(crate) fn single(clock: SharedClock) -> Self {
+        let status = LeadershipStatus { state: "serving", leader: None };
+        Self { clock, until: AtomicU64::new(u64::MAX), status: Mutex::new(status) }
     }
 
     /// Leadership of one of several masters: it does not lead yet.
-    pub(crate) fn one_of_several(clock: SharedClock) -> Self {
-        let seen = Seen { state: "standby", leader: None };
-        Self { clock, until: AtomicU64::new(0), seen: Mutex::new(seen) }
+    pub(crate) fn among_several(clock: SharedClock) -> Self {
+        let status = LeadershipStatus { state: "standby", leader: None };
+        Self { clock, until: AtomicU64::new(0), status: Mutex::new(status) }
     }
 
     /// Returns whether the master may handle calls now.
@@ -71,24 +71,24 @@ impl Standing {
         if self.leads() { "leader" } else { "standby" }
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        self.seen.lock().clone()
+    pub(crate) fn status(&self) -> LeadershipStatus {
+        self.status.lock().clone()
     }
 
-    fn show(&self, state: &'static str, leader: Option<(String, u64)>) {
-        let now = Seen { state, leader };
-        let before = std::mem::replace(&mut *self.seen.lock(), now.clone());
+    fn publish(&self, state: &'static str, leader: Option<(String, u64)>) {
+        let now = LeadershipStatus { state, leader };
+        let before = std::mem::replace(&mut *self.status.lock(), now.clone());
         if before != now {
-            tracing::info!(state, leader = ?now.leader, "among the masters of the cluster");
+            tracing::info!(state, leader = ?now.leader, "leadership changed");
         }
     }
 
     /// Extends the leadership by a lease that was requested at `asked`.
-    fn leads_since(&self, asked: Moment) {
+    fn extend(&self, asked: Moment) {
         self.until.store(asked.after(LEASE - MARGIN).0, Ordering::Release);
     }
 
-    fn leads_no_more(&self) {
+    fn end(&self) {
         self.until.store(0, Ordering::Release);
     }
 }
@@ -101,10 +101,10 @@ pub(crate) trait Pace: std::fmt::Debug + Send + Sync {
 
 /// Real time.
 #[derive(Debug)]
-struct Machine;
+struct RealTime;
 
 #[async_trait]
-impl Pace for Machine {
+impl Pace for RealTime {
     async fn sleep(&self, span: Duration) {
         tokio::time::sleep(span).await;
     }
@@ -119,7 +119,7 @@ pub(crate) struct Election {
     promise_key: String,
     /// RPC address of this master.
     own: String,
-    standing: Arc<Standing>,
+    leadership: Arc<Leadership>,
     pace: Arc<dyn Pace>,
 }
 
@@ -129,10 +129,10 @@ impl Election {
         directory: Arc<dyn Leases>,
         cluster_id: &str,
         own: String,
-        standing: Arc<Standing>,
+        leadership: Arc<Leadership>,
     ) -> Self {
         let (key, promise_key) = (master_view(cluster_id), longest_promise(cluster_id));
-        Self { directory, key, promise_key, own, standing, pace: Arc::new(Machine) }
+        Self { directory, key, promise_key, own, leadership, pace: Arc::new(RealTime) }
     }
 
     /// Returns the result of `work`, if it completes in time.
@@ -162,12 +162,12 @@ impl Election {
         if self.somebody_leads().await? {
             return Ok(None);
         }
-        self.standing.show("candidate", None);
-        let asked = self.standing.clock.now();
+        self.leadership.publish("candidate", None);
+        let asked = self.leadership.clock.now();
         let hold = self.directory.take(&self.key, self.own.clone().into(), LEASE).await?;
         if let Some(hold) = &hold {
-            self.standing.leads_since(asked);
-            self.standing.show("serving", Some((self.own.clone(), hold.revision)));
+            self.leadership.extend(asked);
+            self.leadership.publish("serving", Some((self.own.clone(), hold.revision)));
         } else {
             self.somebody_leads().await?;
         }
@@ -179,7 +179,7 @@ impl Election {
     async fn somebody_leads(&self) -> Result<bool> {
         let Some(held) = self.directory.get(&self.key).await? else { return Ok(false) };
         let leader = String::from_utf8_lossy(&held.value).trim().to_owned();
-        self.standing.show("standby", Some((leader, held.revision)));
+        self.leadership.publish("standby", Some((leader, held.revision)));
         Ok(true)
     }
 
@@ -200,11 +200,11 @@ impl Election {
 
     /// Renews the leadership as long as possible. Returns when it is lost.
     pub(crate) async fn lead(&self, hold: &Hold) {
-        while self.standing.leads() {
+        while self.leadership.leads() {
             self.pace.sleep(LEASE / 5).await;
-            let asked = self.standing.clock.now();
+            let asked = self.leadership.clock.now();
             match self.within(LEASE / 5, self.directory.keep(hold)).await {
-                Some(Ok(true)) => self.standing.leads_since(asked),
+                Some(Ok(true)) => self.leadership.extend(asked),
                 Some(Ok(false)) => break,
                 Some(Err(error)) => tracing::warn!("the lease of the leader was not renewed: {error}"),
                 None => {
@@ -212,8 +212,8 @@ impl Election {
                 }
             }
         }
-        self.standing.leads_no_more();
-        self.standing.show("standby", None);
+        self.leadership.end();
+        self.leadership.publish("standby", None);
     }
 
     /// Renews the leadership until the last work of the leader is done, then resigns. The work is
@@ -235,7 +235,7 @@ impl Election {
     /// Hands the leadership over to the next master. Waits for the directory at most for the
     /// duration of the lease.
     pub(crate) async fn resign(&self, hold: Hold) {
-        self.standing.leads_no_more();
+        self.leadership.end();
         match self.within(LEASE, self.directory.let_go(hold)).await {
             Some(Ok(())) => {}
             Some(Err(error)) => tracing::debug!("the lease of the leader runs out by itself: {error}"),

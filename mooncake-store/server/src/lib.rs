@@ -10,10 +10,10 @@ pub mod cli;
 pub mod client_process;
 pub mod config;
 mod counting;
-mod departed;
 mod event_stats;
 #[cfg(feature = "events-zmq")]
 mod events;
+mod expired_clients;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
@@ -24,6 +24,7 @@ mod latency;
     allow(dead_code, reason = "a single master uses only a part of it")
 )]
 mod leader;
+mod managed_master;
 mod master_server;
 #[cfg(feature = "cli")]
 pub mod process;

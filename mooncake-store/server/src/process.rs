@@ -28,7 +28,7 @@ use super::cli::{self, Run};
 #[cfg(feature = "metadata-etcd")]
 use super::{
     admin::standby_pages,
-    leader::{Election, Standing},
+    leader::{Election, Leadership},
 };
 use crate::config::{MasterConfig, MastersConfig};
 #[cfg(feature = "metadata-etcd")]
@@ -193,10 +193,10 @@ async fn serve_while_leading(
     let directory = Arc::new(EtcdMetadata::new(&masters.etcd)?);
     loop {
         // State of this term only: a request that began in one term is not answered in the next.
-        let standing = Arc::new(Standing::one_of_several(clock.clone()));
-        let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), standing.clone());
+        let leadership = Arc::new(Leadership::among_several(clock.clone()));
+        let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), leadership.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
-        let pages = http::serve("admin", listener, standby_pages(standing.clone()));
+        let pages = http::serve("admin", listener, standby_pages(leadership.clone()));
         let hold = tokio::select! {
             hold = election.win() => hold,
             () = &mut told_to_stop => return Ok(()),
@@ -205,7 +205,7 @@ async fn serve_while_leading(
         let start = async {
             let kept = election.keep_promise(config.options.longest_promise()).await;
             let server =
-                MasterServer::start_as(config.clone(), clock.clone(), standing.clone(), kept.earlier);
+                MasterServer::start_as(config.clone(), clock.clone(), leadership.clone(), kept.earlier);
             Ok((server.await?, kept))
         };
         // A large snapshot takes long, and the lease must not expire meanwhile.

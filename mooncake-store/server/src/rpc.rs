@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+
 use super::state::State;
 use mooncake_master::Master;
 use mooncake_protocol::message::{
@@ -13,21 +16,20 @@ use mooncake_protocol::server::{Class, Refusal, Service};
 use mooncake_protocol::service::MasterService;
 
 /// Service that counts calls on their way to the master.
-pub(super) struct Counted {
+pub(super) struct Counted<A: SegmentAllocator, E: EvictionPolicy> {
     state: Arc<State>,
-    calls: MasterService<Master>,
+    calls: MasterService<Master<A, E>>,
 }
 
-impl Counted {
-    pub(super) fn new(state: Arc<State>) -> Self {
-        let calls = MasterService(state.master.clone());
-        Self { state, calls }
+impl<A: SegmentAllocator, E: EvictionPolicy> Counted<A, E> {
+    pub(super) fn new(master: Arc<Master<A, E>>, state: Arc<State>) -> Self {
+        Self { state, calls: MasterService(master) }
     }
 }
 
-impl Service for Counted {
+impl<A: SegmentAllocator, E: EvictionPolicy> Service for Counted<A, E> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        let clock = self.state.master.clock();
+        let clock = self.calls.0.clock();
         let begun = clock.now();
         let mut call = || self.calls.counted(function, body, out);
         let (outcome, tally) = if sees_all(function) { aside(call) } else { call() };
@@ -48,7 +50,7 @@ impl Service for Counted {
     }
 
     fn may_answer(&self) -> bool {
-        self.state.standing.leads()
+        self.state.leadership.leads()
     }
 }
 

@@ -22,19 +22,23 @@ use parking_lot::{Condvar, Mutex};
 
 use self::format::Sink;
 use self::store::SnapshotStore;
+use super::managed_master::ManagedMaster;
 use super::state::State;
 use crate::config::SnapshotConfig;
-use mooncake_master::Master;
 
 /// Restores a master from the latest snapshot.
 ///
 /// # Errors
 /// Those of [`SnapshotStore::open`].
-pub(super) async fn restore(config: &SnapshotConfig, cluster: &str, master: &Arc<Master>) -> Result<()> {
+pub(super) async fn restore(
+    config: &SnapshotConfig,
+    cluster: &str,
+    master: &Arc<dyn ManagedMaster>,
+) -> Result<()> {
     let (config, cluster, master) = (config.clone(), cluster.to_owned(), master.clone());
     let restored = tokio::task::spawn_blocking(move || {
-        let shelf = SnapshotStore::open(&config, &cluster)?;
-        if let Some(snapshot) = shelf.latest() {
+        let store = SnapshotStore::open(&config, &cluster)?;
+        if let Some(snapshot) = store.latest() {
             master.recall(snapshot);
         }
         Ok(())
@@ -45,12 +49,12 @@ pub(super) async fn restore(config: &SnapshotConfig, cluster: &str, master: &Arc
 /// Thread that writes snapshots.
 #[derive(Debug)]
 pub(super) struct SnapshotWriter {
-    told: Arc<Told>,
+    control: Arc<WriterControl>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct WriterControl {
     orders: Mutex<Orders>,
     wake: Condvar,
     /// True if the snapshot in progress shall be abandoned.
@@ -74,21 +78,21 @@ impl SnapshotWriter {
             return Ok(None);
         };
         let (place, cluster) = (config.clone(), state.config.cluster_id.clone());
-        let shelf = tokio::task::spawn_blocking(move || SnapshotStore::open(&place, &cluster)).await;
-        let shelf = shelf.map_err(|error| Error::internal(format!("cannot open snapshots: {error}")))??;
-        let told = Arc::new(Told::default());
-        let (heard, state) = (told.clone(), state.clone());
+        let store = tokio::task::spawn_blocking(move || SnapshotStore::open(&place, &cluster)).await;
+        let store = store.map_err(|error| Error::internal(format!("cannot open snapshots: {error}")))??;
+        let control = Arc::new(WriterControl::default());
+        let (of_thread, state) = (control.clone(), state.clone());
         let thread = std::thread::Builder::new()
             .name("mooncake-snap".into())
-            .spawn(move || run(&state, &config, &shelf, &heard))
+            .spawn(move || run(&state, &config, &store, &of_thread))
             .map_err(|error| Error::internal("cannot start the snapshot thread").with_source(error))?;
-        Ok(Some(Self { told, thread: Some(thread) }))
+        Ok(Some(Self { control, thread: Some(thread) }))
     }
 
     /// Writes a last snapshot and stops. The master must not change any more.
     pub(super) fn finish(mut self) {
-        *self.told.orders.lock() = Orders { stop: true, last: true };
-        self.told.wake.notify_all();
+        *self.control.orders.lock() = Orders { stop: true, last: true };
+        self.control.wake.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -98,21 +102,21 @@ impl SnapshotWriter {
 impl Drop for SnapshotWriter {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            self.told.at_once.store(true, Relaxed);
-            self.told.orders.lock().stop = true;
-            self.told.wake.notify_all();
+            self.control.at_once.store(true, Relaxed);
+            self.control.orders.lock().stop = true;
+            self.control.wake.notify_all();
         }
     }
 }
 
-fn run(state: &State, config: &SnapshotConfig, shelf: &SnapshotStore, told: &Told) {
+fn run(state: &State, config: &SnapshotConfig, store: &SnapshotStore, control: &WriterControl) {
     loop {
         let clock = state.master.clock();
         let due = clock.now().after(config.interval);
         let last = {
-            let mut orders = told.orders.lock();
+            let mut orders = control.orders.lock();
             while !orders.stop && clock.now() < due {
-                told.wake.wait_for(&mut orders, due.since(clock.now()));
+                control.wake.wait_for(&mut orders, due.since(clock.now()));
             }
             if orders.stop && !orders.last {
                 return;
@@ -120,8 +124,8 @@ fn run(state: &State, config: &SnapshotConfig, shelf: &SnapshotStore, told: &Tol
             orders.stop
         };
         // A standby has no state to store.
-        if state.standing.leads() {
-            take(state, config, shelf, told, clock);
+        if state.leadership.leads() {
+            take(state, config, store, control, clock);
         }
         if last {
             return;
@@ -129,15 +133,21 @@ fn run(state: &State, config: &SnapshotConfig, shelf: &SnapshotStore, told: &Tol
     }
 }
 
-fn take(state: &State, config: &SnapshotConfig, shelf: &SnapshotStore, told: &Told, clock: &SharedClock) {
+fn take(
+    state: &State,
+    config: &SnapshotConfig,
+    store: &SnapshotStore,
+    control: &WriterControl,
+    clock: &SharedClock,
+) {
     let begun = clock.now();
     let may = || {
         let ended = |why: &'static str| Err(Error::internal(why));
-        if told.at_once.load(Relaxed) {
+        if control.at_once.load(Relaxed) {
             ended("the master stops")
         } else if begun.after(config.limit) <= clock.now() {
             ended("timed out (--snapshot_child_timeout_seconds)")
-        } else if !state.standing.leads() {
+        } else if !state.leadership.leads() {
             ended("another master may lead")
         } else {
             Ok(())
@@ -145,14 +155,14 @@ fn take(state: &State, config: &SnapshotConfig, shelf: &SnapshotStore, told: &To
     };
     let objects = AtomicU64::new(0);
     let fill = |sink: &mut Sink<'_>| {
-        let noted = state.master.snapshot(|bytes| {
+        let noted = state.master.snapshot(&mut |bytes| {
             may()?;
             sink(bytes)
         })?;
         objects.store(noted, Relaxed);
         Ok(())
     };
-    let outcome = shelf.put(fill, may);
+    let outcome = store.put(fill, may);
     let took = clock.now().since(begun);
     let taken = &state.snapshots;
     match outcome {

@@ -9,32 +9,32 @@ use mooncake_core::meta::MetadataBackend;
 use parking_lot::Mutex;
 
 use super::counting::Requests;
-use super::departed::Departed;
 use super::event_stats::EventStats;
 #[cfg(feature = "events-zmq")]
 use super::events::Feed;
-use super::leader::Standing;
+use super::expired_clients::ExpiredClients;
+use super::leader::Leadership;
+use super::managed_master::ManagedMaster;
 use super::rates::Rates;
 use super::snapshot_stats::SnapshotStats;
 use crate::config::MasterConfig;
 #[cfg(feature = "http")]
 use crate::config::tenants;
-use mooncake_master::Master;
 
 /// State that the servers of one master share.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) master: Arc<Master>,
+    pub(super) master: Arc<dyn ManagedMaster>,
     pub(super) metadata: Arc<dyn MetadataBackend>,
     /// Metadata service where clients publish themselves: `metadata` or an external one.
     pub(super) published: Arc<dyn MetadataBackend>,
-    pub(super) departed: Departed,
+    pub(super) expired_clients: ExpiredClients,
     #[cfg(feature = "events-zmq")]
     pub(super) events: Option<Arc<Feed>>,
     pub(super) requests: Requests,
     pub(super) rates: Rates,
     pub(super) snapshots: SnapshotStats,
-    pub(super) standing: Arc<Standing>,
+    pub(super) leadership: Arc<Leadership>,
     pub(super) config: MasterConfig,
     /// Number of metadata entries that were refused because the service was full.
     #[cfg(feature = "http")]

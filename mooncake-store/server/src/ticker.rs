@@ -11,8 +11,9 @@ use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
+use super::managed_master::ManagedMaster;
 use super::state::State;
-use mooncake_master::{Master, TickReport};
+use mooncake_master::TickReport;
 
 /// Interval between two runs of the due work.
 const TICK: Duration = Duration::from_millis(10);
@@ -74,15 +75,15 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
         if *stopped {
             return;
         }
-        if !state.standing.leads() {
+        if !state.leadership.leads() {
             // After a long stop, missing heartbeats prove nothing, and another master may have the
             // clients.
             stops.lost();
             continue;
         }
-        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&state.master, &mut stops));
+        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&*state.master, &mut stops));
         if !report.expired.is_empty() {
-            state.departed.note(&report.expired);
+            state.expired_clients.note(&report.expired);
             if let Some(config) = &state.config.clean_up {
                 runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
             }
@@ -106,7 +107,7 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
 
 /// Runs the due work. Before that, reports to the master how long this process was stopped since
 /// the last run.
-fn turn(master: &Master, stops: &mut Stops) -> TickReport {
+fn turn(master: &dyn ManagedMaster, stops: &mut Stops) -> TickReport {
     // Read the time first: a stop after this expires no client in this run, and a stop before it is
     // part of the lost time.
     let now = master.clock().now();
@@ -152,7 +153,7 @@ async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
         if state.master.segment_status_named(&segment.name).is_ok() {
             continue;
         }
-        if !state.standing.leads() {
+        if !state.leadership.leads() {
             return;
         }
         for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
@@ -173,7 +174,7 @@ mod tests {
     use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 
     use super::*;
-    use mooncake_master::MasterOptions;
+    use mooncake_master::{Master, MasterOptions};
 
     /// Process that stops after a reading of this clock.
     #[derive(Debug, Default)]
@@ -204,7 +205,7 @@ mod tests {
         for at in 0..60 {
             let clock = Arc::new(StopsAfter { at, ..StopsAfter::default() });
             let parts = Default::default();
-            let master =
+            let master: Result<Master> =
                 Master::with_parts(MasterOptions::default(), &parts, &Default::default(), clock.clone(), 7);
             let master = master.unwrap();
             let segment = Segment {

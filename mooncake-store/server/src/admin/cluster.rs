@@ -8,29 +8,29 @@ use axum::response::{IntoResponse, Response};
 
 use super::answers::{Events, Health, Leader};
 use super::reply::{Shared, TEXT, page, text};
-use crate::leader::{Seen, Standing};
+use crate::leader::{Leadership, LeadershipStatus};
 use crate::{EventStats, scrape, summary};
 
 /// Leadership of the master, extracted from the state of any endpoint.
 #[derive(Clone)]
-pub(crate) struct Stands(Arc<Standing>);
+pub(crate) struct ThisMaster(Arc<Leadership>);
 
-impl FromRef<Arc<crate::state::State>> for Stands {
+impl FromRef<Arc<crate::state::State>> for ThisMaster {
     fn from_ref(state: &Arc<crate::state::State>) -> Self {
-        Self(state.standing.clone())
+        Self(state.leadership.clone())
     }
 }
 
 /// Returns the health of the master; always status 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
-pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
-    let Seen { state, leader } = standing.seen();
+pub(crate) async fn health(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
+    let LeadershipStatus { state, leader } = leadership.status();
     let (leader_address, view_version) = leader.unzip();
     page(&Health {
         status: "ok",
-        role: standing.role(),
+        role: leadership.role(),
         ha_state: state,
-        service_ready: standing.leads(),
+        service_ready: leadership.leads(),
         leader_address,
         view_version,
     })
@@ -38,26 +38,26 @@ pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
 
 /// Returns `leader` or `standby`.
 #[utoipa::path(get, path = "/role", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(crate) async fn role(State(Stands(standing)): State<Stands>) -> &'static str {
-    standing.role()
+pub(crate) async fn role(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
+    leadership.role()
 }
 
 /// Returns `serving` or the step before it.
 #[utoipa::path(get, path = "/ha_status", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(crate) async fn ha_status(State(Stands(standing)): State<Stands>) -> &'static str {
-    standing.seen().state
+pub(crate) async fn ha_status(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
+    leadership.status().state
 }
 
 /// Returns the leader of a cluster of several masters.
 #[utoipa::path(get, path = "/leader", responses((status = 200, body = Leader)))]
-pub(crate) async fn leader(State(Stands(standing)): State<Stands>) -> Response {
-    let (leader_address, view_version) = standing.seen().leader.unzip();
+pub(crate) async fn leader(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
+    let (leader_address, view_version) = leadership.status().leader.unzip();
     page(&Leader { present: leader_address.is_some(), leader_address, view_version })
 }
 
 /// Returns the endpoints of a master that does not lead.
 #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
-pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
+pub(crate) fn standby_pages(leadership: Arc<Leadership>) -> axum::Router {
     use axum::routing::get;
     use mooncake_protocol::http::nothing_here;
 
@@ -66,7 +66,7 @@ pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
         .route("/role", get(role))
         .route("/ha_status", get(ha_status))
         .route("/leader", get(leader))
-        .with_state(Stands(standing))
+        .with_state(ThisMaster(leadership))
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
 }
@@ -90,9 +90,9 @@ pub(super) async fn figures(State(state): Shared) -> Response {
     let master = summary::line(&state);
     text(format!(
         "role={}, state={}, service_ready={}, master={{{master}}}, ha={{{}}}",
-        state.standing.role(),
-        state.standing.seen().state,
-        state.standing.leads(),
+        state.leadership.role(),
+        state.leadership.status().state,
+        state.leadership.leads(),
         summary::HA
     ))
 }

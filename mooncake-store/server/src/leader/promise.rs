@@ -62,7 +62,7 @@ impl Election {
     pub(crate) async fn lower_promise(&self, kept: KeptPromise) {
         if kept.earlier > kept.own {
             self.pace.sleep(kept.earlier).await;
-            if self.standing.leads()
+            if self.leadership.leads()
                 && let Err(error) = self.write_promise(kept.own, Expect::At(kept.revision)).await
             {
                 // The longer promise remains, which only delays later leaders.

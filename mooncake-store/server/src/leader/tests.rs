@@ -114,7 +114,7 @@ impl Leases for Way {
 }
 
 struct Master {
-    standing: Arc<Standing>,
+    leadership: Arc<Leadership>,
     trouble: Arc<Mutex<Trouble>>,
     frozen: bool,
     told_to_stop: Arc<Mutex<bool>>,
@@ -145,7 +145,7 @@ impl Cluster {
 
     /// Returns the leader. Panics if there are two.
     fn leader(&self) -> Option<usize> {
-        let leads: Vec<_> = (0..self.masters.len()).filter(|n| self.masters[*n].standing.leads()).collect();
+        let leads: Vec<_> = (0..self.masters.len()).filter(|n| self.masters[*n].leadership.leads()).collect();
         assert!(leads.len() <= 1, "several lead: {leads:?}");
         leads.first().copied()
     }
@@ -194,15 +194,15 @@ impl Cluster {
 impl Master {
     fn new(clock: &Arc<ManualClock>, directory: &Arc<MemoryMetadata>, number: usize) -> Self {
         let (shared, pace) = (clock.clone(), || Simulated(clock.clone()));
-        let standing = Arc::new(Standing::one_of_several(shared));
+        let leadership = Arc::new(Leadership::among_several(shared));
         let trouble = Arc::new(Mutex::new(Trouble::Nothing));
         let way = Way { directory: directory.clone(), pace: pace(), trouble: trouble.clone() };
-        let mut election = Election::new(Arc::new(way), "c", format!("m{number}:1"), standing.clone());
+        let mut election = Election::new(Arc::new(way), "c", format!("m{number}:1"), leadership.clone());
         election.pace = Arc::new(pace());
         let told_to_stop = Arc::new(Mutex::new(false));
         let told = told_to_stop.clone();
         let (last_work, led_to_the_end) = (Arc::new(Mutex::new(Duration::ZERO)), Arc::new(Mutex::new(None)));
-        let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), standing.clone());
+        let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), leadership.clone());
         let time = pace();
         let (promises, knew) = (Arc::new(Mutex::new(Duration::from_secs(30))), Arc::new(Mutex::new(None)));
         let (own_promise, heard) = (promises.clone(), knew.clone());
@@ -232,7 +232,7 @@ impl Master {
             }
         });
         Self {
-            standing,
+            leadership,
             trouble,
             frozen: false,
             told_to_stop,
@@ -251,7 +251,7 @@ impl Master {
     fn die(&mut self) {
         self.life = Box::pin(pending());
         // A dead master responds to no request.
-        self.standing.leads_no_more();
+        self.leadership.end();
     }
 }
 
@@ -261,8 +261,8 @@ fn the_next_leads_as_soon_as_the_lease_of_a_dead_one_is_over() {
     cluster.masters[leader].die();
     let (next, took) = cluster.until_another_leads(leader);
     assert!(took <= LEASE + 2 * STEP, "{took:?}");
-    assert_eq!(cluster.masters[next].standing.seen().state, "serving");
-    let said = cluster.masters[3 - leader - next].standing.seen();
+    assert_eq!(cluster.masters[next].leadership.status().state, "serving");
+    let said = cluster.masters[3 - leader - next].leadership.status();
     assert_eq!(said.leader.map(|(at, _)| at), Some(format!("m{next}:1")), "the third has heard of it");
 }
 
@@ -305,11 +305,11 @@ fn a_frozen_leader_that_goes_on_when_another_leads_is_deposed() {
     cluster.masters[leader].frozen = true;
     let (next, took) = cluster.until_another_leads(leader);
     assert!(took <= LEASE + 2 * STEP, "{took:?}");
-    assert!(!cluster.masters[leader].standing.leads(), "what it is asked now it does not answer");
+    assert!(!cluster.masters[leader].leadership.leads(), "what it is asked now it does not answer");
     cluster.masters[leader].frozen = false;
     cluster.run(3 * LEASE);
     assert_eq!(cluster.leader(), Some(next));
-    assert_eq!(cluster.masters[leader].standing.seen().state, "standby");
+    assert_eq!(cluster.masters[leader].leadership.status().state, "standby");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn who_is_cut_off_or_deaf_stops_in_time_and_stands_by() {
         cluster.masters[leader].have(Trouble::Nothing);
         cluster.run(2 * LEASE);
         assert_eq!(cluster.leader(), Some(next), "{trouble:?}");
-        assert_eq!(cluster.masters[leader].standing.seen().state, "standby", "{trouble:?}");
+        assert_eq!(cluster.masters[leader].leadership.status().state, "standby", "{trouble:?}");
     }
 }
 
@@ -354,7 +354,7 @@ fn whose_key_is_deleted_by_others_stops() {
     }
     cluster.masters[leader].frozen = false;
     cluster.run(LEASE / 5 + 2 * STEP);
-    let hold = cluster.masters[leader].standing.seen();
+    let hold = cluster.masters[leader].leadership.status();
     assert!(hold.state == "standby" || hold.state == "serving", "{hold:?}");
     assert_ne!(hold.leader.map(|(_, election)| election), Some(1), "it is another election than the first");
 }
@@ -448,8 +448,8 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let clock = Arc::new(ManualClock::new());
-    let standing = Arc::new(Standing::one_of_several(clock.clone()));
-    standing.leads_since(clock.now());
+    let leadership = Arc::new(Leadership::among_several(clock.clone()));
+    leadership.extend(clock.now());
     let host = || "127.0.0.1".to_owned();
     let config = MasterConfig {
         rpc_address: host(),
@@ -459,7 +459,7 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
         metadata: Some(MetadataServerConfig { host: host(), port: 0, kept_in: None }),
         ..MasterConfig::default()
     };
-    let server = MasterServer::start_as(config, clock.clone(), standing, Duration::ZERO).await.unwrap();
+    let server = MasterServer::start_as(config, clock.clone(), leadership, Duration::ZERO).await.unwrap();
     let at = server.addresses();
     let ask = async |port: Option<std::net::SocketAddr>, line: &str| {
         let mut stream = tokio::net::TcpStream::connect(port.unwrap()).await.unwrap();

@@ -36,7 +36,7 @@ impl SnapshotStore {
             })?;
             Ok::<_, Error>(folder)
         };
-        let shelf = Self {
+        let store = Self {
             main: match config.own() {
                 Some(url) => Location::Directory(DirectoryStore::open(url, cluster)?),
                 None => Location::Folder(made(config.folder.join(cluster))?),
@@ -45,10 +45,10 @@ impl SnapshotStore {
             restored: beside("mooncake_snapshot_restore_backup").map(made).transpose()?,
             keep: config.keep,
         };
-        for place in shelf.places() {
+        for place in store.places() {
             place.clear()?;
         }
-        Ok(shelf)
+        Ok(store)
     }
 
     fn places(&self) -> impl Iterator<Item = &Location> {

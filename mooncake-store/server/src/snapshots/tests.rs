@@ -9,7 +9,7 @@ use super::folder_store::{listed, names};
 use super::format::{LATEST, name};
 use super::*;
 use crate::config::MasterConfig;
-use mooncake_master::MasterOptions;
+use mooncake_master::{Master, MasterOptions};
 
 fn config(folder: &Path) -> SnapshotConfig {
     SnapshotConfig { folder: folder.into(), ..SnapshotConfig::default() }
@@ -33,15 +33,15 @@ fn numbers(folder: &Path) -> Vec<u64> {
 #[test]
 fn the_last_ones_are_kept_and_the_latest_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
-    assert!(shelf.latest().is_none());
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    assert!(store.latest().is_none());
     for _ in 0..5 {
-        shelf.put(fill, always).unwrap();
+        store.put(fill, always).unwrap();
     }
     let own = folder.path().join("lab");
     assert_eq!(numbers(&own), [4, 5]);
     assert_eq!(fs::read_to_string(own.join(LATEST)).unwrap(), "snapshot-00000000000000000005\n");
-    assert!(shelf.latest().is_some());
+    assert!(store.latest().is_some());
     assert!(SnapshotStore::open(&config(folder.path()), "other").unwrap().latest().is_none());
     // Files with similar names must not be removed.
     for name in ["snapshot-6", "snapshot-x", "letter", "unfinished-letter"] {
@@ -56,29 +56,29 @@ fn the_last_ones_are_kept_and_the_latest_is_named() {
 #[test]
 fn a_damaged_one_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
-    let [first, second] = [0; 2].map(|_| shelf.put(fill, always).unwrap());
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    let [first, second] = [0; 2].map(|_| store.put(fill, always).unwrap());
     let whole = fs::read(&second).unwrap();
     fs::write(&second, &whole[..whole.len() - 1]).unwrap();
-    assert!(shelf.latest().is_some(), "the first one");
+    assert!(store.latest().is_some(), "the first one");
     fs::write(&first, "").unwrap();
-    assert!(shelf.latest().is_none());
-    shelf.put(fill, always).unwrap();
-    assert!(shelf.latest().is_some());
+    assert!(store.latest().is_none());
+    store.put(fill, always).unwrap();
+    assert!(store.latest().is_some());
     assert_eq!(numbers(&folder.path().join("lab")), [2, 3]);
 }
 
 #[test]
 fn what_fails_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
-    let first = shelf.put(fill, always).unwrap();
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    let first = store.put(fill, always).unwrap();
     let no = || Err(Error::internal("not now"));
-    let refused = [shelf.put(|_| no(), always), shelf.put(fill, no)];
+    let refused = [store.put(|_| no(), always), store.put(fill, no)];
     assert!(refused.iter().all(|refused| refused.as_ref().is_err_and(|e| e.message() == "not now")));
     // Another master has taken the number meanwhile.
     let taken = folder.path().join("lab").join(name(2));
-    let late = shelf.put(fill, || {
+    let late = store.put(fill, || {
         fs::write(&taken, "of another")?;
         Ok(())
     });
@@ -95,8 +95,8 @@ fn the_spare_folder_takes_what_the_other_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let (main, spare) = (folder.path().join("main"), folder.path().join("spare"));
     let config = SnapshotConfig { backup: Some(spare.clone()), ..config(&main) };
-    let shelf = SnapshotStore::open(&config, "lab").unwrap();
-    shelf.put(fill, always).unwrap();
+    let store = SnapshotStore::open(&config, "lab").unwrap();
+    store.put(fill, always).unwrap();
     let times = AtomicUsize::new(0);
     let full_once = |sink: &mut Sink<'_>| {
         if times.fetch_add(1, Relaxed) == 0 {
@@ -104,13 +104,13 @@ fn the_spare_folder_takes_what_the_other_does_not() {
         }
         fill(sink)
     };
-    let path = shelf.put(full_once, always).unwrap();
+    let path = store.put(full_once, always).unwrap();
     assert_eq!(path, spare.join("mooncake_snapshot_save_backup/lab").join(name(2)));
     assert_eq!(numbers(&main.join("lab")), [1]);
-    assert!(shelf.latest().is_some());
+    assert!(store.latest().is_some());
     let restored = spare.join("mooncake_snapshot_restore_backup/lab");
     assert_eq!(numbers(&restored), [2], "the one that was restored");
-    shelf.put(fill, always).unwrap();
+    store.put(fill, always).unwrap();
     assert_eq!(numbers(&main.join("lab")), [1, 3]);
 }
 
@@ -193,22 +193,22 @@ mod own {
     #[tokio::test]
     async fn the_last_ones_are_kept() {
         with(|config| {
-            let shelf = SnapshotStore::open(config, "lab").unwrap();
-            assert!(shelf.latest().is_none());
+            let store = SnapshotStore::open(config, "lab").unwrap();
+            assert!(store.latest().is_none());
             for _ in 0..5 {
-                shelf.put(fill, always).unwrap();
+                store.put(fill, always).unwrap();
             }
-            assert_eq!(shelf.main.numbers(), [4, 5]);
-            assert!(shelf.latest().is_some());
+            assert_eq!(store.main.numbers(), [4, 5]);
+            assert!(store.latest().is_some());
             assert!(SnapshotStore::open(config, "other").unwrap().latest().is_none());
-            let path = shelf.put(fill_long, always).unwrap();
+            let path = store.put(fill_long, always).unwrap();
             assert!(path.ends_with("lab/snapshot-00000000000000000006"), "{path:?}");
-            let long = shelf.main.read(6).unwrap();
+            let long = store.main.read(6).unwrap();
             assert!(long.len() == 5 * 734_003 && long.last() == Some(&4));
-            assert!(shelf.latest().is_some(), "one that is none is passed over");
-            assert_eq!(shelf.main.numbers(), [5, 6]);
+            assert!(store.latest().is_some(), "one that is none is passed over");
+            assert_eq!(store.main.numbers(), [5, 6]);
             for _ in 0..2 {
-                shelf.put(fill, always).unwrap();
+                store.put(fill, always).unwrap();
             }
             assert_eq!(keys(config).len(), 4, "each of two has a part, and is listed: {:?}", keys(config));
         })
@@ -218,12 +218,12 @@ mod own {
     #[tokio::test]
     async fn what_fails_or_is_not_finished_leaves_nothing() {
         with(|config| {
-            let shelf = SnapshotStore::open(config, "lab").unwrap();
-            shelf.put(fill_long, always).unwrap();
+            let store = SnapshotStore::open(config, "lab").unwrap();
+            store.put(fill_long, always).unwrap();
             let before = keys(config);
             let no = || Err(Error::internal("not now"));
             let breaks_off = |sink: &mut Sink<'_>| fill_long(sink).and_then(|()| no());
-            let refused = [shelf.put(breaks_off, always), shelf.put(fill_long, no)];
+            let refused = [store.put(breaks_off, always), store.put(fill_long, no)];
             assert!(refused.iter().all(|refused| refused.as_ref().is_err_and(|e| e.message() == "not now")));
             assert_eq!(keys(config), before);
             // State after processes that were killed while they wrote a snapshot, before they

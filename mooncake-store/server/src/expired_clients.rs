@@ -10,9 +10,9 @@ const MOST: usize = 1 << 16;
 
 /// Segment names of expired clients, which other clients may take.
 #[derive(Debug, Default)]
-pub(super) struct Departed(Mutex<HashSet<String>>);
+pub(super) struct ExpiredClients(Mutex<HashSet<String>>);
 
-impl Departed {
+impl ExpiredClients {
     /// Adds the segments of clients that have expired.
     pub(super) fn note(&self, segments: &[Segment]) {
         let mut names = self.0.lock();
