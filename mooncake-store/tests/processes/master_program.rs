@@ -116,7 +116,7 @@ fn what_is_wrong_ends_the_start_with_a_sentence() {
         (vec![path.as_str()], "did you mean eviction_ratio?"),
         (vec!["--eviction_ration=0.1"], "--eviction_ratio"),
         (vec!["--enable_ha=true"], "--enable_ha needs --etcd_endpoints"),
-        (vec!["--enable_ha=true", "--etcd_endpoints=e:1", "--ha_backend_type=k8s"], "elected in etcd only"),
+        (vec!["--enable_ha=true", "--etcd_endpoints=e:1", "--ha_backend_type=k8s"], "supports etcd only"),
         (vec!["--log_dir=/dev/null/logs"], "/dev/null/logs"),
         (vec!["--metrics_host=192.0.2.1"], "--metrics_port"),
     ] {

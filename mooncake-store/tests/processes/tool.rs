@@ -123,9 +123,9 @@ async fn objects_come_and_go() {
     assert_eq!(std::fs::read(&path).unwrap(), b"other");
     assert_eq!(cluster.tool(&["--json", "put", "b", &path], b"").json()["bytes"], 5);
     cluster.tool(&["put", "c", "/nonexistent/file"], b"").fails(&["/nonexistent/file"]);
-    cluster.tool(&["put", "c"], b"").fails(&["nothing to store"]);
+    cluster.tool(&["put", "c"], b"").fails(&["empty value"]);
     cluster.tool(&["get", "nowhere"], b"").fails(&["no object", "\"nowhere\"", "default"]);
-    cluster.tool(&["put", "huge"], &vec![1; 9 << 20]).fails(&["no room", "9.0 MiB"]);
+    cluster.tool(&["put", "huge"], &vec![1; 9 << 20]).fails(&["no space", "9.0 MiB"]);
 
     assert_eq!(cluster.tool(&["ls"], b"").text(), "a/binary\nb\n");
     assert_eq!(cluster.tool(&["ls", "a/"], b"").text(), "a/binary\n");

@@ -438,7 +438,7 @@ async fn answers_that_are_none_are_refused_by_name() {
         (version_reply(5), ErrorCode::RpcFail, "asked 1, answered 5"),
         (version_reply(1)[..20].to_vec(), ErrorCode::RpcFail, "closed by the other side"),
         (Vec::new(), ErrorCode::RpcFail, "closed by the other side"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), ErrorCode::RpcFail, "no RPC frame"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), ErrorCode::RpcFail, "invalid RPC frame"),
         (wrong_type, ErrorCode::InvalidVersion, "type hash"),
         (twice, ErrorCode::RpcFail, "asked 1, answered 1"),
     ] {

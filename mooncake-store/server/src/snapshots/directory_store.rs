@@ -1,7 +1,8 @@
-//! Snapshots in a directory of this host's own, such as `rocksdb:///path`.
+//! Snapshots in a local metadata directory, such as `rocksdb:///path`.
 //!
-//! One lies in parts, under keys that are not listed; another key, written last, says how many parts there are. As long as a third one says that a number is
-//! unfinished, its parts may be without that key, and go when the next master begins.
+//! A snapshot is stored in parts under keys that are not listed. A second kind of key, written
+//! last, contains the number of parts. A third kind marks a number as unfinished: its parts may
+//! lack the second key, and the next master removes them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,31 +13,33 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::directory;
 use tokio::runtime::Handle;
 
-use super::{Sink, name};
+use super::format::{Sink, name};
 
-/// Bytes of a part: small enough to be written at once, large enough that syncing them is not what takes the time.
+/// Size of a part in bytes: small enough for one write, large enough that syncing does not
+/// dominate.
 const PART: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct DirectoryStore {
     directory: Arc<dyn MetadataBackend>,
     url: String,
     cluster: String,
     runtime: Handle,
 }
 
-impl Kept {
-    /// Opens the directory. On a thread of a runtime.
+impl DirectoryStore {
+    /// Opens the directory. Must be called on a thread of a tokio runtime.
     ///
     /// # Errors
     /// Those of [`directory::own`].
     pub(super) fn open(url: &str, cluster: &str) -> Result<Self> {
         let directory = directory::own(url).map_err(|error| error.context("snapshots"))?;
-        let runtime = Handle::try_current().map_err(|_| Error::internal("snapshots need a runtime"))?;
+        let runtime = Handle::try_current()
+            .map_err(|_| Error::internal("cannot open snapshots: not on a thread of a tokio runtime"))?;
         Ok(Self { directory, url: url.to_owned(), cluster: cluster.to_owned(), runtime })
     }
 
-    /// Unfinished ones go.
+    /// Removes unfinished snapshots.
     ///
     /// # Errors
     /// Those of the directory.
@@ -44,7 +47,7 @@ impl Kept {
         let unfinished = self.key("unfinished", "");
         for (key, _) in self.ask(self.directory.list(&unfinished))? {
             let Ok(number) = key[unfinished.len()..].parse() else { continue };
-            // It was finished but for this word.
+            // With the second key the snapshot is complete.
             if self.ask(self.directory.get(&self.listed(number)))?.is_none() {
                 self.remove_parts(number)?;
             }
@@ -56,17 +59,19 @@ impl Kept {
     pub(super) fn numbers(&self) -> Vec<u64> {
         let listed = self.key("whole", "");
         let found = self.ask(self.directory.list(&listed)).unwrap_or_else(|error| {
-            tracing::warn!(%error, "snapshots cannot be listed");
+            tracing::warn!(%error, "cannot list snapshots");
             Vec::new()
         });
         found.into_iter().filter_map(|(key, _)| key[listed.len()..].parse().ok()).collect()
     }
 
-    /// For people.
+    /// Returns the path of a snapshot for messages.
     pub(super) fn path(&self, number: u64) -> PathBuf {
         format!("{}/{}/{}", self.url, self.cluster, name(number)).into()
     }
 
+    /// Reads a snapshot.
+    ///
     /// # Errors
     /// `FILE_NOT_FOUND`, and those of the directory.
     pub(super) fn read(&self, number: u64) -> Result<Vec<u8>> {
@@ -76,14 +81,15 @@ impl Kept {
         let parts = self.ask(self.directory.get(&self.listed(number)))?.ok_or_else(|| missing("it"))?;
         let parts: Option<u64> = str::from_utf8(&parts.value).ok().and_then(|parts| parts.parse().ok());
         let mut bytes = Vec::new();
-        for part in 0..parts.ok_or_else(|| missing("the number of its parts"))? {
+        for part in 0..parts.ok_or_else(|| missing("the number of parts"))? {
             let found = self.ask(self.directory.get(&self.part(number, part)))?;
             bytes.extend_from_slice(&found.ok_or_else(|| missing("a part"))?.value);
         }
         Ok(bytes)
     }
 
-    /// Writes one under a number that is free; nobody else writes here. `may` is asked before it counts.
+    /// Writes a snapshot under a free number. No other process writes here. `may` is called before
+    /// the snapshot becomes visible.
     ///
     /// # Errors
     /// `PERSISTENT_FAIL`; those of `fill` and `may`.
@@ -123,23 +129,23 @@ impl Kept {
         if written.is_err()
             && let Err(error) = self.remove_parts(number)
         {
-            // The next master finds them by the word that stays.
-            tracing::warn!(%error, "parts of a snapshot that was given up stay");
+            // The next master finds the parts by the mark that remains.
+            tracing::warn!(%error, "cannot remove parts of an abandoned snapshot");
             return written;
         }
         if let Err(error) = self.ask(self.directory.delete(&unfinished)) {
-            tracing::warn!(%error, "a snapshot still counts as unfinished");
+            tracing::warn!(%error, "cannot remove the mark of an unfinished snapshot");
         }
         written
     }
 
-    /// Keeps the last ones.
+    /// Removes all but the latest `keep` snapshots.
     pub(super) fn prune(&self, keep: usize) {
         let mut numbers = self.numbers();
         numbers.sort_unstable();
         for number in numbers.iter().rev().skip(keep) {
             if let Err(error) = self.remove(*number) {
-                tracing::warn!(path = %self.path(*number).display(), %error, "an old snapshot stays");
+                tracing::warn!(path = %self.path(*number).display(), %error, "cannot remove old snapshot");
             }
         }
     }
@@ -152,7 +158,8 @@ impl Kept {
         self.ask(self.directory.delete(&unfinished)).map(drop)
     }
 
-    /// The last one first, so that those that stay can be found again.
+    /// Removes the parts of a snapshot. The last part goes first, so that the remaining parts can
+    /// be found again.
     fn remove_parts(&self, number: u64) -> Result<()> {
         let mut parts = 0;
         while self.ask(self.directory.get(&self.part(number, parts)))?.is_some() {

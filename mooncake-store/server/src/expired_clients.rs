@@ -1,19 +1,19 @@
-//! Names of segments whose client died.
+//! Segment names of expired clients.
 
 use std::collections::HashSet;
 
 use mooncake_core::replica::Segment;
 use parking_lot::Mutex;
 
-/// Names that are remembered at most.
+/// Maximum number of names.
 const MOST: usize = 1 << 16;
 
-/// Whose names may be taken by others.
+/// Segment names of expired clients, which other clients may take.
 #[derive(Debug, Default)]
-pub(super) struct Departed(Mutex<HashSet<String>>);
+pub(super) struct ExpiredClients(Mutex<HashSet<String>>);
 
-impl Departed {
-    /// The clients of these were silent too long.
+impl ExpiredClients {
+    /// Adds the segments of clients that have expired.
     pub(super) fn note(&self, segments: &[Segment]) {
         let mut names = self.0.lock();
         if names.len() + segments.len() > MOST {
@@ -22,13 +22,13 @@ impl Departed {
         names.extend(segments.iter().map(|segment| segment.name.clone()));
     }
 
-    /// Whether the client of this name died.
+    /// Returns whether the client with this name has expired.
     #[cfg(feature = "http")]
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.lock().contains(name)
     }
 
-    /// Somebody else goes by this name from now on.
+    /// Removes a name that a client uses again.
     #[cfg(feature = "http")]
     pub(super) fn forget(&self, name: &str) {
         self.0.lock().remove(name);

@@ -1,8 +1,9 @@
-//! Waiting a few microseconds for what comes next before going to sleep for it.
+//! Busy polling of a socket for a few microseconds before sleeping.
 //!
-//! A client that asks one thing after the other has its next request at the server sooner than a sleeping thread wakes up, and
-//! often the answer back. So a connection looks at its socket a few times more, as long as that pays; where it does not, it
-//! looks only now and then whether it would. A thread that has nothing else to do ([`here`](mooncake_transport::here)) sleeps at the socket instead.
+//! The next request of a sequential client often arrives sooner than a sleeping thread wakes up;
+//! the same holds for a response. A connection therefore polls its socket a few more times as long
+//! as that succeeds. After failures it polls only now and then. A thread without other work
+//! ([`here`](mooncake_transport::here)) sleeps at the socket instead.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -11,29 +12,32 @@ use mooncake_transport::here::{is_here, readable_soon};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-/// How often the socket is looked at, at most: a fraction of a microsecond each.
-const LOOKS: u32 = 48;
-/// Most bytes taken by a look; what is longer comes with the next read.
+/// Maximum number of polls per wait. Each takes a fraction of a microsecond.
+const POLLS: u32 = 48;
+/// Maximum number of bytes per poll. A regular read takes the rest of a longer message.
 const CHUNK: usize = 1024;
-/// So many messages in a row are found so; then others have their turn. One call in as many waits for it: with long runs the slowest of a hundred
-/// would be as slow as the runs of all other connections together.
+/// Maximum number of consecutive messages that polling finds before the connection yields to
+/// others. One call in as many waits for that: with longer runs the 99th percentile would be the
+/// sum of the runs of all other connections.
 const RUN: u32 = 4;
-/// So many messages are waited for asleep after looks that found nothing, twice as many each time, up to the last.
+/// Minimum and maximum number of messages that are awaited without polling after polls without
+/// success. The number doubles with each failure.
 const REST: (u32, u32) = (8, 1024);
 
-/// Whether looking has paid on a connection.
+/// Success of polling on one connection.
 #[derive(Debug, Default)]
-pub(super) struct Eager {
-    /// Messages to wait for asleep.
+pub(super) struct BusyPoll {
+    /// Number of messages to await without polling.
     rest: u32,
-    /// How many those were the last time.
+    /// Previous value of `rest` at its start.
     rested: u32,
-    /// Messages found since the last that was waited for asleep.
+    /// Consecutive messages found by polling.
     run: u32,
 }
 
-impl Eager {
-    /// Appends what comes within a few microseconds, as a read would. `None` if that is nothing, or not looked for.
+impl BusyPoll {
+    /// Appends bytes that arrive within a few microseconds, like a read. Returns `None` if none
+    /// arrive or the connection does not poll.
     pub(super) fn read(&mut self, stream: &TcpStream, inbox: &mut Vec<u8>) -> Option<io::Result<usize>> {
         if self.rest > 0 || self.run == RUN {
             self.rest = self.rest.saturating_sub(1);
@@ -43,17 +47,18 @@ impl Eager {
         let socket = SockRef::from(stream);
         let mut chunk = [0; CHUNK];
         let alone = is_here();
-        let looks = if alone { u32::from(readable_soon(stream, Duration::ZERO)) } else { LOOKS };
-        for look in 0..looks {
+        let polls = if alone { u32::from(readable_soon(stream, Duration::ZERO)) } else { POLLS };
+        for poll in 0..polls {
             match (&*socket).read(&mut chunk) {
                 Ok(count) => {
                     inbox.extend_from_slice(&chunk[..count]);
-                    // Alone it takes nobody's turn, but what is long is better read in one piece.
+                    // Polling here delays no other task, but a regular read is faster for a long
+                    // message.
                     self.run = match alone {
                         false => self.run + 1,
                         true => RUN * u32::from(count == CHUNK),
                     };
-                    if look > 0 || alone {
+                    if poll > 0 || alone {
                         self.rested /= 2;
                     }
                     return Some(Ok(count));
@@ -84,10 +89,10 @@ mod tests {
         (near, listener.accept().await.unwrap().0)
     }
 
-    /// As a connection reads: eagerly, or asleep; whether it was eager.
-    async fn read(eager: &mut Eager, stream: &mut TcpStream, inbox: &mut Vec<u8>) -> bool {
+    /// Reads as a connection does, and returns whether polling found the message.
+    async fn read(busy_poll: &mut BusyPoll, stream: &mut TcpStream, inbox: &mut Vec<u8>) -> bool {
         use tokio::io::AsyncReadExt;
-        match eager.read(stream, inbox) {
+        match busy_poll.read(stream, inbox) {
             Some(count) => {
                 count.unwrap();
                 true
@@ -111,16 +116,16 @@ mod tests {
             }
             near
         });
-        let (mut eager, mut inbox, mut ways) = (Eager::default(), Vec::new(), [0; 2]);
+        let (mut busy_poll, mut inbox, mut ways) = (BusyPoll::default(), Vec::new(), [0; 2]);
         while inbox.len() < expected.len() {
             inbox.reserve(1 << 10);
-            ways[usize::from(read(&mut eager, &mut far, &mut inbox).await)] += 1;
+            ways[usize::from(read(&mut busy_poll, &mut far, &mut inbox).await)] += 1;
         }
         assert!(inbox == expected);
         assert!(ways[0] > 0, "{ways:?}");
         drop(sending.await.unwrap());
         let end = loop {
-            match eager.read(&far, &mut inbox) {
+            match busy_poll.read(&far, &mut inbox) {
                 Some(count) => break count.unwrap(),
                 None => far.readable().await.unwrap(),
             }
@@ -131,16 +136,16 @@ mod tests {
     #[tokio::test]
     async fn alone_it_sleeps_at_the_socket() {
         let (near, far) = pair().await;
-        let (mut eager, mut inbox) = (Eager::default(), Vec::new());
+        let (mut busy_poll, mut inbox) = (BusyPoll::default(), Vec::new());
         let later = std::thread::spawn(move || {
             let sent = near.try_write(&[7; 10]).unwrap();
             (near, sent)
         });
-        // A busy machine may need more than a moment.
+        // A busy machine may need more time.
         let read = here(async {
             (0..10_000).find_map(|_| {
-                eager.rest = 0;
-                eager.read(&far, &mut inbox)
+                busy_poll.rest = 0;
+                busy_poll.read(&far, &mut inbox)
             })
         });
         assert_eq!(read.await.unwrap().unwrap(), 10);
@@ -148,36 +153,36 @@ mod tests {
         let (mut near, _) = later.join().unwrap();
         near.write_all(&[8; CHUNK + 1]).await.unwrap();
         far.readable().await.unwrap();
-        let mut eager = Eager::default();
-        let mut read = || eager.read(&far, &mut inbox);
+        let mut busy_poll = BusyPoll::default();
+        let mut read = || busy_poll.read(&far, &mut inbox);
         let reads = here(async { [read().is_some(), read().is_some(), read().is_some()] }).await;
         assert_eq!(reads, [true, false, true], "the second is left to who reads all of it");
-        assert!(here(async { eager.read(&far, &mut inbox) }).await.is_none());
-        assert_eq!(eager.rest, REST.0, "as looks that find nothing");
+        assert!(here(async { busy_poll.read(&far, &mut inbox) }).await.is_none());
+        assert_eq!(busy_poll.rest, REST.0, "as after polls that find nothing");
     }
 
     #[tokio::test]
-    async fn looking_in_vain_becomes_rare_and_a_full_socket_has_its_runs() {
+    async fn polling_in_vain_becomes_rare_and_a_full_socket_has_its_runs() {
         let (mut near, far) = pair().await;
-        let (mut eager, mut inbox) = (Eager::default(), Vec::new());
-        let looks = |eager: &mut Eager, times: u32| {
-            let before = eager.rested;
-            (0..times).for_each(|_| assert!(eager.read(&far, &mut Vec::new()).is_none()));
-            (before, eager.rested)
+        let (mut busy_poll, mut inbox) = (BusyPoll::default(), Vec::new());
+        let polls = |busy_poll: &mut BusyPoll, times: u32| {
+            let before = busy_poll.rested;
+            (0..times).for_each(|_| assert!(busy_poll.read(&far, &mut Vec::new()).is_none()));
+            (before, busy_poll.rested)
         };
-        assert_eq!(looks(&mut eager, 1), (0, REST.0));
-        assert_eq!(looks(&mut eager, REST.0), (REST.0, REST.0), "not looked at");
-        assert_eq!(looks(&mut eager, 1), (REST.0, 2 * REST.0));
-        looks(&mut eager, 100_000);
-        assert_eq!(eager.rested, REST.1);
+        assert_eq!(polls(&mut busy_poll, 1), (0, REST.0));
+        assert_eq!(polls(&mut busy_poll, REST.0), (REST.0, REST.0), "not polled");
+        assert_eq!(polls(&mut busy_poll, 1), (REST.0, 2 * REST.0));
+        polls(&mut busy_poll, 100_000);
+        assert_eq!(busy_poll.rested, REST.1);
 
         near.write_all(&vec![7; CHUNK * (RUN as usize + 2)]).await.unwrap();
         far.readable().await.unwrap();
-        let mut eager = Eager::default();
+        let mut busy_poll = BusyPoll::default();
         for _ in 0..RUN {
-            assert_eq!(eager.read(&far, &mut inbox).unwrap().unwrap(), CHUNK);
+            assert_eq!(busy_poll.read(&far, &mut inbox).unwrap().unwrap(), CHUNK);
         }
-        assert!(eager.read(&far, &mut inbox).is_none(), "others have their turn");
-        assert_eq!(eager.read(&far, &mut inbox).unwrap().unwrap(), CHUNK);
+        assert!(busy_poll.read(&far, &mut inbox).is_none(), "others have their turn");
+        assert_eq!(busy_poll.read(&far, &mut inbox).unwrap().unwrap(), CHUNK);
     }
 }
