@@ -1,0 +1,225 @@
+//! ClientTable and their segments: mount, unmount, ping, expiry.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::replica::{Segment, SegmentStatus};
+use mooncake_core::{Error, Result};
+use mooncake_protocol::api::PingReply;
+
+use super::master::Master;
+use crate::model::segment::MountedSegment;
+use crate::space::mount::{Mount, check_segment, unknown};
+use crate::space::retired::RetiredSegments;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// The client lives. One that is not known is told to mount again.
+    pub fn ping(&self, client: ClientId) -> PingReply {
+        let now = self.space().clock.now();
+        let mut clients = self.clients.lock();
+        let need_remount = match clients.seen.get_mut(&client) {
+            Some(seen) => {
+                *seen = now;
+                false
+            }
+            None => true,
+        };
+        drop(clients);
+        self.space().disks.hear(client, now);
+        self.space().trust(client);
+        PingReply { view: 0, need_remount }
+    }
+
+    /// This process was stopped for so long, and could hear nobody: no client counts as silent for that.
+    pub fn was_stopped(&self, span: Duration) {
+        let now = self.space().clock.now();
+        for seen in self.clients.lock().seen.values_mut() {
+            *seen = seen.after(span).min(now);
+        }
+        self.space().disks.was_stopped(span, now);
+    }
+
+    /// Somebody could not reach the member at `endpoint`: nothing is placed there until it is heard of, which takes a live
+    /// one a ping interval. What lies there stays readable for those who can reach it.
+    pub fn doubt(&self, by: ClientId, endpoint: &str) {
+        let registry = self.space().segments.read();
+        for segment in registry.list.iter().filter(|s| s.info.endpoint == endpoint && s.client != by) {
+            segment.doubt(true);
+            self.space().doubts.fetch_add(1, Relaxed);
+            tracing::debug!(%endpoint, %by, "a member could not be reached");
+        }
+    }
+
+    /// Opens a client's memory for objects. Repeated, it is fine.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` (base or size 0, or beyond 57 bits); `SEGMENT_ALREADY_EXISTS` (the id is mounted with other data, or the memory
+    /// under another id); `ILLEGAL_CLIENT` (another client's); `UNAVAILABLE_IN_CURRENT_STATUS` (it is being unmounted).
+    pub fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.mount_as(client, segment, Mount::New)
+    }
+
+    pub(crate) fn mount_as(&self, client: ClientId, segment: &Segment, mount: Mount) -> Result<()> {
+        check_segment(segment)?;
+        let mut retired = self.space().retired.lock();
+        self.space().mount_one(&mut retired, client, segment, mount)?;
+        self.hear(client);
+        Ok(())
+    }
+
+    /// Makes a client known (again), with the segments it has. What this master still knows of promises in them is kept. Segments
+    /// it has never seen take no objects until [`MasterOptions::remount_rest`](super::MasterOptions::remount_rest) after its own start.
+    ///
+    /// # Errors
+    /// As [`Master::mount`], for the first segment that fails; those before it are mounted.
+    pub fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
+        segments.iter().try_for_each(check_segment)?;
+        let mut retired = self.space().retired.lock();
+        // First, so that what is mounted before a failure goes when the client does.
+        self.hear(client);
+        segments
+            .iter()
+            .try_for_each(|segment| self.space().mount_one(&mut retired, client, segment, Mount::Again))
+    }
+
+    /// Takes a segment out: its objects are gone at once. An unknown id is fine.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` when another client mounted it.
+    pub fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        let mut retired = self.space().retired.lock();
+        if let Some(mounted) = self.space().own_segment(client, segment)? {
+            self.space().bury(&mut retired, &mounted);
+        }
+        Ok(())
+    }
+
+    /// Takes a segment out after `grace`: until then its objects are readable, and none are added. Repeated, the first grace
+    /// counts.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when it is not mounted, or by another client.
+    pub fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        let _retired = self.space().retired.lock();
+        let mounted =
+            self.space().own_segment(client, segment).map_err(|error| Error::invalid(error.to_string()))?;
+        let mounted = mounted.ok_or_else(|| Error::invalid(unknown(&segment).to_string()))?;
+        if mounted.leaves().is_none() {
+            let at = self.space().clock.now().after(grace);
+            mounted.leave_at(at);
+            self.space().timers.at(at);
+        }
+        Ok(())
+    }
+
+    /// State of a segment.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status(&self, segment: SegmentId) -> Result<SegmentStatus> {
+        let registry = self.space().segments.read();
+        registry.get(segment).map(|mounted| mounted.status()).ok_or_else(|| unknown(&segment))
+    }
+
+    /// State of the first segment of a name.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status_named(&self, name: &str) -> Result<SegmentStatus> {
+        let registry = self.space().segments.read();
+        registry.named(name).first().map(|mounted| mounted.status()).ok_or_else(|| unknown(&name))
+    }
+
+    /// Addresses of clients, from their segments' endpoints, without ports and each once. ClientTable without segments are left out.
+    pub fn addresses(&self, clients: &[ClientId]) -> Vec<(ClientId, Vec<String>)> {
+        let wanted: HashSet<ClientId> = clients.iter().copied().collect();
+        let registry = self.space().segments.read();
+        let mut found: HashMap<ClientId, Vec<String>> = HashMap::new();
+        for mounted in registry.list.iter().filter(|mounted| wanted.contains(&mounted.client)) {
+            let addresses = found.entry(mounted.client).or_default();
+            let host = host_of(&mounted.info.endpoint);
+            if !addresses.iter().any(|known| known == host) {
+                addresses.push(host.to_owned());
+            }
+        }
+        // In the order they were asked for, each once.
+        clients.iter().filter_map(|client| found.remove_entry(client)).collect()
+    }
+
+    /// Buries the segments of clients that were silent too long, and those whose grace is over. Returns the former.
+    pub(crate) fn expire(&self, retired: &mut RetiredSegments<A>, now: Moment) -> Vec<Segment> {
+        let mut clients = self.clients.lock();
+        let gone: Vec<_> = clients
+            .seen
+            .extract_if(|_, seen| seen.after(self.space().options.client_ttl) <= now)
+            .map(|(client, _)| client)
+            .collect();
+        for seen in clients.seen.values() {
+            self.space().timers.at(seen.after(self.space().options.client_ttl));
+        }
+        let mut ledgers = self.space().ledgers.lock();
+        gone.iter().for_each(|client| ledgers.forget(*client));
+        ledgers.prune(|client| clients.seen.contains_key(&client), self.space().options.client_ttl, now);
+        drop(ledgers);
+        drop(clients);
+        let due: Vec<_> = {
+            let registry = self.space().segments.read();
+            let due = |mounted: &&Arc<MountedSegment<A>>| {
+                gone.contains(&mounted.client) || mounted.leaves().is_some_and(|at| at <= now)
+            };
+            registry.list.iter().filter(due).cloned().collect()
+        };
+        for mounted in &due {
+            if mounted.leaves().is_none() {
+                mounted.expire();
+                tracing::warn!(client = %mounted.client, segment = mounted.info.name, "client was silent too long");
+            }
+            self.space().bury(retired, mounted);
+        }
+        for mounted in self.space().segments.read().list.iter() {
+            mounted.leaves().into_iter().for_each(|at| self.space().timers.at(at));
+        }
+        due.iter().filter(|mounted| gone.contains(&mounted.client)).map(|m| m.info.clone()).collect()
+    }
+
+    fn hear(&self, client: ClientId) {
+        let now = self.space().clock.now();
+        self.clients.lock().seen.insert(client, now);
+        self.space().timers.at(now.after(self.space().options.client_ttl));
+    }
+}
+
+/// `host:port` and `[v6]:port` without the port.
+fn host_of(endpoint: &str) -> &str {
+    if let Some((host, _)) = endpoint.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return host;
+    }
+    match endpoint.rsplit_once(':') {
+        Some((host, _)) if !host.contains(':') => host,
+        _ => endpoint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_of;
+
+    #[test]
+    fn hosts_of_endpoints() {
+        for (endpoint, host) in [
+            ("10.0.0.1:5", "10.0.0.1"),
+            ("[::1]:5", "::1"),
+            ("node", "node"),
+            ("fe80::1", "fe80::1"),
+            ("", ""),
+        ] {
+            assert_eq!(host_of(endpoint), host);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Work for the owner of a disk, numbered: it is sent again until the owner acknowledges it, so that a
+//! lost response loses nothing.
+
+use mooncake_core::Result;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::ClientId;
+use mooncake_protocol::wire::DiskWork;
+
+use super::master::Master;
+use crate::model::disk::{AssignedWork, not_offered};
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// The heartbeat of a disk whose owner counts answers: what it is to do. What it has not done is said again; what came to it after the
+    /// client first asked (`begin`, before it announces what it found), and not before, may be something that is to be dropped.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` when the client has offered no disk, or was silent too long: it offers it again, and says what lies there.
+    pub fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
+        let tenants = self.space().tenants.are_on();
+        let mut owner = self.space().disks.get(client).ok_or_else(not_offered)?;
+        if begin {
+            let mut state = owner.state.lock();
+            (state.seen, state.follows) = (self.space().clock.now(), true);
+            return Ok(DiskWork { tenants, ..DiskWork::default() });
+        }
+        let over = owner.state.lock().said.number == done;
+        if over && self.clear_disk(&owner, true) {
+            // Another takes its place, of whose disk nothing is known.
+            owner = self.space().disks.get(client).ok_or_else(not_offered)?;
+        }
+        let mut state = owner.state.lock();
+        let (now, write_out) = (self.space().clock.now(), self.space().options.put_release);
+        (state.enabled, state.announcing, state.seen) = (true, false, now);
+        match state.said.number == done {
+            true => state.say(now, write_out),
+            false => state.say_again(now),
+        }
+        let AssignedWork { number, clear, dropped, write } = &state.said;
+        let dropped = dropped.iter().map(|key| self.jobs.offload_item(key, 0)).collect();
+        let write = write.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect();
+        Ok(DiskWork { number: *number, tenants, clear: *clear, dropped, write })
+    }
+}

@@ -1,0 +1,233 @@
+//! Disks of clients: mount and unmount, offload reports, cleared disks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::wire::{OffloadItem, StoredAt};
+
+use super::master::Master;
+use crate::directory::object::absent;
+use crate::model::disk::{DiskOwner, DiskOwnerState, OffloadReport, not_offered};
+use crate::model::disk_replicas::DiskReplica;
+use crate::space::mount::MAX_WORD;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// A client offers its disk, or says whether objects may go there. Its copies of an earlier offer stay.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD` when this master uses no disks.
+    pub fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        if self.space().options.disks.is_none() {
+            return Err(Error::new(
+                ErrorCode::UnableOffload,
+                "this master puts no objects on clients' disks",
+            ));
+        }
+        let now = self.space().clock.now();
+        self.space().timers.at(now.after(self.space().options.client_ttl));
+        if let Some(owner) = self.space().disks.get(client) {
+            let mut state = owner.state.lock();
+            (state.enabled, state.announcing, state.seen) = (enabled, true, now);
+            return Ok(());
+        }
+        let state =
+            DiskOwnerState { enabled, announcing: true, joined: now, seen: now, ..DiskOwnerState::default() };
+        self.space().disks.insert(DiskOwner::new(client, 0, self.space().disks.promotions.clone(), state));
+        tracing::info!(%client, "disk offered");
+        Ok(())
+    }
+
+    /// It takes it back: what lies there is gone at once.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD` when this master uses no disks; `SEGMENT_NOT_FOUND` when there is no such disk.
+    pub fn unmount_disk(&self, client: ClientId) -> Result<()> {
+        if self.space().options.disks.is_none() {
+            return Err(Error::new(
+                ErrorCode::UnableOffload,
+                "this master puts no objects on clients' disks",
+            ));
+        }
+        if self.space().disks.remove(|owner| owner.client == client) == 0 {
+            return Err(not_offered());
+        }
+        self.space().sweep_disks();
+        Ok(())
+    }
+
+    /// The heartbeat of a disk: what its owner is to write there. It is told once.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` when the client has offered none, or was silent too long: it offers it again, and says what lies there.
+    pub fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
+        let mut state = owner.state.lock();
+        let now = self.space().clock.now();
+        (state.enabled, state.announcing, state.seen) = (enabled, false, now);
+        let jobs = state.send(now, self.space().options.put_release);
+        Ok(jobs.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect())
+    }
+
+    /// An owner has written these objects, or could not (a length of -1). Of what it was not asked to write, it keeps what nobody else has, before
+    /// its first heartbeat: that is what survived its restart.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` when the lists differ in length; `SEGMENT_NOT_FOUND` when the client has offered no disk.
+    pub fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        if items.len() != places.len() {
+            return Err(Error::invalid(format!("{} places for {} objects", places.len(), items.len())));
+        }
+        if places.iter().any(|place| place.endpoint.len() > MAX_WORD) {
+            return Err(Error::invalid(format!("an endpoint of more than {MAX_WORD} bytes")));
+        }
+        if items.is_empty() || self.space().options.disks.is_none() {
+            return Ok(());
+        }
+        let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
+        for (item, place) in items.iter().zip(places) {
+            // A tenant that is gone has no objects.
+            let Ok(key) = self.scoped(&item.tenant, &item.key) else { continue };
+            let Ok(key) = ObjectKey::new(&key) else { continue };
+            self.note_offload(&owner, &key, place);
+        }
+        self.space().eviction.something_changed();
+        Ok(())
+    }
+
+    fn note_offload(&self, owner: &Arc<DiskOwner>, key: &ObjectKey, place: &StoredAt) {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key.as_bytes());
+        let mut shard = self.space().directory.lock(hash);
+        if !owner.is_alive() {
+            // Whoever took the disk away looks at this shard before or after.
+            return;
+        }
+        let report = owner.report(key, now);
+        let len = u64::try_from(place.data_size).ok().filter(|len| *len > 0);
+        let copy = DiskReplica::new(self.space().new_replica(), owner, len.unwrap_or(0), &place.endpoint);
+        let found = shard.find(hash, key.as_bytes());
+        let counts = match (report, found, len) {
+            (OffloadReport::Current, Some(slot), _) => {
+                let object = &mut shard[slot];
+                object.end_offload();
+                let known = object.value().map(|value| (value.len, value.checksum));
+                let known = known.or_else(|| object.disk().map(|disk| (disk.len, disk.checksum)));
+                match known {
+                    Some((there, checksum)) if Some(there) == len => {
+                        object.add_disk(there, checksum, copy);
+                        true
+                    }
+                    _ => {
+                        object.give_up_offload();
+                        false
+                    }
+                }
+            }
+            (OffloadReport::Unasked, Some(slot), Some(len)) if shard[slot].is_known() => {
+                // It may have said so before.
+                shard[slot].disk().is_some_and(|disk| disk.len == len && disk.is_with(owner.client))
+                    || owner.state.lock().announcing && shard[slot].stand_in_line(copy)
+            }
+            (OffloadReport::Unasked, found, Some(len)) if owner.state.lock().announcing => {
+                let add = || shard.add(hash, key.clone(), self.space().tenants.number(key.as_bytes()));
+                let slot = found.unwrap_or_else(add);
+                shard[slot].add_disk(len, None, copy);
+                let kept = self
+                    .jobs
+                    .recovery
+                    .get()
+                    .and_then(|recovery| recovery.on_disk(hash, key.as_bytes(), len, owner.client));
+                if let Some(kept) = kept {
+                    shard[slot].hard_pin |= kept.hard_pin;
+                    if kept.soft_pin > now {
+                        shard.set_soft_pin(slot, kept.soft_pin);
+                    }
+                    if !kept.group.is_empty() {
+                        shard.join(slot, &kept.group);
+                    }
+                }
+                true
+            }
+            _ => false,
+        };
+        if !counts {
+            owner.state.lock().drop_copy(key);
+        }
+    }
+
+    /// Whether an owner is to empty its disk. It is told once; from then on nothing of it counts.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` when the client has offered none.
+    pub fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
+        Ok(self.clear_disk(&owner, false))
+    }
+
+    /// From now on nothing on that disk counts, if it is to be emptied; whether it is. That it was said is remembered if it is numbered.
+    pub(crate) fn clear_disk(&self, owner: &Arc<DiskOwner>, numbered: bool) -> bool {
+        let state = {
+            let mut state = owner.state.lock();
+            state.seen = self.space().clock.now();
+            if !std::mem::take(&mut state.clear) {
+                return false;
+            }
+            let (enabled, seen, follows) = (state.enabled, state.seen, state.follows);
+            let said = state.said.emptying(numbered);
+            DiskOwnerState { enabled, seen, follows, said, ..DiskOwnerState::default() }
+        };
+        let (client, capacity) = (owner.client, owner.capacity.load(Relaxed));
+        self.space().disks.insert(DiskOwner::new(
+            client,
+            capacity,
+            self.space().disks.promotions.clone(),
+            state,
+        ));
+        self.space().sweep_disks();
+        true
+    }
+
+    /// Every owner is to empty its disk.
+    pub(crate) fn clear_disks(&self) {
+        self.space().disks.owners.lock().values().for_each(|owner| owner.state.lock().clear = true);
+    }
+
+    /// How large a disk is.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` below 0; `SEGMENT_NOT_FOUND` when the client has offered none.
+    pub fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
+        let bytes = u64::try_from(bytes).map_err(|_| Error::invalid(format!("a disk of {bytes} bytes")))?;
+        let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
+        owner.capacity.store(bytes, Relaxed);
+        Ok(())
+    }
+
+    /// An owner has dropped an object from its disk.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND` when there is no such object.
+    pub fn dropped_from_disk(&self, client: ClientId, key: &[u8]) -> Result<()> {
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        shard[slot].retain_disk(|owner| owner != client);
+        shard.settle(slot);
+        Ok(())
+    }
+
+    /// Drops the disks of clients that were silent too long; whether there were any.
+    pub(crate) fn expire_disks(&self, now: Moment) -> bool {
+        let due = |owner: &DiskOwner| owner.state.lock().seen.after(self.space().options.client_ttl);
+        let gone = self.space().disks.remove(|owner| due(owner) <= now);
+        if self.space().disks.count.load(Relaxed) != 0 {
+            self.space().disks.owners.lock().values().for_each(|owner| self.space().timers.at(due(owner)));
+        }
+        gone != 0
+    }
+}

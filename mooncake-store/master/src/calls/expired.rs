@@ -1,0 +1,55 @@
+//! Replicas of expired clients, for a client that returns.
+
+use mooncake_core::Result;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
+use mooncake_protocol::wire::{InventoryChange, InventoryPage};
+
+use super::master::Master;
+use crate::model::snapshot::SnapshotPart;
+
+/// A page of the list is complete when it has this many replicas.
+const PAGE: usize = 4096;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since. `after` is 0 at first, and
+    /// then `next` of the page before. The client mounts the memory with [`Master::mount_kept`] and tells what is still there with
+    /// [`Master::announce_expired`].
+    pub fn expired(&self, _client: ClientId, segment: SegmentId, after: u64) -> InventoryPage {
+        // The replicas are listed when their segment is swept.
+        self.space().sweep_beside();
+        let now = self.space().clock.now();
+        let mut changes = Vec::new();
+        let shards = self.space().directory.len();
+        let mut index = usize::try_from(after).unwrap_or(shards).min(shards);
+        while index < shards && changes.len() < PAGE {
+            let shard = self.space().directory.lock_at(index);
+            let there = shard.expired.in_segment(segment, now);
+            changes
+                .extend(there.map(|stored| InventoryChange { replica: ReplicaId(0), stored: Some(stored) }));
+            index += 1;
+        }
+        InventoryPage {
+            epoch: self.space().epoch,
+            next: index as u64,
+            lost: false,
+            whole: index == shards,
+            changes,
+        }
+    }
+
+    /// Writes down the replicas of expired clients. Returns how many objects they belong to.
+    pub(crate) fn note_expired(&self, put: &mut impl FnMut(SnapshotPart) -> Result<()>) -> Result<u64> {
+        let now = self.space().clock.now();
+        let mut count = 0;
+        for index in 0..self.space().directory.len() {
+            let objects: Vec<_> = self.space().directory.lock_at(index).expired.noted(now).collect();
+            count += objects.len() as u64;
+            for part in objects.chunks(PAGE) {
+                put(SnapshotPart { objects: part.to_vec(), ..SnapshotPart::default() })?;
+            }
+        }
+        Ok(count)
+    }
+}

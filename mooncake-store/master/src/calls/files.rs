@@ -1,0 +1,91 @@
+//! Copies of objects in files of a file system that clients share (`--root_fs_dir`): which file is whose.
+//!
+//! Whoever puts an object writes its file, and says when it is there. Folders are the existing system's, and so is the beginning of a file's name; the
+//! number of the copy follows, so that no file is ever of two values: neither a writer that comes late nor a key that looks the same can bring bytes
+//! under a name that somebody was told about.
+
+use mooncake_core::Result;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, SlotId};
+use mooncake_protocol::wire::StorageConfig;
+
+use super::master::Master;
+use crate::directory::object::absent;
+use crate::directory::{Object, Shard};
+use crate::model::disk_replicas::{DiskLocation, FileGrant, PendingFile};
+use crate::model::value::Writer;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Where files of objects lie; the folder is empty if there are none.
+    pub fn storage(&self) -> StorageConfig {
+        let files = self.space().options.files.as_ref();
+        StorageConfig {
+            fs_dir: files.map(|files| files.dir.clone()).unwrap_or_default(),
+            evict: files.is_none_or(|files| files.evict),
+            quota: files.map_or(0, |files| files.quota),
+        }
+    }
+
+    /// A file for a write of that key, if there are to be any.
+    pub(crate) fn grant_file(&self, key: &[u8]) -> Option<Box<FileGrant>> {
+        let files = self.space().options.files.as_ref()?;
+        let id = self.space().new_replica();
+        Some(Box::new(FileGrant::new(&files.dir, key, id)))
+    }
+
+    /// The value of a write can be read; its file counts when its writer says so.
+    pub(crate) fn begin_file(&self, object: &mut Object<A>, grant: FileGrant, writer: Writer, now: Moment) {
+        let Some((len, checksum)) = object.value().map(|value| (value.len, value.checksum)) else { return };
+        let written = grant.written;
+        let pending = PendingFile { grant, writer, len, checksum, since: now };
+        if written {
+            object.keep_file(pending, &self.space().disks.files);
+        } else {
+            object.tier.get_or_insert_default().pending = Some(pending);
+        }
+    }
+
+    /// A writer says that its file is there; whether one was expected of it, or is there.
+    pub(crate) fn end_file(&self, object: &mut Object<A>, writer: Writer) -> bool {
+        if let Some(grant) = object.file_of_write(writer) {
+            grant.written = true;
+            return true;
+        }
+        let pending = object.tier.as_mut().and_then(|tier| tier.pending.take_if(|p| p.writer.is(writer)));
+        if let Some(pending) = pending {
+            object.keep_file(pending, &self.space().disks.files);
+            return true;
+        }
+        let mut copies = object.disk().into_iter().flat_map(|disk| &disk.copies);
+        copies.any(|copy| matches!(&copy.place, DiskLocation::File(kept) if kept.writer.is(writer)))
+    }
+
+    /// A writer says that its file will not be there; whether there was one of it.
+    pub(crate) fn revoke_file(&self, shard: &mut Shard<A, E>, slot: SlotId, writer: Writer) -> bool {
+        if shard[slot].take_file_of_write(writer) {
+            return true;
+        }
+        let dropped = shard[slot].drop_file(Some(writer));
+        shard.settle(slot);
+        dropped
+    }
+
+    /// A client says that the file of an object is gone, or cannot be read.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND` when there is no such object.
+    pub fn dropped_file(&self, client: ClientId, key: &[u8]) -> Result<()> {
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if shard[slot].drop_file(None) {
+            tracing::debug!(%client, key = %key.escape_ascii(), "the file of an object is gone");
+        }
+        shard.settle(slot);
+        drop(shard);
+        self.space().eviction.something_changed();
+        Ok(())
+    }
+}

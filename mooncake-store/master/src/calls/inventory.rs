@@ -1,0 +1,260 @@
+//! What owners of segments are told of the objects in them, so that the cache outlives its master: an owner announces them to the next one.
+//!
+//! A ledger holds what has changed in the segments of one client since the client last asked. A master that does not know the
+//! client lets it mount memory with objects in it: first the space they take is kept, so that the rest can be used at once; then the owner
+//! looks at each object (its bytes must be those it once had) and announces it, and only then can it be read.
+
+use std::time::Duration;
+
+use mooncake_core::alloc::{Extent, SegmentAllocator};
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, SlotId};
+use mooncake_core::replica::Segment;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::wire::{InventoryPage, StoredReplica};
+
+use super::master::Master;
+use crate::directory::{Object, Replicas, Shard, Value};
+use crate::model::segment::{Allocation, GRAIN};
+use crate::model::value::{Stamp, Writer};
+use crate::space::mount::{Mount, unknown};
+
+/// What an announced value is to one that is there.
+enum Standing {
+    /// Another replica of the same write.
+    Same,
+    /// Written later by the same master.
+    Newer,
+    /// Older, or the one there was written under this master.
+    Older,
+    /// Written under another master: there is no telling.
+    Unclear,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Which objects came to and went from the segments of a client, after change number `after`; 0 for a client that knows of none. From the first
+    /// call on a client's later mounts are recorded, until it expires.
+    pub fn inventory(&self, client: ClientId, after: u64) -> InventoryPage {
+        let now = self.space().clock.now();
+        let ledger = self.space().ledgers.lock().open(client, now);
+        self.space().timers.at(now.after(self.space().options.client_ttl));
+        ledger.page(after, self.space().epoch, now)
+    }
+
+    /// As [`Master::mount`], of memory that objects lie in. It takes no new ones until [`Master::keep`] has been told of the last.
+    ///
+    /// # Errors
+    /// As [`Master::mount`].
+    pub fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.mount_as(client, segment, Mount::Kept)
+    }
+
+    /// Keeps space free of new objects for those that its owner is going to announce; `open` when that was all. Repeated, it is fine.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` when the space is not free, or not such as objects take; what came before is kept.
+    pub fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+        let _retired = self.space().retired.lock();
+        let mounted = self.space().own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
+        for extent in extents {
+            mounted.keep(*extent)?;
+        }
+        if open {
+            mounted.open();
+            self.space().eviction.something_changed();
+        }
+        Ok(())
+    }
+
+    /// Gives back what space is still kept.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` when another client mounted the segment.
+    pub fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        let _retired = self.space().retired.lock();
+        if let Some(mounted) = self.space().own_segment(client, segment)? {
+            mounted.release_kept();
+            mounted.open();
+            self.space().eviction.something_changed();
+        }
+        Ok(())
+    }
+
+    /// An object whose space was kept is what it was: it can be read from now on. Repeated, it is fine. What cannot be taken gives its space back.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was kept, or no such key or length is possible);
+    /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one goes, too; or a snapshot says that it was removed or replaced);
+    /// `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
+    pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
+        self.announce_as(client, replica, false)
+    }
+
+    /// As [`Master::announce`], of a replica that [`Master::expired`] listed. One that was removed or replaced since is refused.
+    ///
+    /// # Errors
+    /// As [`Master::announce`].
+    pub fn announce_expired(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
+        self.announce_as(client, replica, true)
+    }
+
+    fn announce_as(&self, client: ClientId, replica: &StoredReplica, expired: bool) -> Result<()> {
+        let key = ObjectKey::new(replica.key.as_slice())?;
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key.as_bytes());
+        let mut shard = self.space().directory.lock(hash);
+        let found = shard.find(hash, key.as_bytes());
+        let held = match self.take_kept(client, replica)? {
+            Some(held) => held,
+            None if found.is_some_and(|slot| is_there(&shard[slot], replica)) => return Ok(()),
+            None => return Err(Error::invalid(format!("no space was kept at {}", replica.offset))),
+        };
+        let judged = if expired {
+            Some(shard.expired.take(replica))
+        } else {
+            self.jobs.recovery.get().map(|recovery| recovery.judge(hash, replica))
+        };
+        let used = match judged {
+            Some(Err(error)) => {
+                held.retire(now, now);
+                return Err(error);
+            }
+            Some(Ok(used)) => used,
+            None => None,
+        };
+        let tenant = self.space().tenants.number(key.as_bytes());
+        let Ok(_charged) = self.space().tenants.reserve(tenant, replica.len, 0) else {
+            held.retire(now, now);
+            return Err(self.space().over_quota(tenant, key.as_bytes(), replica.len));
+        };
+        let standing = found.and_then(|slot| self.standing(&shard[slot], replica));
+        match (found, standing) {
+            (None, _) => {
+                let slot = shard.add(hash, key, tenant);
+                self.admit_announced(&mut shard, slot, replica, held, used, now);
+            }
+            (Some(slot), None) if shard[slot].write().is_none() => {
+                self.admit_announced(&mut shard, slot, replica, held, used, now);
+            }
+            (Some(slot), Some(Standing::Newer)) => {
+                self.admit_announced(&mut shard, slot, replica, held, used, now)
+            }
+            (Some(slot), Some(Standing::Same)) => shard.change_replicas(slot, |replicas| replicas.push(held)),
+            (Some(slot), Some(Standing::Unclear)) => {
+                held.retire(now, now);
+                self.drop_value(&mut shard, slot, now);
+                return Err(ErrorCode::ObjectAlreadyExists.into());
+            }
+            (Some(_), None | Some(Standing::Older)) => {
+                held.retire(now, now);
+                return Err(ErrorCode::ObjectAlreadyExists.into());
+            }
+        }
+        self.space().eviction.something_changed();
+        Ok(())
+    }
+
+    /// Space that was kept for a replica.
+    fn take_kept(&self, client: ClientId, replica: &StoredReplica) -> Result<Option<Allocation<A>>> {
+        let len = replica.len.checked_next_multiple_of(GRAIN).filter(|len| *len > 0);
+        let len = len.ok_or_else(|| Error::invalid(format!("an object of {} bytes", replica.len)))?;
+        // Locked until the space is taken, as in `place`: nothing comes to a segment after its unmount.
+        let registry = self.space().segments.read();
+        let mounted = registry.get(replica.segment).ok_or_else(|| unknown(&replica.segment))?;
+        if mounted.client != client {
+            let text = format!("segment {} was mounted by another client", replica.segment);
+            return Err(Error::new(ErrorCode::IllegalClient, text));
+        }
+        let extent = Extent { offset: replica.offset, len };
+        let taken = mounted.take_kept(extent);
+        let id = self.space().new_replica();
+        Ok(taken.then(|| Allocation { id, segment: mounted.clone(), extent }))
+    }
+
+    /// `None` when there is no value.
+    fn standing(&self, object: &Object<A>, replica: &StoredReplica) -> Option<Standing> {
+        let value = object.value()?;
+        let stamp = stamp(replica);
+        Some(if value.stamp == stamp && value.len == replica.len {
+            Standing::Same
+        } else if value.stamp.epoch == self.space().epoch {
+            Standing::Older
+        } else if value.stamp.epoch != stamp.epoch {
+            Standing::Unclear
+        } else if value.stamp.number < stamp.number && object.copying().is_none() {
+            Standing::Newer
+        } else {
+            Standing::Older
+        })
+    }
+
+    fn admit_announced(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        replica: &StoredReplica,
+        held: Allocation<A>,
+        used: Option<u64>,
+        now: Moment,
+    ) {
+        if !replica.group.is_empty() {
+            shard.join(slot, &replica.group);
+        }
+        let in_use = if is_planted("announcement-ignores-disk-promises") {
+            shard[slot].lease
+        } else {
+            self.space().in_use_until(&shard[slot])
+        };
+        let object = &mut shard[slot];
+        object.lease = Moment(0);
+        object.hard_pin |= replica.hard_pin;
+        if replica.soft_pin_ms > 0 {
+            shard.set_soft_pin(slot, now.after(Duration::from_millis(replica.soft_pin_ms)));
+        }
+        let mut replicas = Replicas::new();
+        replicas.push(held);
+        let value = Value {
+            len: replica.len,
+            checksum: replica.checksum,
+            writer: Writer::from(replica.writer),
+            followed: false,
+            stamp: stamp(replica),
+            replicas,
+        };
+        // What was found on a disk may be older.
+        shard[slot].leave_disks();
+        if let Some(old) = shard.put_value(slot, value, self.space().directory.use_number()) {
+            old.retire(self.space().rest_until(in_use), now);
+        }
+        if let Some(used) = used {
+            shard.restore_use(slot, used);
+            self.space().directory.note_older(self.space().directory.hash(&replica.key), used);
+        }
+    }
+
+    fn drop_value(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        let lease = self.space().in_use_until(&shard[slot]);
+        if shard[slot].copying().is_none()
+            && let Some(value) = shard.take_value(slot)
+        {
+            value.retire(self.space().rest_until(lease), now);
+            shard.settle(slot);
+        }
+    }
+}
+
+fn stamp(replica: &StoredReplica) -> Stamp {
+    Stamp { epoch: replica.epoch, number: replica.number }
+}
+
+/// Whether an object has that very replica.
+fn is_there<A: SegmentAllocator>(object: &Object<A>, replica: &StoredReplica) -> bool {
+    object.value().is_some_and(|value| {
+        let there = |held: &Allocation<A>| {
+            held.segment.info.id == replica.segment && held.extent.offset == replica.offset
+        };
+        value.stamp == stamp(replica) && value.replicas.iter().any(there)
+    })
+}

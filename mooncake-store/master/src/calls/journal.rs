@@ -1,0 +1,18 @@
+//! Journals.
+
+use std::sync::Arc;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+
+use super::master::Master;
+use crate::model::journal::Journal;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Tells `journal` of every change from now on.
+    pub fn set_journal(&self, journal: &Arc<dyn Journal>) {
+        for mut shard in self.space().directory.each() {
+            shard.set_journal(journal.clone());
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Reads: is it there, and where.
+
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
+use mooncake_core::{Error, ErrorCode, Result};
+use smallvec::SmallVec;
+
+use mooncake_protocol::pack::{Pack, Writer};
+use mooncake_protocol::wire::pack_in_memory;
+
+use super::master::Master;
+use crate::directory::Object;
+use crate::directory::object::absent;
+use crate::model::disk_replicas::DiskReplicas;
+use crate::model::pattern::compile;
+use crate::model::segment::Allocation;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Whether an object can be read now; grants a lease on it if so.
+    pub fn exists(&self, key: &[u8]) -> bool {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let Some(slot) = shard.find(hash, key) else { return false };
+        let object = &mut shard[slot];
+        if !is_readable(object) {
+            return false;
+        }
+        object.grant_lease(self.space().lease_from(now));
+        shard.touch(slot, self.space().directory.use_number());
+        true
+    }
+
+    /// Where an object lies, and a lease on it.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
+    pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
+        self.read(key, |object| {
+            let mut replicas = object.describe();
+            let is_in_memory = |replica: &Replica| matches!(replica.location, ReplicaLocation::Memory(_));
+            let in_memory = replicas.partition_point(is_in_memory);
+            let turn = self.turn(in_memory);
+            replicas[..in_memory].rotate_left(turn);
+            ReplicaList { replicas, lease: self.space().options.lease_ttl, checksum: object.checksum() }
+        })
+    }
+
+    /// Which of the replicas comes first. Many readers take the first one, so where hot objects are spread they take turns.
+    fn turn(&self, replicas: usize) -> usize {
+        if self.space().hot.is_some() && replicas > 1 { self.space().random.below(replicas) } else { 0 }
+    }
+
+    /// As [`Master::locate`], written as a [`ReplicaList`] is.
+    pub(crate) fn locate_to(&self, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
+        self.read(key, |object| {
+            match object.value() {
+                Some(value) if object.disk().is_none() => {
+                    // Looked at once: a segment may go meanwhile, and the number comes first.
+                    let mut live: SmallVec<[_; 4]> = value.live().collect();
+                    let turn = self.turn(live.len());
+                    live.rotate_left(turn);
+                    let places = live.into_iter().map(Allocation::place);
+                    pack_in_memory(places, value.len, ReplicaStatus::Complete, out);
+                }
+                _ => object.describe().pack(out),
+            }
+            self.space().options.lease_ttl.pack(out);
+            object.checksum().pack(out);
+        })
+    }
+
+    /// Where each object lies whose key the pattern finds a match in, with a lease on each.
+    ///
+    /// Patterns are ECMAScript's, in linear time: no back references, no look-around. They see bytes, so `.` is any byte but the end of a
+    /// line.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+    pub fn locate_matching(&self, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        let pattern = compile(pattern)?;
+        Ok(self.locate_where(|key| pattern.is_match(key)))
+    }
+
+    pub(crate) fn locate_where(&self, wanted: impl Fn(&[u8]) -> bool) -> Vec<(ObjectKey, Vec<Replica>)> {
+        let now = self.space().clock.now();
+        let lease = self.space().lease_from(now);
+        let mut found = Vec::new();
+        self.space().directory.visit(|shard, slot| {
+            let object = &mut shard[slot];
+            if !wanted(object.key.as_bytes()) {
+                return;
+            }
+            let replicas = object.describe();
+            if !replicas.is_empty() {
+                found.push((object.key.clone(), replicas));
+                object.grant_lease(lease);
+                shard.touch(slot, self.space().directory.use_number());
+            }
+        });
+        found
+    }
+
+    /// Whether a key is known, readable or not; no lease, no count.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub fn find(&self, key: &[u8]) -> Result<()> {
+        let hash = self.space().directory.hash(key);
+        self.space().directory.lock(hash).find(hash, key).map(drop).ok_or_else(absent)
+    }
+
+    /// Where an object lies, for people: no lease, no count, no effect on what is evicted.
+    ///
+    /// # Errors
+    /// As for [`Master::locate`].
+    pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
+        let hash = self.space().directory.hash(key);
+        let shard = self.space().directory.lock(hash);
+        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(absent)?;
+        let replicas = object.describe();
+        if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
+    }
+
+    /// How long leases on an object, or on its group, still hold. `None` without a lease.
+    pub fn leased_for(&self, key: &[u8]) -> Option<Duration> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let shard = self.space().directory.lock(hash);
+        let object = shard.find(hash, key).map(|slot| &shard[slot])?;
+        let group = object.group().map_or(Moment(0), |group| group.lease());
+        let until = object.lease.max(group);
+        (until > now).then(|| until.since(now))
+    }
+
+    /// Every key with a readable value, in no order.
+    pub fn keys(&self) -> Vec<ObjectKey> {
+        let mut keys = Vec::new();
+        self.space().directory.visit(|shard, slot| {
+            let object = &shard[slot];
+            if object.value().is_some() || object.disk().is_some() {
+                keys.push(object.key.clone());
+            }
+        });
+        keys
+    }
+
+    /// Grants a lease and shows the object.
+    fn read<R>(&self, key: &[u8], show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        shard.reads.asked += 1;
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let object = &mut shard[slot];
+        if !is_readable(object) {
+            return Err(unreadable(object));
+        }
+        let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
+        if in_memory.is_none() {
+            self.jobs.read_from_disk(object, hash);
+        }
+        let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
+        let shown = show(object);
+        object.grant_lease(self.space().lease_from(now));
+        shard.touch(slot, self.space().directory.use_number());
+        shard.reads.hits += 1;
+        shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
+        if in_memory.is_none() {
+            shard.reads.disk_hits += 1;
+            shard.reads.disk_hit_bytes = shard.reads.disk_hit_bytes.saturating_add(len);
+        }
+        if let Some(hot) = &self.space().hot {
+            let key = shard[slot].key.clone();
+            hot.read(&mut shard.heats, slot, &key, now);
+        }
+        Ok(shown)
+    }
+}
+
+/// Whether there is a replica to read.
+fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
+    object.value().is_some_and(|value| value.live().next().is_some())
+        || object.disk().is_some_and(DiskReplicas::is_live)
+}
+
+/// Why an object without a live replica cannot be read.
+fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
+    let key = object.key.as_bytes();
+    match object.write() {
+        Some(_) => Error::new(
+            ErrorCode::ReplicaIsNotReady,
+            format!("object {} is still being written", key.escape_ascii()),
+        ),
+        None => absent(),
+    }
+}

@@ -1,0 +1,453 @@
+//! Writes: grants space, makes values readable, takes failed writes back.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use mooncake_protocol::api::WriteMode;
+use mooncake_protocol::pack::{self, Pack};
+use mooncake_protocol::wire::pack_in_memory;
+
+use super::master::Master;
+use crate::directory::object::absent;
+use crate::directory::{Object, Replicas, Shard, Value, Write};
+use crate::model::disk_replicas::DiskReplicas;
+use crate::model::options::Placement;
+use crate::model::segment::Allocation;
+use crate::model::tenants::{QuotaRefusal, Reservation, unknown};
+use crate::model::value::{Stamp, Writer};
+
+/// How often a put looks for room again when others took what it had freed.
+const ROUNDS: usize = 8;
+/// How often it evicts from its tenant's objects.
+const QUOTA_ROUNDS: usize = 2;
+
+/// One object to write.
+#[derive(Clone, Copy, Debug)]
+pub struct Put<'a> {
+    /// Who writes.
+    pub writer: Writer,
+    /// Whether an object that is there is replaced or refused.
+    pub mode: WriteMode,
+    /// Its key.
+    pub key: &'a [u8],
+    /// Its length in bytes.
+    pub len: u64,
+    /// How it is to be kept.
+    pub config: &'a ReplicateConfig,
+    /// Its group, empty for none. The list in `config` is for batches; here it says only that groups are spoken of.
+    pub group: &'a str,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Grants space for an object; the caller writes every replica it gets and then ends the put, or revokes it.
+    ///
+    /// Between one and `config.replicas` replicas are granted, in distinct segments (on distinct hosts while
+    /// there are any). When there is no room, others are evicted first. The grant is valid for
+    /// [`MasterOptions::put_release`](crate::MasterOptions::put_release); an object is readable only after its end.
+    ///
+    /// An upsert is written beside the old value, which stays readable until the end and after a revoke. Only when memory
+    /// does not hold both, the lengths are equal and no reader holds a lease is the old space written over.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`; `OBJECT_ALREADY_EXISTS` (put only; a write in progress counts until it is
+    /// [`MasterOptions::put_discard`](crate::MasterOptions::put_discard) old); `OBJECT_REPLICA_BUSY` (upsert only:
+    /// another write of the same client is in progress); `OBJECT_HAS_REPLICATION_TASK` (upsert only: it is being copied or
+    /// moved); `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
+    pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
+        self.start(put, Write::describe)
+    }
+
+    /// As [`Master::put_start`], written as a list of [`Replica`]s is.
+    pub(crate) fn put_start_to(&self, put: &Put<'_>, out: &mut pack::Writer<'_>) -> Result<()> {
+        // Shown once at most; the writer is not to be had by two closures.
+        let out = RefCell::new(out);
+        self.start(put, |write| {
+            if write.file.is_some() {
+                return write.describe().pack(*out.borrow_mut());
+            }
+            let replicas = write.replicas.iter().map(Allocation::place);
+            pack_in_memory(replicas, write.len, ReplicaStatus::Processing, *out.borrow_mut());
+        })
+    }
+
+    /// Grants space and shows the write.
+    fn start<R>(&self, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<R> {
+        self.check_put(put)?;
+        let hash = self.space().directory.hash(put.key);
+        let tenant = self.space().tenants.number(put.key);
+        let mut quota_made = 0;
+        for _ in 0..ROUNDS {
+            let now = self.space().clock.now();
+            let mut shard = self.space().directory.lock(hash);
+            if let Some(same) = self.admit(&mut shard, hash, put, &show, now)? {
+                return Ok(same);
+            }
+            let bytes = put.len.saturating_mul(put.config.replicas);
+            let freed = self.frees(&shard, hash, put.key);
+            let charged = match self.space().tenants.reserve(tenant, bytes, freed) {
+                Ok(charged) => charged,
+                Err(QuotaRefusal::Full) if quota_made < QUOTA_ROUNDS => {
+                    drop(shard);
+                    quota_made += 1;
+                    self.space().make_quota(tenant, bytes, freed, now);
+                    continue;
+                }
+                Err(QuotaRefusal::Unknown) => return Err(unknown(self.space().tenants.split(put.key).0)),
+                Err(QuotaRefusal::Full | QuotaRefusal::TooLarge) => {
+                    return Err(self.space().over_quota(tenant, put.key, bytes));
+                }
+            };
+            if let Some(space) = self.space().place(put.len, hash, put.config, now) {
+                self.space().counters.placed(put.config.replicas, space.len());
+                return self.grant(&mut shard, hash, put, space, charged, &show, now);
+            }
+            drop(charged);
+            drop(shard);
+            if !self.space().make_room(put.len, self.space().only_in(put.config), now) {
+                break;
+            }
+        }
+        if let Some(shown) = self.reuse(hash, put, &show)? {
+            return Ok(shown);
+        }
+        self.space().counters.no_room();
+        Err(Error::new(
+            ErrorCode::NoAvailableHandle,
+            format!("no segment has room for {} bytes, and nothing more may be evicted", put.len),
+        ))
+    }
+
+    /// The bytes of a write have landed: its value is readable from now on, instead of the one before. Its file, if it was granted one, counts once its
+    /// own end (of [`ReplicaType::Disk`]) was told, before or after that.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `ILLEGAL_CLIENT` (another's write); `INVALID_WRITE` (nothing in progress, or the grant
+    /// ran out). Repeated by the writer of the present value, it is fine.
+    pub fn put_end(
+        &self,
+        writer: Writer,
+        key: &[u8],
+        checksum: Option<u64>,
+        replicas: ReplicaType,
+    ) -> Result<()> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if replicas == ReplicaType::Disk && self.end_file(&mut shard[slot], writer) {
+            drop(shard);
+            self.space().eviction.something_changed();
+            return Ok(());
+        }
+        match owner(&shard[slot], writer) {
+            CallerRole::OfWrite if in_memory(replicas) => {}
+            CallerRole::OfValue if in_memory(replicas) => return Ok(()),
+            // Nothing of the kind was granted, so nothing of it is left to be done.
+            CallerRole::OfWrite => return Ok(()),
+            CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
+            CallerRole::Nobody => return Err(foreign(key)),
+        }
+        shard.prune(slot, now, self.space().options.put_release);
+        let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged());
+        let Some(write) = shard.take_write(slot) else {
+            shard.settle(slot);
+            return Err(absent().context("every segment it was written to is gone"));
+        };
+        let deadline = write.started.after(self.space().options.put_release);
+        if deadline <= now {
+            self.space().retire_write(write, now);
+            shard.settle(slot);
+            return Err(Error::new(
+                ErrorCode::InvalidWrite,
+                format!("the write of {} took longer than its grant was valid", key.escape_ascii()),
+            ));
+        }
+        self.complete(&mut shard, slot, write, checksum, now);
+        drop(shard);
+        self.space().eviction.something_changed();
+        Ok(())
+    }
+
+    /// The write failed: its space is taken back, and what was readable before stays so.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT`, `INVALID_WRITE` (nothing in progress); each means that there is nothing left to revoke.
+    pub fn put_revoke(&self, writer: Writer, key: &[u8], replicas: ReplicaType) -> Result<()> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if replicas == ReplicaType::Disk && self.revoke_file(&mut shard, slot, writer) {
+            drop(shard);
+            self.space().eviction.something_changed();
+            return Ok(());
+        }
+        match owner(&shard[slot], writer) {
+            CallerRole::OfWrite if in_memory(replicas) => {}
+            CallerRole::OfWrite => return Ok(()),
+            CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
+            CallerRole::Nobody => return Err(foreign(key)),
+        }
+        if let Some(write) = shard.take_write(slot) {
+            // Bytes the writer gave up on may still be on their way.
+            let rest = now
+                .after(self.space().options.revoke_rest)
+                .min(write.started.after(self.space().options.put_release));
+            write.retire(self.space().rest_until(rest), now);
+        }
+        shard.settle(slot);
+        Ok(())
+    }
+
+    fn check_put(&self, put: &Put<'_>) -> Result<()> {
+        let config = put.config;
+        ObjectKey::check(put.key)?;
+        let refuse = |why: &'static str| Err(Error::invalid(why));
+        if put.len == 0 {
+            return refuse("an object must have at least one byte");
+        }
+        if config.nof_replicas > 0 || config.dfs_replicas > 1 {
+            return refuse("replicas on NVMe-oF targets or in a distributed file system are not supported");
+        }
+        if config.replicas == 0 {
+            return refuse("at least one replica must be asked for");
+        }
+        if self.space().options.placement == Placement::Cxl && config.preferred().is_empty() {
+            return refuse("with allocation_strategy cxl a put names its segment (preferred_segments)");
+        }
+        if config.dfs_replicas > 0 {
+            let text = "this master has no distributed file system to keep a replica in";
+            return Err(Error::new(ErrorCode::DfsServiceUnavailable, text));
+        }
+        if let Some(ttl) = config.soft_pin_ttl_ms {
+            if config.soft_pin != SoftPin::Enable {
+                return refuse("soft_pin_ttl_ms goes only with soft_pin_action ENABLE");
+            }
+            if Duration::from_millis(ttl) > self.space().options.max_soft_pin_ttl {
+                return Err(Error::invalid(format!(
+                    "soft_pin_ttl_ms {ttl} is above max_kv_soft_pin_ttl ({:?})",
+                    self.space().options.max_soft_pin_ttl
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the write may start; `Some` when it has, and this is the answer to the same call repeated.
+    fn admit<R>(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        put: &Put<'_>,
+        show: impl Fn(&Write<A>) -> R,
+        now: Moment,
+    ) -> Result<Option<R>> {
+        let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
+        shard.prune(slot, now, self.space().options.put_release);
+        let object = &shard[slot];
+        if let Some(write) = object.write() {
+            if write.writer.repeats(put.writer) && write.len == put.len {
+                return Ok(Some(show(write)));
+            }
+            self.admit_beside(write, put, now)?;
+        }
+        let on_disk = object.disk().is_some_and(DiskReplicas::is_live);
+        if put.mode == WriteMode::Put && (object.value().is_some() || on_disk) {
+            return Err(exists());
+        }
+        // Where groups are not spoken of, it stays in the one it is in.
+        let names_group = !put.group.is_empty() || put.config.group_ids.is_some();
+        if object.value().is_some() && names_group && object.group_name() != put.group {
+            return Err(Error::invalid("the group of an existing object cannot change"));
+        }
+        if object.copying().is_some() {
+            return Err(ErrorCode::ObjectHasReplicationTask.into());
+        }
+        // What is about to be replaced should not be what makes room for its successor.
+        shard.touch(slot, self.space().directory.use_number());
+        shard.settle(slot);
+        Ok(None)
+    }
+
+    /// Whether a write may take the place of one in progress.
+    fn admit_beside(&self, write: &Write<A>, put: &Put<'_>, now: Moment) -> Result<()> {
+        if write.started.after(self.space().options.put_discard) <= now {
+            return Ok(());
+        }
+        match put.mode {
+            WriteMode::Put => Err(exists()),
+            // Its end would be taken for the end of this one.
+            WriteMode::Upsert if write.writer.is(put.writer) => Err(Error::new(
+                ErrorCode::ObjectReplicaBusy,
+                format!("the same client is already writing {}", put.key.escape_ascii()),
+            )),
+            WriteMode::Upsert => Ok(()),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what a grant is made of")]
+    fn grant<R>(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        put: &Put<'_>,
+        space: Replicas<A>,
+        charged: Reservation<'_>,
+        show: impl Fn(&Write<A>) -> R,
+        now: Moment,
+    ) -> Result<R> {
+        let slot = match (shard.find(hash, put.key), ObjectKey::new(put.key)) {
+            (Some(slot), _) => slot,
+            (None, Ok(key)) => shard.add(hash, key, self.space().tenants.number(put.key)),
+            // `check_put` has looked at the key's length.
+            (None, Err(error)) => {
+                space.into_iter().for_each(|held| held.retire(now, now));
+                return Err(error.into());
+            }
+        };
+        if let Some(abandoned) = shard.take_write(slot) {
+            self.space().retire_write(abandoned, now);
+        }
+        let mut write = Write::new(put.writer, now, put.len, space);
+        write.soft_pin = put.config.soft_pin;
+        write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
+        write.hard_pin = put.config.hard_pin;
+        write.file = self.grant_file(put.key);
+        let shown = show(&write);
+        shard.put_write(slot, write, charged.spend());
+        if !put.group.is_empty() {
+            shard.join(slot, put.group);
+        }
+        Ok(shown)
+    }
+
+    /// Last resort of an upsert that finds no room: the old value's own space, if nobody reads it.
+    fn reuse<R>(&self, hash: u64, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<Option<R>> {
+        if put.mode != WriteMode::Upsert {
+            return Ok(None);
+        }
+        let now = self.space().clock.now();
+        let mut shard = self.space().directory.lock(hash);
+        if let Some(same) = self.admit(&mut shard, hash, put, &show, now)? {
+            return Ok(Some(same));
+        }
+        let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
+        let object = &shard[slot];
+        let fits = object.value().is_some_and(|value| value.len == put.len);
+        let in_use = if is_planted("upsert-ignores-disk-promises") {
+            object.lease
+        } else {
+            // A disk's owner may be reading the value, too.
+            self.space().in_use_until(object)
+        };
+        if !fits || in_use > now {
+            return Ok(None);
+        }
+        let charged = self.space().tenants.hold(object.tenant(), object.charged());
+        let Some(mut old) = shard.take_value(slot) else { return Ok(None) };
+        // Another value under the old number would be taken for the old one by who has kept that.
+        old.replicas.iter_mut().for_each(|held| held.id = self.space().new_replica());
+        self.grant(&mut shard, hash, put, old.replicas, charged, &show, now).map(Some)
+    }
+
+    /// What its tenant is charged for that the write of a key will replace.
+    fn frees(&self, shard: &Shard<A, E>, hash: u64, key: &[u8]) -> u64 {
+        if !self.space().tenants.are_on() {
+            return 0;
+        }
+        shard.find(hash, key).map_or(0, |slot| shard[slot].charged())
+    }
+
+    fn complete(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        write: Write<A>,
+        checksum: Option<u64>,
+        now: Moment,
+    ) {
+        let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
+        let (writer, file) = (write.writer, write.file);
+        let use_number = self.space().directory.use_number();
+        let value = Value {
+            len: write.len,
+            checksum,
+            writer,
+            followed: false,
+            stamp: Stamp { epoch: self.space().epoch, number: use_number },
+            replicas: write.replicas,
+        };
+        self.space().counters.value_size(value.len);
+        let lease = self.space().in_use_until(&shard[slot]);
+        let object = &mut shard[slot];
+        object.lease = Moment(0);
+        object.hard_pin |= hard_pin;
+        match action {
+            SoftPin::Preserve => {}
+            SoftPin::Disable => shard.set_soft_pin(slot, Moment(0)),
+            SoftPin::Enable => {
+                let ttl = ttl.map_or(self.space().options.soft_pin_ttl, Duration::from_millis);
+                shard.set_soft_pin(slot, now.after(ttl));
+            }
+        }
+        shard[slot].leave_disks();
+        let old = shard.put_value(slot, value, use_number);
+        if let Some(old) = old {
+            old.retire(self.space().rest_until(lease), now);
+        }
+        if let Some(file) = file {
+            self.begin_file(&mut shard[slot], *file, writer, now);
+        }
+        if self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
+            self.jobs.offload(shard, slot, now);
+        }
+    }
+}
+
+enum CallerRole {
+    OfWrite,
+    OfValue,
+    /// The value is the caller's, but its call may be about another write.
+    OfOlder,
+    Nobody,
+}
+
+fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRole {
+    if object.write().is_some_and(|write| write.writer.is(caller) && !write.promotes) {
+        CallerRole::OfWrite
+    } else if object.value().is_some_and(|value| value.ended_by(caller)) {
+        CallerRole::OfValue
+    } else if object.write().is_none() && object.value().is_some_and(|value| value.writer.is(caller)) {
+        CallerRole::OfOlder
+    } else {
+        CallerRole::Nobody
+    }
+}
+
+/// Whether the call is about memory. Files have an end of their own, whatever is said of all replicas: they are written behind the put.
+fn in_memory(replicas: ReplicaType) -> bool {
+    matches!(replicas, ReplicaType::All | ReplicaType::Memory)
+}
+
+#[cold]
+fn exists() -> Error {
+    ErrorCode::ObjectAlreadyExists.into()
+}
+
+#[cold]
+fn foreign(key: &[u8]) -> Error {
+    Error::new(ErrorCode::IllegalClient, format!("{} is not written by this client", key.escape_ascii()))
+}
+
+#[cold]
+fn nothing_in_progress(key: &[u8]) -> Error {
+    Error::new(ErrorCode::InvalidWrite, format!("no write of {} is in progress", key.escape_ascii()))
+}

@@ -1,0 +1,160 @@
+//! Explicit removal: one, by pattern, all.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::master::Master;
+use crate::directory::object::absent;
+use crate::directory::{Object, Replicas, Shard};
+use crate::model::pattern::compile;
+use crate::model::segment::Allocation;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Drops an object. With `force` even while readers hold leases on it: they go on reading what they were promised,
+    /// because its space rests until the last lease has run out.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `OBJECT_HAS_LEASE` (not with `force`); `REPLICA_IS_NOT_READY` while a write or copy is in progress;
+    /// `OBJECT_HAS_REPLICATION_TASK` during a move that needs no copy.
+    pub fn remove(&self, key: &[u8], force: bool) -> Result<()> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let Some(slot) = shard.find(hash, key) else {
+            shard.expired.forget(key);
+            return Err(absent());
+        };
+        shard.prune(slot, now, self.space().options.put_release);
+        let object = &shard[slot];
+        if object.value().is_none() && object.write().is_none() && object.disk().is_none() {
+            shard.expired.forget(key);
+            shard.settle(slot);
+            return Err(absent());
+        }
+        if let Some(code) = self.blocked(object, force, now) {
+            return Err(Error::new(code, format!("{}: {}", key.escape_ascii(), code.meaning())));
+        }
+        self.drop_object(&mut shard, slot, now);
+        drop(shard);
+        self.space().eviction.something_changed();
+        Ok(())
+    }
+
+    /// Drops every object whose key the pattern finds a match in, except those [`Master::remove`] would refuse; how many.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+    pub fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
+        let pattern = compile(pattern)?;
+        Ok(self.remove_where(force, |key| pattern.is_match(key)))
+    }
+
+    /// Drops every object except those [`Master::remove`] would refuse; how many.
+    ///
+    /// Where there are no tenants, clients are told to empty their disks; a disk cannot be told whose objects to drop.
+    pub fn remove_all(&self, force: bool) -> u64 {
+        self.clear_disks();
+        self.remove_where(force, |_| true)
+    }
+
+    /// Drops those of the named objects that this client wrote and nobody holds a lease on, or only their replicas in
+    /// segments of one name; which ones. The others are passed over in silence, as the existing system does.
+    pub fn clear_replicas(&self, keys: &[&[u8]], client: ClientId, segment_name: &str) -> Vec<ObjectKey> {
+        let now = self.space().clock.now();
+        let mut cleared = Vec::new();
+        for key in keys {
+            let hash = self.space().directory.hash(key);
+            let mut shard = self.space().directory.lock(hash);
+            let Some(slot) = shard.find(hash, key) else {
+                shard.expired.forget(key);
+                continue;
+            };
+            let object = &shard[slot];
+            let own = object.value().is_some_and(|value| value.writer.client == client);
+            if !own || self.blocked(object, false, now).is_some() {
+                continue;
+            }
+            let name = object.key.clone();
+            if segment_name.is_empty() {
+                self.drop_object(&mut shard, slot, now);
+                cleared.push(name);
+            } else if self.drop_replicas(&mut shard, slot, segment_name, now) {
+                cleared.push(name);
+            }
+        }
+        self.space().eviction.something_changed();
+        cleared
+    }
+
+    pub(crate) fn remove_where(&self, force: bool, wanted: impl Fn(&[u8]) -> bool) -> u64 {
+        let now = self.space().clock.now();
+        let mut removed = 0;
+        self.space().directory.visit(|shard, slot| {
+            let object = &shard[slot];
+            if wanted(object.key.as_bytes()) && self.blocked(object, force, now).is_none() {
+                removed += u64::from(object.value().is_some() || object.disk().is_some());
+                self.drop_object(shard, slot, now);
+            }
+        });
+        // Replicas that pruning added meanwhile are among these.
+        self.space().directory.each().for_each(|mut shard| shard.expired.forget_where(&wanted));
+        self.space().eviction.something_changed();
+        removed
+    }
+
+    /// Why an object may not be removed now.
+    fn blocked(&self, object: &Object<A>, force: bool, now: Moment) -> Option<ErrorCode> {
+        // In the order in which the existing system looks.
+        if !force
+            && (object.value().is_some() || object.disk().is_some())
+            && self.space().is_read(object, now)
+        {
+            Some(ErrorCode::ObjectHasLease)
+        } else if object
+            .write()
+            .is_some_and(|write| now < write.started.after(self.space().options.put_discard))
+        {
+            Some(ErrorCode::ReplicaIsNotReady)
+        } else if let Some(copying) = object.copying() {
+            let moved = copying.targets.is_empty();
+            Some(if moved { ErrorCode::ObjectHasReplicationTask } else { ErrorCode::ReplicaIsNotReady })
+        } else {
+            None
+        }
+    }
+
+    fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        let lease = self.space().in_use_until(&shard[slot]);
+        shard[slot].leave_disks();
+        shard.forget_expired(slot);
+        if let Some(value) = shard.take_value(slot) {
+            value.retire(self.space().rest_until(lease), now);
+        }
+        if let Some(abandoned) = shard.take_write(slot) {
+            self.space().retire_write(abandoned, now);
+        }
+        shard.settle(slot);
+    }
+
+    /// Drops the replicas in segments of a name; whether there were any.
+    fn drop_replicas(&self, shard: &mut Shard<A, E>, slot: SlotId, segment_name: &str, now: Moment) -> bool {
+        let lease = self.space().rest_until(self.space().in_use_until(&shard[slot]));
+        let there = |held: &Allocation<A>| held.segment.info.name == segment_name;
+        if !shard[slot].value().is_some_and(|value| value.replicas.iter().any(there)) {
+            return false;
+        }
+        let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged());
+        let Some(mut value) = shard.take_value(slot) else { return false };
+        let (gone, kept): (Replicas<A>, Replicas<A>) = value.replicas.into_iter().partition(there);
+        gone.into_iter().for_each(|held| held.retire(lease, now));
+        value.replicas = kept;
+        if !value.replicas.is_empty() {
+            shard.put_value(slot, value, self.space().directory.use_number());
+        }
+        shard.settle(slot);
+        true
+    }
+}

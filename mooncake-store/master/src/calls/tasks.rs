@@ -1,0 +1,66 @@
+//! TaskTable: requests for copies and moves, and the calls of the clients that make them.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, Uuid};
+use mooncake_core::{Error, Result};
+use mooncake_protocol::wire::{Task, TaskInfo, TaskReport, TaskStatus};
+
+use super::master::Master;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Has another copy of an object made in each of the segments named, by the owner of one that is there.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` (no target, or one that is not mounted; a key that is not UTF-8, because a task travels as JSON);
+    /// `UNAVAILABLE_IN_CURRENT_STATUS` (a target takes no objects); `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`;
+    /// `TASK_PENDING_LIMIT_EXCEEDED`.
+    pub fn create_copy(&self, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        self.jobs.create_copy(key, targets)
+    }
+
+    /// Has the copy in segment `source` moved to segment `target`, by the owner of the former.
+    ///
+    /// # Errors
+    /// As [`Master::create_copy`]; `INVALID_PARAMS` too when there is no copy in `source`, or both are the same.
+    pub fn create_move(&self, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        self.jobs.create_move(key, source, target)
+    }
+
+    /// Work for a client, at most `limit` tasks; from now on they count as begun.
+    pub fn fetch_tasks(&self, client: ClientId, limit: u64) -> Vec<Task> {
+        let mut tasks = self.jobs.tasks.lock();
+        if !tasks.has_waiting() {
+            return Vec::new();
+        }
+        tasks.fetch(
+            client,
+            limit,
+            self.space().clock.now(),
+            self.space().clock.wall_ms(),
+            &self.space().options.tasks,
+        )
+    }
+
+    /// Where a task stands.
+    ///
+    /// # Errors
+    /// `TASK_NOT_FOUND`; tasks that are over are forgotten one day.
+    pub fn task(&self, id: Uuid) -> Result<TaskInfo> {
+        self.jobs.tasks.lock().info(id)
+    }
+
+    /// A task is over. May be repeated.
+    ///
+    /// # Errors
+    /// `TASK_NOT_FOUND`; `ILLEGAL_CLIENT` (another's); `INVALID_PARAMS` (a status that is no end).
+    pub fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
+        if !matches!(report.status, TaskStatus::Failed | TaskStatus::Success) {
+            return Err(Error::invalid(format!("{:?} is no end of a task", report.status)));
+        }
+        let wall_ms = self.clock().wall_ms();
+        self.jobs.tasks.lock().complete(client, report, wall_ms, &self.options().tasks)?;
+        self.jobs.drains.wake();
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Tenants: registration, quotas, and calls on the objects of one tenant.
+
+use std::borrow::Cow;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey};
+use mooncake_core::replica::Replica;
+use mooncake_core::{ErrorCode, Result};
+
+use super::master::Master;
+use crate::model::pattern::compile;
+use crate::model::tenants::{TenantInfo, TenantQuota, unknown};
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// A tenant's key as the other calls take it. Without tenants that is the key.
+    ///
+    /// # Errors
+    /// `TENANT_NOT_REGISTERED`.
+    pub fn scoped<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if !self.space().tenants.are_on() {
+            return Ok(Cow::Borrowed(key));
+        }
+        ObjectKey::check(key)?;
+        let mut scoped = self.space().tenants.prefix(tenant).ok_or_else(|| unknown(tenant))?;
+        scoped.extend_from_slice(key);
+        Ok(Cow::Owned(scoped))
+    }
+
+    /// As [`Master::scoped`], to be read or dropped: a tenant that is not registered has no objects.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub(crate) fn scoped_if_known<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        self.scoped(tenant, key).map_err(|_| ErrorCode::ObjectNotFound.into())
+    }
+
+    /// A tenant's group as a [`Put`](super::Put) takes it.
+    pub(crate) fn scoped_group<'a>(&self, tenant: &str, group: &'a str) -> Cow<'a, str> {
+        if !self.space().tenants.are_on() || group.is_empty() {
+            return Cow::Borrowed(group);
+        }
+        Cow::Owned(format!("{tenant}\0{group}"))
+    }
+
+    /// Every tenant, by name; none where they are off.
+    pub fn tenants(&self) -> Vec<TenantInfo> {
+        self.space().tenants.infos()
+    }
+
+    /// Where a tenant stands.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` where tenants are off; `OBJECT_NOT_FOUND` (as the existing system has it) when it is not registered.
+    pub fn tenant(&self, name: &str) -> Result<TenantInfo> {
+        self.tenants_on()?;
+        self.space().tenants.info(name).ok_or_else(|| ErrorCode::ObjectNotFound.into())
+    }
+
+    /// Registers a tenant, or changes its quota. One that has more already keeps it until room is needed.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` where tenants are off; `INVALID_PARAMS`.
+    pub fn set_tenant(&self, tenant: &TenantQuota) -> Result<TenantInfo> {
+        self.tenants_on()?;
+        tenant.check()?;
+        self.space().tenants.set(tenant);
+        self.tenant(&tenant.name)
+    }
+
+    /// Forgets a tenant that has no objects.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` where tenants are off; `OBJECT_NOT_FOUND` (as the existing system has it) when it is not registered;
+    /// `TENANT_NOT_EMPTY`.
+    pub fn remove_tenant(&self, name: &str) -> Result<()> {
+        self.tenants_on()?;
+        self.space().tenants.remove(name)
+    }
+
+    fn tenants_on(&self) -> Result<()> {
+        if self.space().tenants.are_on() { Ok(()) } else { Err(ErrorCode::UnavailableInCurrentMode.into()) }
+    }
+
+    /// As [`Master::remove_matching`], of one tenant; the pattern sees its keys as it wrote them. One that is not registered has none.
+    ///
+    /// # Errors
+    /// As for [`Master::remove_matching`].
+    pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        let pattern = compile(pattern)?;
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(0) };
+        Ok(self
+            .remove_where(force, |key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))))
+    }
+
+    /// As [`Master::remove_all`], of one tenant. One that is not registered has nothing.
+    pub fn remove_all_of(&self, tenant: &str, force: bool) -> u64 {
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return 0 };
+        if !self.space().tenants.are_on() {
+            return self.remove_all(force);
+        }
+        self.remove_where(force, |key| key.starts_with(&prefix))
+    }
+
+    /// As [`Master::locate_matching`], of one tenant; pattern and answer have its keys as it wrote them. One that is not registered
+    /// has none.
+    ///
+    /// # Errors
+    /// As for [`Master::locate_matching`].
+    pub fn locate_matching_of(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        let pattern = compile(pattern)?;
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(Vec::new()) };
+        let found =
+            self.locate_where(|key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key)));
+        Ok(found.into_iter().filter_map(|(key, replicas)| Some((self.unscoped(&key)?, replicas))).collect())
+    }
+
+    /// As [`Master::keys`], of one tenant.
+    pub fn keys_of(&self, tenant: &str) -> Vec<ObjectKey> {
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Vec::new() };
+        let own = |key: &ObjectKey| key.as_bytes().starts_with(&prefix).then(|| self.unscoped(key)).flatten();
+        self.keys().iter().filter_map(own).collect()
+    }
+
+    /// As [`Master::clear_replicas`], of whatever tenant the client wrote them for: the call does not say.
+    pub fn clear_replicas_anywhere(&self, keys: &[&[u8]], client: ClientId, segment: &str) -> Vec<ObjectKey> {
+        if !self.space().tenants.are_on() {
+            return self.clear_replicas(keys, client, segment);
+        }
+        let mut cleared = Vec::new();
+        for tenant in self.tenants() {
+            let scoped: Vec<_> = keys.iter().filter_map(|key| self.scoped(&tenant.name, key).ok()).collect();
+            let scoped: Vec<&[u8]> = scoped.iter().map(AsRef::as_ref).collect();
+            let these = self.clear_replicas(&scoped, client, segment);
+            cleared.extend(these.iter().filter_map(|key| self.unscoped(key)));
+        }
+        cleared
+    }
+
+    fn unscoped(&self, key: &ObjectKey) -> Option<ObjectKey> {
+        self.space().tenants.unscoped(key).map(|(_, key)| key)
+    }
+}

@@ -1,0 +1,87 @@
+//! Periodic work.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::SlotId;
+use mooncake_core::replica::Segment;
+
+use super::master::Master;
+
+/// How often writes that nobody ended are looked for.
+const ZOMBIES: Duration = Duration::from_secs(1);
+
+/// What a [`Master::tick`] did that others may want to act on.
+#[derive(Debug, Default)]
+pub struct TickReport {
+    /// Segments that went because their client was silent too long.
+    pub expired: Vec<Segment>,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+    /// Does what is due: silent clients, ended grace periods, dead segments, abandoned writes, space that has rested, the
+    /// watermark, drain jobs. Costs a few loads per segment when nothing is.
+    pub fn tick(&self) -> TickReport {
+        self.tick_at(self.space().clock.now())
+    }
+
+    /// As [`tick`](Self::tick), with what was due at `now`. A caller that finds out whether the process was stopped reads the clock before it does:
+    /// a stop after that does not make a client seem silent.
+    pub fn tick_at(&self, now: Moment) -> TickReport {
+        let mut report = TickReport::default();
+        if self.space().timers.membership.load(SeqCst) <= now.0 {
+            self.space().timers.membership.store(u64::MAX, SeqCst);
+            report.expired = self.expire(&mut self.space().retired.lock(), now);
+            self.space().sweep_beside();
+            let mut retired = self.space().retired.lock();
+            if self.expire_disks(now) {
+                self.space().sweep_disks();
+            }
+            retired.forget_unused(now);
+            if !retired.is_empty() {
+                self.space().timers.at(now.after(ZOMBIES));
+            }
+        }
+        if self.space().timers.zombies.load(SeqCst) <= now.0 {
+            self.space().timers.zombies.store(now.after(ZOMBIES).0, SeqCst);
+            self.reap(now);
+            self.jobs.reap_copies(now);
+            self.jobs.tasks.lock().expire(now, self.space().clock.wall_ms(), &self.space().options.tasks);
+        }
+        if self.space().reclaim_all(now) {
+            self.space().eviction.something_changed();
+        }
+        self.space().evict_to_watermark(now);
+        self.space().clear_wanted_windows(now);
+        self.jobs.tend_hot(now);
+        self.jobs.queue_wanted(now);
+        self.forget_past(now);
+        if self.jobs.drains.is_due(now) {
+            self.jobs.drive_drains(now);
+        }
+        report
+    }
+
+    /// Takes back writes that nobody ended in time.
+    fn reap(&self, now: Moment) {
+        for mut shard in self.space().directory.each() {
+            shard.expired.forget_until(now);
+            let due = |slot: &SlotId| {
+                shard[*slot]
+                    .write()
+                    .is_some_and(|write| write.started.after(self.space().options.put_release) <= now)
+            };
+            let overdue: Vec<_> = shard.writing().iter().copied().filter(due).collect();
+            for slot in overdue {
+                if let Some(write) = shard.take_write(slot) {
+                    self.space().counters.released();
+                    self.space().retire_write(write, now);
+                }
+                shard.settle(slot);
+            }
+        }
+    }
+}

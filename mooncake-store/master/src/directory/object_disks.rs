@@ -1,0 +1,154 @@
+//! Disk replicas of an object, and its place in the queue of a disk.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::ClientId;
+
+use super::object::Object;
+use crate::model::disk::DiskOwner;
+use crate::model::disk_replicas::{
+    DiskLocation, DiskReplica, DiskReplicas, DiskTier, FileTotals, PendingFile, StoredFile,
+};
+use crate::model::value::Writer;
+
+/// How long an object is kept in memory for the sake of its file, which its writer has not spoken of.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl<A: SegmentAllocator> Object<A> {
+    pub(crate) fn offload(&self) -> Option<&Arc<DiskOwner>> {
+        self.tier.as_ref()?.offload.as_ref()
+    }
+
+    pub(crate) fn gave_up_offload(&self) -> bool {
+        self.tier.as_ref().is_some_and(|tier| tier.gave_up)
+    }
+
+    pub(crate) fn begin_offload(&mut self, owner: Arc<DiskOwner>) {
+        self.tier.get_or_insert_default().offload = Some(owner);
+    }
+
+    pub(crate) fn end_offload(&mut self) {
+        if let Some(tier) = &mut self.tier {
+            tier.offload = None;
+        }
+    }
+
+    pub(crate) fn give_up_offload(&mut self) {
+        self.tier.get_or_insert_default().gave_up = true;
+    }
+
+    /// Whether somebody has it, or is writing it.
+    pub(crate) fn is_known(&self) -> bool {
+        self.value().is_some() || self.write().is_some() || self.disk().is_some_and(DiskReplicas::is_live)
+    }
+
+    pub(crate) fn add_disk(&mut self, len: u64, checksum: Option<u64>, copy: DiskReplica) {
+        let tier = self.tier.get_or_insert_default();
+        let owner = copy.owner().map(|owner| owner.client);
+        let others = tier.on_disk.as_mut().is_some_and(|disk| disk.retain(|other| Some(other) != owner));
+        match &mut tier.on_disk {
+            Some(disk) if others => disk.copies.push(copy),
+            on_disk => {
+                let copies = std::iter::once(copy).collect();
+                *on_disk = Some(DiskReplicas { len, checksum, copies });
+            }
+        }
+    }
+
+    /// An owner tells of a copy it found while others have the object on their disks, and nobody else in memory. Whether it may count once they are given
+    /// up: an owner that was killed and is back before it was missed must not lose all it has.
+    pub(crate) fn stand_in_line(&mut self, copy: DiskReplica) -> bool {
+        let elsewhere = self.is_elsewhere();
+        let Some(DiskTier { on_disk: Some(disk), heir, .. }) = self.tier.as_deref_mut() else { return false };
+        if elsewhere || copy.len != disk.len || !disk.live().all(|before| copy.follows(before)) {
+            return false;
+        }
+        *heir = Some(Box::new(copy));
+        true
+    }
+
+    /// Whether somebody has it, or is writing it, who has it on no disk.
+    fn is_elsewhere(&self) -> bool {
+        let on_disk =
+            |client| self.disk().is_some_and(|disk| disk.copies.iter().any(|copy| copy.is_of(client)));
+        self.write().is_some()
+            || self.value().is_some_and(|value| value.live().any(|held| !on_disk(held.segment.client)))
+    }
+
+    /// Keeps the disk copies of these clients, as far as they live.
+    pub(crate) fn retain_disk(&mut self, keep: impl Fn(ClientId) -> bool) {
+        let Some(tier) = &self.tier else { return };
+        let elsewhere = tier.heir.is_some() && self.is_elsewhere();
+        let Some(tier) = &mut self.tier else { return };
+        if let Some(disk) = &mut tier.on_disk {
+            let inherits = |heir: &DiskReplica| {
+                !elsewhere
+                    && heir.is_live()
+                    && disk.copies.iter().all(|copy| !copy.is_live() && heir.follows(copy))
+            };
+            let next = tier.heir.as_deref().is_some_and(inherits);
+            if !disk.retain(keep) {
+                match tier.heir.take() {
+                    Some(heir) if next => disk.copies.push(*heir),
+                    heir => {
+                        heir.iter().for_each(|heir| heir.refuse(&self.key));
+                        tier.on_disk = None;
+                    }
+                }
+            }
+        }
+        if tier.offload.as_ref().is_some_and(|owner| !owner.is_alive()) {
+            tier.offload = None;
+        }
+        if tier.on_disk.is_none() && tier.pending.is_none() && tier.offload.is_none() && !tier.gave_up {
+            self.tier = None;
+        }
+    }
+
+    /// Its value is replaced or removed: nothing of it on disks counts any more.
+    pub(crate) fn leave_disks(&mut self) {
+        let Some(tier) = self.tier.take() else { return };
+        let key = self.key.as_bytes();
+        if let Some(owner) = &tier.offload {
+            owner.forget(key);
+        }
+        for owner in tier.on_disk.iter().flat_map(DiskReplicas::live_owners) {
+            owner.forget(key);
+            owner.state.lock().drop_copy(&self.key);
+        }
+        if let Some(heir) = tier.heir {
+            heir.refuse(&self.key);
+        }
+    }
+
+    /// Whether its writer is still expected to say that the file is there.
+    pub(crate) fn awaits_file(&self, now: Moment) -> bool {
+        let pending = self.tier.as_ref().and_then(|tier| tier.pending.as_ref());
+        pending.is_some_and(|pending| now < pending.since.after(PATIENCE))
+    }
+
+    pub(crate) fn keep_file(&mut self, pending: PendingFile, files: &Arc<FileTotals>) {
+        let PendingFile { grant, writer, len, checksum, .. } = pending;
+        files.objects.fetch_add(1, Relaxed);
+        files.used.fetch_add(len, Relaxed);
+        let kept = StoredFile { path: grant.path, writer, files: files.clone() };
+        self.add_disk(len, checksum, DiskReplica { id: grant.id, len, place: DiskLocation::File(kept) });
+    }
+
+    /// Drops its file if that is of this writer, or of anybody.
+    pub(crate) fn drop_file(&mut self, writer: Option<Writer>) -> bool {
+        let Some(tier) = &mut self.tier else { return false };
+        let is = |of: Writer| writer.is_none_or(|writer| of.is(writer));
+        let pending = tier.pending.take_if(|pending| is(pending.writer)).is_some();
+        let Some(disk) = &mut tier.on_disk else { return pending };
+        let before = disk.copies.len();
+        disk.copies.retain(|copy| !matches!(&copy.place, DiskLocation::File(kept) if is(kept.writer)));
+        let dropped = disk.copies.len() < before;
+        self.retain_disk(|_| true);
+        dropped || pending
+    }
+}

@@ -1,0 +1,59 @@
+//! Read rates of the objects of a shard.
+
+use std::collections::HashMap;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::SlotId;
+
+use crate::model::options::HotOptions;
+
+const COUNTED: usize = 1 << 14;
+
+/// How often an object was read lately.
+#[derive(Clone, Copy, Debug)]
+struct ReadRate {
+    since: Moment,
+    hits: u64,
+    before: u64,
+}
+
+/// Reads of the objects of one shard.
+#[derive(Debug, Default)]
+pub(crate) struct ReadRates(HashMap<SlotId, ReadRate>);
+
+impl ReadRates {
+    /// Counts a read; whether it makes the object a hot one.
+    pub(crate) fn note(&mut self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
+        if self.0.len() >= COUNTED && !self.0.contains_key(&slot) {
+            return false;
+        }
+        let heat = self.0.entry(slot).or_insert(ReadRate { since: now, hits: 0, before: 0 });
+        let past = now.since(heat.since);
+        if past >= options.window {
+            let before = if past < 2 * options.window { heat.hits } else { 0 };
+            *heat = ReadRate { since: now, hits: 0, before };
+        }
+        heat.hits += 1;
+        heat.hits == options.threshold()
+    }
+
+    pub(crate) fn is_hot(&self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
+        self.0.get(&slot).is_some_and(|heat| {
+            let past = now.since(heat.since);
+            let threshold = options.threshold();
+            heat.hits >= threshold && past < 2 * options.window
+                || heat.before >= threshold && past < options.window
+        })
+    }
+
+    /// The slot may be another object's from now on.
+    pub(crate) fn forget(&mut self, slot: SlotId) {
+        if !self.0.is_empty() {
+            self.0.remove(&slot);
+        }
+    }
+
+    pub(crate) fn prune(&mut self, options: &HotOptions, now: Moment) {
+        self.0.retain(|_, heat| now.since(heat.since) < 2 * options.window);
+    }
+}

@@ -1,0 +1,523 @@
+//! One shard of the directory: the objects under one lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::tables::Tables;
+
+use super::expired::ExpiredReplicas;
+use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_dead};
+use super::order::{EvictionOrder, Pass};
+use super::read_rates::ReadRates;
+use super::slots::Slots;
+use crate::model::group::Groups;
+use crate::model::journal::Journal;
+use crate::model::segment::Allocation;
+use crate::model::tenants::Tenants;
+
+/// Of how many writes a shard keeps the room.
+const SPARE_WRITES: usize = 1024;
+
+/// One lock's worth of the directory.
+///
+/// A slot is in one place of its pool exactly while its object has a value that is not hard-pinned; it is listed in
+/// `writing` exactly while its object has a write.
+pub(crate) struct Shard<A, E: EvictionPolicy> {
+    keys: Tables,
+    pub(crate) objects: Slots<Object<A>>,
+    order: EvictionOrder<E>,
+    tenants: Arc<Tenants>,
+    groups: Arc<Groups>,
+    writing: Vec<SlotId>,
+    /// Room of writes that are over: writes come and go in large numbers, and at other times than objects do.
+    #[allow(clippy::vec_box, reason = "what is kept is the room")]
+    spare: Vec<Box<Write<A>>>,
+    values: usize,
+    journal: Option<Arc<dyn Journal>>,
+    pub(crate) reads: ReadCounters,
+    pub(crate) heats: ReadRates,
+    /// Replicas that expired clients may announce again.
+    pub(crate) expired: ExpiredReplicas,
+}
+
+/// Counted under the shard's lock, so that readers share no counter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadCounters {
+    pub(crate) asked: u64,
+    pub(crate) hits: u64,
+    pub(crate) hit_bytes: u64,
+    /// Of these, objects that are on disk only.
+    pub(crate) disk_hits: u64,
+    pub(crate) disk_hit_bytes: u64,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
+    pub(crate) fn new(config: &E::Config, tenants: Arc<Tenants>, groups: Arc<Groups>) -> Self {
+        Self {
+            keys: Tables::default(),
+            objects: Slots::new(),
+            order: EvictionOrder::new(config),
+            tenants,
+            groups,
+            writing: Vec::new(),
+            spare: Vec::new(),
+            values: 0,
+            journal: None,
+            reads: ReadCounters::default(),
+            heats: ReadRates::default(),
+            expired: ExpiredReplicas::default(),
+        }
+    }
+
+    pub(crate) fn set_journal(&mut self, journal: Arc<dyn Journal>) {
+        self.journal = Some(journal);
+    }
+
+    pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
+        self.keys.find(tag(hash), |slot| self[SlotId(slot)].key.as_bytes() == key).map(SlotId)
+    }
+
+    /// An object without value or write, to be given one before the lock is left.
+    pub(crate) fn add(&mut self, hash: u64, key: ObjectKey, tenant: u32) -> SlotId {
+        let object = Object {
+            key,
+            hash,
+            lease: Moment(0),
+            soft_pin: Moment(0),
+            hard_pin: false,
+            position: OrderPosition::None,
+            tenant,
+            group: None,
+            used: 0,
+            value: None,
+            write: None,
+            copying: None,
+            tier: None,
+        };
+        let slot = self.objects.insert(object);
+        self.keys.insert(tag(hash), slot.0);
+        slot
+    }
+
+    /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
+    pub(crate) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
+        let before = self.take_value(slot);
+        self.expired.keep_only(&self.objects[slot].key, value.stamp);
+        self.charged(slot, |shard| {
+            let object = &mut shard.objects[slot];
+            object.used = use_number;
+            object.value = Some(value);
+            shard.order.insert(&mut shard.objects, slot);
+            shard.values += 1;
+            shard.tell(slot, true);
+            shard.tell_owners(slot);
+        });
+        before
+    }
+
+    pub(crate) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
+        self.charged(slot, |shard| {
+            let object = &mut shard.objects[slot];
+            let value = object.value.take()?;
+            shard.expired.forget(object.key.as_bytes());
+            for held in &value.replicas {
+                held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+            }
+            shard.forget(slot);
+            Some(value)
+        })
+    }
+
+    /// Forgets the replicas of an object that expired clients hold.
+    pub(crate) fn forget_expired(&mut self, slot: SlotId) {
+        self.expired.forget(self.objects[slot].key.as_bytes());
+    }
+
+    /// Makes a change and charges its tenant for it. Nothing else changes what an object takes; not to be nested.
+    fn charged<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
+        let object = &self.objects[slot];
+        let tenant = object.tenant;
+        if tenant == 0 {
+            return change(self);
+        }
+        let before = object.charged();
+        let outcome = change(self);
+        self.tenants.charge(tenant, before, self.objects[slot].charged());
+        outcome
+    }
+
+    /// The slot's value has just gone.
+    fn forget(&mut self, slot: SlotId) {
+        self.values -= 1;
+        self.tell(slot, false);
+        self.order.remove(&mut self.objects, slot);
+    }
+
+    /// Tells whoever wants to know that a value came or went.
+    fn tell(&self, slot: SlotId, stored: bool) {
+        let Some(journal) = &self.journal else { return };
+        let object = &self.objects[slot];
+        let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
+        // A group's name is scoped as a key is.
+        let group = object.group_name();
+        let group =
+            if object.tenant == 0 { group } else { group.split_once('\0').map_or(group, |(_, name)| name) };
+        if stored {
+            journal.stored(tenant, &key, group);
+        } else {
+            journal.removed(tenant, &key, group);
+        }
+    }
+
+    /// Keeps only replicas in live segments; what is dropped rests in its dead segment.
+    pub(crate) fn prune(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        self.charged(slot, |shard| shard.prune_parts(slot, now, put_release));
+    }
+
+    fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        self.objects[slot].retain_disk(|_| true);
+        let object = &mut self.objects[slot];
+        let lease = object.lease;
+        self.expired.note(object, now);
+        if let Some(value) = &mut object.value {
+            drop_dead(&mut value.replicas, lease, now);
+            if value.replicas.is_empty() {
+                object.value = None;
+                self.forget(slot);
+            }
+        }
+        let object = &mut self.objects[slot];
+        if let Some(write) = &mut object.write {
+            drop_dead(&mut write.replicas, write.started.after(put_release), now);
+            if write.replicas.is_empty() {
+                self.unseat_write(slot);
+            }
+        }
+        let object = &mut self.objects[slot];
+        if let Some(copying) = &mut object.copying {
+            let until = copying.started.after(put_release);
+            let had_targets = !copying.targets.is_empty();
+            drop_dead(&mut copying.targets, until, now);
+            copying.over |= had_targets && copying.targets.is_empty();
+            if object.value.is_none()
+                && let Some(copying) = object.copying.take()
+            {
+                copying.retire(until, now);
+            }
+        }
+    }
+
+    pub(crate) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
+        debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
+        self.charged(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
+    }
+
+    pub(crate) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
+        self.charged(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
+    }
+
+    /// Adds to the replicas of what can be read, or takes from them; one must stay.
+    pub(crate) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
+        self.charged(slot, |shard| {
+            let mut told = Vec::new();
+            if let Some(value) = &mut shard.objects[slot].value {
+                told.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
+                change(&mut value.replicas);
+            }
+            let object = &shard[slot];
+            let Some(value) = &object.value else { return };
+            let is = |held: &Allocation<A>, id| held.id == id;
+            for (id, segment) in
+                told.iter().filter(|(id, _)| !value.replicas.iter().any(|held| is(held, *id)))
+            {
+                segment.ledger.iter().for_each(|ledger| ledger.gone(*id));
+            }
+            for held in value.replicas.iter().filter(|held| !told.iter().any(|(id, _)| is(held, *id))) {
+                held.segment
+                    .ledger
+                    .iter()
+                    .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value)));
+            }
+        });
+    }
+
+    /// Tells the owners of its replicas that an object can be read there.
+    fn tell_owners(&self, slot: SlotId) {
+        let object = &self[slot];
+        let Some(value) = &object.value else { return };
+        for held in &value.replicas {
+            held.segment
+                .ledger
+                .iter()
+                .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value)));
+        }
+    }
+
+    /// `prepaid` bytes have been charged for it.
+    pub(crate) fn put_write(&mut self, slot: SlotId, write: Write<A>, prepaid: u64) {
+        let before = self[slot].charged();
+        self.seat_write(slot, write);
+        let object = &self.objects[slot];
+        self.tenants.charge(object.tenant, before + prepaid, object.charged());
+    }
+
+    fn seat_write(&mut self, slot: SlotId, mut write: Write<A>) {
+        debug_assert!(self[slot].write.is_none());
+        write.seat = self.writing.len();
+        self.writing.push(slot);
+        let object = &mut self.objects[slot];
+        object.write = Some(match self.spare.pop() {
+            Some(mut room) => {
+                *room = write;
+                room
+            }
+            None => Box::new(write),
+        });
+        if let Some(value) = &mut object.value {
+            value.followed = true;
+        }
+    }
+
+    pub(crate) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        self.charged(slot, |shard| shard.unseat_write(slot))
+    }
+
+    fn unseat_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        let mut room = self.objects[slot].write.take()?;
+        let none = Write::new(room.writer, room.started, 0, Replicas::new());
+        let write = std::mem::replace(&mut *room, none);
+        if self.spare.len() < SPARE_WRITES {
+            self.spare.push(room);
+        }
+        self.writing.swap_remove(write.seat);
+        if let Some(moved) = self.writing.get(write.seat)
+            && let Some(other) = &mut self.objects[*moved].write
+        {
+            other.seat = write.seat;
+        }
+        Some(write)
+    }
+
+    /// Forgets the object if nothing is left of it.
+    pub(crate) fn settle(&mut self, slot: SlotId) {
+        let object = &self[slot];
+        if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
+            self.keys.remove(tag(object.hash), |other| other == slot.0);
+            let Some(mut object) = self.objects.remove(slot) else { return };
+            object.leave_disks();
+            self.heats.forget(slot);
+            if let Some(group) = &object.group {
+                self.groups.leave(group, &object.key);
+            }
+        }
+    }
+
+    /// Puts an object into the group of that name, and out of the one before.
+    pub(crate) fn join(&mut self, slot: SlotId, name: &str) {
+        let object = &mut self.objects[slot];
+        if object.group_name() == name {
+            return;
+        }
+        let group = self.groups.join(name, object.key.clone(), object.lease);
+        if let Some(before) = object.group.replace(group) {
+            self.groups.leave(&before, &object.key);
+        }
+    }
+
+    /// Records a use of an object. `use_number` counts the uses of all objects.
+    pub(crate) fn touch(&mut self, slot: SlotId, use_number: u64) {
+        self.order.touch(&mut self.objects, slot, use_number);
+    }
+
+    /// Restores the last use of a recovered object; see [`EvictionOrder::restore_use`].
+    pub(crate) fn restore_use(&mut self, slot: SlotId, used: u64) {
+        self.order.restore_use(&mut self.objects, slot, used);
+    }
+
+    /// Sets the end of the soft pin of an object; zero ends the pin.
+    pub(crate) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
+        self.order.set_soft_pin(&mut self.objects, slot, until);
+    }
+
+    /// Counts the objects that are soft-pinned at `now`.
+    pub(crate) fn count_soft_pinned(&self, now: Moment) -> usize {
+        self.order.count_soft_pinned(now)
+    }
+
+    /// Chooses the next victim; see [`EvictionOrder::choose`].
+    pub(crate) fn choose(
+        &mut self,
+        pass: Pass,
+        now: Moment,
+        allowed: impl FnMut(&Object<A>) -> bool,
+    ) -> Option<u64> {
+        self.order.choose(&mut self.objects, pass, now, allowed)
+    }
+
+    /// Chooses the next victim of one tenant; see [`EvictionOrder::choose_of`].
+    pub(crate) fn choose_of(
+        &mut self,
+        tenant: u32,
+        pass: Pass,
+        now: Moment,
+        allowed: impl FnMut(&Object<A>) -> bool,
+    ) -> Option<(SlotId, u64)> {
+        self.order.choose_of(&mut self.objects, tenant, pass, now, allowed)
+    }
+
+    /// Takes the victim that [`choose`](Self::choose) found last.
+    pub(crate) fn take_chosen(&mut self) -> Option<SlotId> {
+        self.order.take_chosen()
+    }
+
+    /// Slots with a write in progress.
+    pub(crate) fn writing(&self) -> &[SlotId] {
+        &self.writing
+    }
+
+    /// Objects that have a value.
+    pub(crate) fn values(&self) -> usize {
+        self.values
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+}
+
+impl<A, E: EvictionPolicy> std::ops::Index<SlotId> for Shard<A, E> {
+    type Output = Object<A>;
+
+    fn index(&self, slot: SlotId) -> &Object<A> {
+        &self.objects[slot]
+    }
+}
+
+impl<A, E: EvictionPolicy> std::ops::IndexMut<SlotId> for Shard<A, E> {
+    fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
+        &mut self.objects[slot]
+    }
+}
+
+/// What a table knows a hash by.
+fn tag(hash: u64) -> u32 {
+    hash as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use mooncake_core::alloc::BuiltinAllocator;
+    use mooncake_core::evict::{BuiltinPolicy, PolicyKind};
+    use mooncake_core::ids::{ClientId, ObjectKey};
+
+    use super::*;
+    use crate::directory::order::AT_ONCE;
+    use crate::model::value::Stamp;
+
+    type Tried = Shard<BuiltinAllocator, BuiltinPolicy>;
+
+    fn shard() -> Tried {
+        let (tenants, groups) = (Arc::new(Tenants::new(None)), Arc::new(Groups::new(1)));
+        Shard::new(&PolicyKind::Lru.into(), tenants, groups)
+    }
+
+    /// An object that is used for the first time as number `number` of all uses.
+    fn put(shard: &mut Tried, number: u64, pinned: Moment) -> SlotId {
+        let slot = shard.add(number, ObjectKey::new(number.to_le_bytes()).unwrap(), 0);
+        shard.set_soft_pin(slot, pinned);
+        let writer = ClientId::default().into();
+        let stamp = Stamp { epoch: 0, number };
+        let replicas = Replicas::new();
+        let value = Value { len: 1, checksum: None, writer, followed: false, stamp, replicas };
+        shard.put_value(slot, value, number);
+        slot
+    }
+
+    /// What goes next, and how many objects were looked at for it.
+    fn next(shard: &mut Tried, pass: Pass, now: u64, allowed: impl Fn(u64) -> bool) -> (Option<u64>, usize) {
+        let mut looked_at = 0;
+        let found = shard.choose(pass, Moment(now), |object| {
+            looked_at += 1;
+            allowed(object.used)
+        });
+        (found, looked_at)
+    }
+
+    const PINNED: u64 = 50_000;
+
+    #[test]
+    fn nobody_passes_over_soft_pins() {
+        let mut shard = shard();
+        for number in 1..=PINNED {
+            put(&mut shard, number, Moment(100));
+        }
+        assert_eq!(shard.count_soft_pinned(Moment(99)), PINNED as usize);
+        assert_eq!(next(&mut shard, Pass::Ordinary, 0, |_| true), (None, 0));
+        let plain = put(&mut shard, PINNED + 1, Moment(0));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 0, |_| true), (Some(PINNED + 1), 1));
+        assert_eq!(
+            next(&mut shard, Pass::SoftPinned, 0, |_| true).0,
+            Some(PINNED + 1),
+            "before those that are pinned"
+        );
+        assert_eq!(shard.take_chosen(), Some(plain));
+        shard.take_value(plain);
+        assert_eq!(
+            next(&mut shard, Pass::SoftPinned, 0, |_| true),
+            (Some(1), 1),
+            "the one that was not used for the longest"
+        );
+    }
+
+    #[test]
+    fn those_that_are_refused_are_looked_at_a_part_at_a_time() {
+        let mut shard = shard();
+        for number in 1..=PINNED {
+            put(&mut shard, number, Moment(100));
+        }
+        let only_last = |used| used == PINNED;
+        let mut rounds = 0;
+        loop {
+            let (found, looked_at) = next(&mut shard, Pass::SoftPinned, 0, only_last);
+            assert!(looked_at <= AT_ONCE, "{looked_at}");
+            rounds += 1;
+            if found == Some(PINNED) {
+                break;
+            }
+            assert!(rounds < PINNED as usize / AT_ONCE + 2);
+        }
+        // From the front again, once the end was seen.
+        assert_eq!(next(&mut shard, Pass::SoftPinned, 0, |_| false).0, None);
+        assert_eq!(next(&mut shard, Pass::SoftPinned, 0, |_| true).0, Some(1));
+    }
+
+    #[test]
+    fn a_pin_that_is_over_leaves_an_object_where_its_use_puts_it() {
+        let mut shard = shard();
+        let [first, second, third] =
+            [(1, 7), (2, 0), (3, 9)].map(|(number, pin)| put(&mut shard, number, Moment(pin)));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 6, |_| true).0, Some(2));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 7, |_| true).0, Some(1));
+        assert_eq!((shard.count_soft_pinned(Moment(7)), shard[first].soft_pin()), (1, Moment(0)));
+        shard.touch(first, 4);
+        assert_eq!(next(&mut shard, Pass::Ordinary, 7, |_| true).0, Some(2));
+        shard.touch(third, 5);
+        shard.touch(second, 6);
+        assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(4));
+        // Pinned again, and for ever, and neither.
+        shard.set_soft_pin(first, Moment(20));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(5));
+        for slot in [first, second, third] {
+            shard.take_value(slot);
+            shard.settle(slot);
+        }
+        assert_eq!(next(&mut shard, Pass::SoftPinned, 99, |_| true), (None, 0));
+        assert!(!shard.order.has_pins() && shard.len() == 0);
+    }
+}

@@ -1,0 +1,143 @@
+//! All shards.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use foldhash::quality::FixedState;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::SlotId;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::shard::Shard;
+use crate::model::group::Groups;
+use crate::model::tenants::Tenants;
+
+/// All shards.
+pub(crate) struct Directory<A, E: EvictionPolicy> {
+    hasher: FixedState,
+    shards: Box<[Locked<A, E>]>,
+    /// For each shard, when what it would evict next was last used, as far as known.
+    ages: Box<[AtomicU64]>,
+    uses: Padded<AtomicU64>,
+}
+
+type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
+
+/// So many objects are looked at in a few milliseconds.
+const MANY: usize = 1 << 17;
+
+/// Slots that are looked at under one lock.
+const AT_ONCE: usize = 256;
+
+/// Neighbouring locks must not share a cache line.
+#[repr(align(128))]
+struct Padded<T>(T);
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
+    pub(crate) fn new(shards: usize, seed: u64, config: &E::Config, tenants: &Arc<Tenants>) -> Self {
+        let groups = Arc::new(Groups::new(seed));
+        let shard = || Shard::new(config, tenants.clone(), groups.clone());
+        Self {
+            hasher: FixedState::with_seed(seed),
+            shards: (0..shards).map(|_| Padded(Mutex::new(shard()))).collect(),
+            ages: (0..shards).map(|_| AtomicU64::new(0)).collect(),
+            uses: Padded(AtomicU64::new(1)),
+        }
+    }
+
+    /// The number of a use that happens now.
+    pub(crate) fn use_number(&self) -> u64 {
+        self.uses.0.fetch_add(1, Relaxed)
+    }
+
+    /// Uses are counted from beyond that number on.
+    pub(crate) fn count_from(&self, number: u64) {
+        self.uses.0.fetch_max(number.saturating_add(1), Relaxed);
+    }
+
+    /// In the shard of a hash there is something that was last used then.
+    pub(crate) fn note_older(&self, hash: u64, used: u64) {
+        self.ages[self.index(hash)].fetch_min(used, Relaxed);
+    }
+
+    /// The shard whose next victim seems to have been unused for the longest, and since when.
+    pub(crate) fn oldest(&self) -> (usize, u64) {
+        let ages = self.ages.iter().map(|age| age.load(Relaxed));
+        ages.enumerate().min_by_key(|(_, age)| *age).unwrap_or((0, 0))
+    }
+
+    /// Notes the age of a shard's next victim. One that has none comes up again when all others have become younger.
+    pub(crate) fn note_age(&self, index: usize, age: Option<u64>) {
+        self.ages[index].store(age.unwrap_or_else(|| self.use_number()), Relaxed);
+    }
+
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        use std::hash::{BuildHasher, Hasher};
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    pub(crate) fn lock(&self, hash: u64) -> MutexGuard<'_, Shard<A, E>> {
+        self.shards[self.index(hash)].0.lock()
+    }
+
+    fn index(&self, hash: u64) -> usize {
+        // Not among the bits of the tag.
+        (hash >> 40) as usize & (self.shards.len() - 1)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Whether looking at every object takes longer than a caller should wait.
+    pub(crate) fn is_large(&self) -> bool {
+        // Keys are spread evenly, so one shard tells.
+        self.shards[0].0.lock().values() * self.shards.len() > MANY
+    }
+
+    pub(crate) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
+        self.shards[index].0.lock()
+    }
+
+    /// Every object that is there throughout, and perhaps others. A shard is locked for a few objects at a time, so that
+    /// nobody waits for long.
+    pub(crate) fn visit(&self, see: impl FnMut(&mut Shard<A, E>, SlotId)) {
+        self.visit_while(see, || ControlFlow::Continue(()));
+    }
+
+    /// As [`Directory::visit`], for as long as `between` lets it, which is asked while nothing is locked.
+    pub(crate) fn visit_while(
+        &self,
+        mut see: impl FnMut(&mut Shard<A, E>, SlotId),
+        mut between: impl FnMut() -> ControlFlow<()>,
+    ) {
+        for shard in &self.shards {
+            let mut from = 0;
+            loop {
+                let mut shard = shard.0.lock();
+                if from >= shard.objects.end() {
+                    break;
+                }
+                for slot in (from..from + AT_ONCE).map(|index| SlotId(index as u32)) {
+                    if shard.objects.get(slot).is_some() {
+                        see(&mut shard, slot);
+                    }
+                }
+                from += AT_ONCE;
+                MutexGuard::unlock_fair(shard);
+                if between().is_break() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Each shard in turn, locked while it is looked at.
+    pub(crate) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
+        self.shards.iter().map(|shard| shard.0.lock())
+    }
+}

@@ -1,0 +1,251 @@
+//! Copies and moves of a value between segments. The master grants the space; a client moves the bytes.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
+use mooncake_core::replica::ReplicaStatus;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::api::CopyToken;
+use mooncake_protocol::wire::{CopyPlan, TaskKind};
+
+use super::state::Jobs;
+use crate::directory::object::absent;
+use crate::directory::{Copying, Object, Replicas, Shard};
+use crate::model::segment::Allocation;
+use crate::space::hot_table::not_asked_for;
+use crate::space::mount::unknown;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+    pub(crate) fn begin_copy(
+        &self,
+        client: ClientId,
+        kind: TaskKind,
+        key: &[u8],
+        source: &str,
+        targets: &[&str],
+        token: CopyToken,
+    ) -> Result<CopyPlan> {
+        let now = self.space.clock.now();
+        if token.is_nil() {
+            self.check_named(targets)?;
+        }
+        let hash = self.space.directory.hash(key);
+        let mut shard = self.space.directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        if !token.is_nil() {
+            let hot = self.space.hot.as_ref().ok_or_else(not_asked_for)?;
+            hot.check(key, client, token, now)?;
+            if shard[slot].value().is_none_or(|value| value.epoch() != token.epoch) {
+                return Err(Error::new(ErrorCode::InvalidVersion, "the object is another one by now"));
+            }
+        }
+        shard.prune(slot, now, self.space.options.put_release);
+        let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
+            Ok(found) => found,
+            Err(error) => {
+                shard.settle(slot);
+                return Err(error);
+            }
+        };
+        let object = &shard[slot];
+        let Some(value) = object.value() else { return Err(absent()) };
+        let Some(from) = value.replicas.iter().find(|held| held.id == source) else {
+            return Err(no_replica());
+        };
+        let plan = CopyPlan {
+            source: from.describe(value.len, ReplicaStatus::Complete),
+            targets: space.iter().map(|held| held.describe(value.len, ReplicaStatus::Processing)).collect(),
+        };
+        let key = object.key.clone();
+        shard.begin_copy(
+            slot,
+            Copying { client, kind, token, started: now, source, targets: space, over: false },
+        );
+        drop(shard);
+        self.copies.lock().insert((now.after(self.space.options.put_release), key));
+        Ok(plan)
+    }
+
+    /// Whether there are such segments; before anything else is looked at, as in the existing system.
+    fn check_named(&self, names: &[&str]) -> Result<()> {
+        let registry = self.space.segments.read();
+        match names.iter().find(|name| registry.named(name).is_empty()) {
+            None => Ok(()),
+            Some(name) => Err(unknown(name)),
+        }
+    }
+
+    /// It need not be given up any more.
+    fn forget_copy(&self, started: Moment, key: &[u8]) {
+        if let Ok(key) = ObjectKey::new(key) {
+            self.copies.lock().remove(&(started.after(self.space.options.put_release), key));
+        }
+    }
+
+    /// The replica to read, and space for those to be made.
+    fn space_for(
+        &self,
+        object: &Object<A>,
+        source: &str,
+        targets: &[&str],
+        now: Moment,
+    ) -> Result<(ReplicaId, Replicas<A>)> {
+        if object.copying().is_some() {
+            return Err(ErrorCode::ObjectHasReplicationTask.into());
+        }
+        // A replacement is on its way: what is there now is not worth a copy, and would be one of the wrong value.
+        let value = object.value().filter(|_| object.write().is_none()).ok_or_else(no_replica)?;
+        let in_segment = |name: &str| value.replicas.iter().find(|held| held.segment.info.name == name);
+        let from = in_segment(source).ok_or_else(no_replica)?.id;
+        let mut space = Replicas::new();
+        for target in targets {
+            let taken = |held: &Allocation<A>| held.segment.info.name == *target;
+            if in_segment(target).is_some() || space.iter().any(taken) {
+                continue;
+            }
+            match self.space.place_in(target, value.len, now) {
+                Ok(held) => space.push(held),
+                Err(error) => {
+                    space.into_iter().for_each(|held| held.retire(now, now));
+                    return Err(error);
+                }
+            }
+        }
+        Ok((from, space))
+    }
+
+    pub(crate) fn end_copy(
+        &self,
+        client: ClientId,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        let now = self.space.clock.now();
+        let hash = self.space.directory.hash(key);
+        let mut shard = self.space.directory.lock(hash);
+        let slot = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
+        let _held = self.space.tenants.hold(shard[slot].tenant(), shard[slot].charged());
+        let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
+        let started = copying.started;
+        if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.space.hot, copying.targets.first()) {
+            hot.made(&shard[slot].key, token, (held.id, held.extent.len), now);
+        }
+        let lease = self.space.rest_until(self.space.in_use_until(&shard[slot]));
+        shard.change_replicas(slot, |replicas| {
+            replicas.extend(copying.targets);
+            let source = replicas.iter().position(|held| held.id == copying.source);
+            if kind == TaskKind::Move
+                && replicas.len() > 1
+                && let Some(source) = source
+            {
+                replicas.remove(source).retire(lease, now);
+            }
+        });
+        drop(shard);
+        self.forget_copy(started, key);
+        self.space.eviction.something_changed();
+        Ok(())
+    }
+
+    pub(crate) fn revoke_copy(
+        &self,
+        client: ClientId,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        let now = self.space.clock.now();
+        let hash = self.space.directory.hash(key);
+        let mut shard = self.space.directory.lock(hash);
+        let slot = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
+        if let (false, Some(hot)) = (token.is_nil(), &self.space.hot) {
+            hot.failed(&shard[slot].key, token, now);
+        }
+        if let Some(copying) = shard.take_copy(slot) {
+            // Bytes the client gave up on may still be on their way.
+            let abandoned = copying.started.after(self.space.options.put_release);
+            let rest = now.after(self.space.options.revoke_rest).min(abandoned);
+            let started = copying.started;
+            copying.retire(self.space.rest_until(rest), now);
+            drop(shard);
+            self.forget_copy(started, key);
+        }
+        Ok(())
+    }
+
+    /// The object of a copy that this client began.
+    fn begun(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        key: &[u8],
+        (client, kind, token): (ClientId, TaskKind, CopyToken),
+        now: Moment,
+    ) -> Result<SlotId> {
+        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        shard.prune(slot, now, self.space.options.put_release);
+        let object = &shard[slot];
+        if object.value().is_none() && object.write().is_none() {
+            shard.settle(slot);
+            return Err(absent());
+        }
+        if object.copying_in_vain().is_some_and(|copying| copying.client == client && copying.kind == kind) {
+            shard.take_copy(slot);
+            return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
+        }
+        let copying = object.copying().ok_or_else(no_task)?;
+        if copying.client != client {
+            let text = format!("{} is copied or moved by another client", key.escape_ascii());
+            return Err(Error::new(ErrorCode::IllegalClient, text));
+        }
+        if copying.kind != kind {
+            return Err(Error::invalid(format!(
+                "{}: what is under way is a {:?}",
+                key.escape_ascii(),
+                copying.kind
+            )));
+        }
+        if copying.token != token && !(copying.token.is_nil() && token.is_nil()) {
+            let text = format!("{}: what is under way is another copy", key.escape_ascii());
+            return Err(Error::new(ErrorCode::InvalidVersion, text));
+        }
+        Ok(slot)
+    }
+
+    /// Takes back copies that nobody ended in time.
+    pub(crate) fn reap_copies(&self, now: Moment) {
+        loop {
+            let due = {
+                let mut copies = self.copies.lock();
+                match copies.first() {
+                    Some((at, _)) if *at <= now => copies.pop_first(),
+                    _ => None,
+                }
+            };
+            let Some((_, key)) = due else { return };
+            let hash = self.space.directory.hash(key.as_bytes());
+            let mut shard = self.space.directory.lock(hash);
+            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
+            let abandoned =
+                |copying: &Copying<A>| copying.started.after(self.space.options.put_release) <= now;
+            let object = &shard[slot];
+            if object.copying().or(object.copying_in_vain()).is_some_and(abandoned)
+                && let Some(copying) = shard.take_copy(slot)
+            {
+                copying.retire(self.space.rest_until(now), now);
+            }
+        }
+    }
+}
+
+#[cold]
+fn no_replica() -> Error {
+    Error::new(ErrorCode::ReplicaNotFound, "no complete replica in the source segment")
+}
+
+#[cold]
+fn no_task() -> Error {
+    ErrorCode::ObjectNoReplicationTask.into()
+}

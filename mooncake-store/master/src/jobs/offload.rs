@@ -1,0 +1,48 @@
+//! Offload: objects in memory are queued for the disk of a client.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_protocol::wire::OffloadItem;
+
+use super::state::Jobs;
+use crate::directory::Shard;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+    /// Puts the value in a slot in line for the disk of whoever has it in memory.
+    pub(crate) fn offload(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        let Some(options) = &self.space.options.disks else { return };
+        let object = &mut shard[slot];
+        let Some(value) = object.value() else { return };
+        let len = value.len;
+        let owner = value.live().find_map(|held| self.space.disks.get(held.segment.client));
+        if let Some(owner) = owner
+            && owner.queue(&object.key, len, now, options.queue_limit)
+        {
+            object.begin_offload(owner);
+        }
+    }
+
+    pub(crate) fn offload_item(&self, key: &ObjectKey, len: u64) -> OffloadItem {
+        let (tenant, key) = self.space.tenants.split(key.as_bytes());
+        OffloadItem { tenant: tenant.into(), key: key.into(), size: len.cast_signed() }
+    }
+
+    /// Puts in line what eviction passed over.
+    pub(crate) fn queue_wanted(&self, now: Moment) {
+        let wanted = std::mem::take(&mut *self.space.disks.wanted.lock());
+        for key in wanted.keys {
+            let hash = self.space.directory.hash(key.as_bytes());
+            let mut shard = self.space.directory.lock(hash);
+            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
+            if shard[slot].offload().is_none() && shard[slot].disk().is_none() {
+                self.offload(&mut shard, slot, now);
+                let options = self.space.options.disks.as_ref();
+                if shard[slot].offload().is_none() && options.is_some_and(|options| options.force_evict) {
+                    shard[slot].give_up_offload();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Recovery: state from a snapshot, kept until the objects are back.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::ClientId;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::wire::StoredReplica;
+use parking_lot::Mutex;
+
+use crate::model::snapshot::{Horizon, SnapshotObject};
+
+/// For how long what was recalled is kept for owners that have not come back yet.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Parts of the table: one is forgotten in a tick, and one is copied under one lock.
+const PARTS: usize = 4096;
+
+type RecoveryPart = Mutex<HashMap<Box<[u8]>, RecoveredObject>>;
+
+struct RecoveredObject {
+    noted: SnapshotObject,
+    /// Somebody came with it.
+    claimed: bool,
+}
+
+/// What a snapshot said. Locked inside a shard; nothing is locked inside of it.
+pub(crate) struct Recovery {
+    horizons: Vec<Horizon>,
+    recalled: Moment,
+    parts: Box<[RecoveryPart]>,
+    /// Parts that are forgotten.
+    forgotten: AtomicUsize,
+}
+
+/// What an object on a disk was.
+pub(crate) struct RecoveredPins {
+    pub(crate) group: String,
+    pub(crate) hard_pin: bool,
+    /// Until when it is soft-pinned.
+    pub(crate) soft_pin: Moment,
+}
+
+impl Recovery {
+    pub(crate) fn new(
+        horizons: Vec<Horizon>,
+        objects: Vec<SnapshotObject>,
+        recalled: Moment,
+        hash: impl Fn(&[u8]) -> u64,
+    ) -> Self {
+        let parts: Box<[RecoveryPart]> = (0..PARTS).map(|_| RecoveryPart::default()).collect();
+        for mut noted in objects {
+            let key = std::mem::take(&mut noted.key).into_boxed_slice();
+            let mut part = parts[at(hash(&key))].lock();
+            // It was met twice if it came back, or was stored anew, meanwhile. What was met later is later, as far as can be told.
+            let before = part.get(&key).and_then(|before| before.noted.written);
+            let older = |now: Horizon| {
+                before.is_some_and(|before| now.epoch == before.epoch && now.number < before.number)
+            };
+            if !noted.written.is_some_and(older) {
+                part.insert(key, RecoveredObject { noted, claimed: false });
+            }
+        }
+        Self { horizons, recalled, parts, forgotten: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn horizons(&self) -> impl Iterator<Item = Horizon> {
+        self.horizons.iter().copied()
+    }
+
+    pub(crate) fn parts(&self) -> std::ops::Range<usize> {
+        0..self.parts.len()
+    }
+
+    /// What of a part nobody came with.
+    pub(crate) fn unclaimed(&self, part: usize) -> Vec<SnapshotObject> {
+        let part = self.parts[part].lock();
+        let unclaimed = part.iter().filter(|(_, entry)| !entry.claimed);
+        unclaimed.map(|(key, entry)| SnapshotObject { key: key.to_vec(), ..entry.noted.clone() }).collect()
+    }
+
+    /// Whether what an owner announces may be what it says; the number of its last use, if that is known.
+    pub(crate) fn judge(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
+        let mut part = self.parts[at(hash)].lock();
+        let entry = part.get_mut(&*replica.key);
+        let written = entry.as_ref().and_then(|entry| entry.noted.written);
+        if let (Some(entry), Some(written)) = (entry, written)
+            && (written.epoch, written.number) == (replica.epoch, replica.number)
+        {
+            let noted = &entry.noted;
+            let differs = matches!((noted.checksum, replica.checksum), (Some(a), Some(b)) if a != b);
+            if noted.len != replica.len || differs {
+                return Err(Error::invalid("the master before knew another value of that number"));
+            }
+            entry.claimed = true;
+            return Ok(Some(noted.used));
+        }
+        let gone = |horizon: &Horizon| horizon.epoch == replica.epoch && replica.number < horizon.number;
+        let replaced = written.is_some_and(|now| now.epoch == replica.epoch && replica.number < now.number);
+        if replaced || self.horizons.iter().any(gone) && !self.is_over() {
+            let text = "it was removed or replaced under the master before";
+            return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
+        }
+        Ok(None)
+    }
+
+    /// What an object of that length, found on a client's disk, was.
+    pub(crate) fn on_disk(&self, hash: u64, key: &[u8], len: u64, owner: ClientId) -> Option<RecoveredPins> {
+        let mut part = self.parts[at(hash)].lock();
+        let entry = part.get_mut(key)?;
+        if entry.noted.len != len || !entry.noted.disks.contains(&owner) {
+            return None;
+        }
+        entry.claimed = true;
+        let noted = &entry.noted;
+        let soft_pin = match noted.soft_pin_ms {
+            0 => Moment(0),
+            left => self.recalled.after(Duration::from_millis(left)),
+        };
+        Some(RecoveredPins { group: noted.group.clone(), hard_pin: noted.hard_pin, soft_pin })
+    }
+
+    fn is_over(&self) -> bool {
+        self.forgotten.load(Relaxed) > 0
+    }
+
+    /// Whether this was the first part.
+    pub(crate) fn forget(&self, now: Moment) -> bool {
+        if self.recalled.after(PATIENCE) > now {
+            return false;
+        }
+        let next = self.forgotten.fetch_add(1, Relaxed);
+        if let Some(part) = self.parts.get(next) {
+            drop(std::mem::take(&mut *part.lock()));
+        } else {
+            self.forgotten.store(self.parts.len(), Relaxed);
+        }
+        next == 0
+    }
+}
+
+fn at(hash: u64) -> usize {
+    // Other bits than those that choose the shard.
+    (hash >> 8) as usize % PARTS
+}

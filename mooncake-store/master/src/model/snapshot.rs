@@ -1,0 +1,317 @@
+//! A snapshot as bytes: what it begins with, then records, each with a checksum, numbered, the last one marked. It counts as a whole or not at all.
+
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::drain::DrainStatus;
+use mooncake_protocol::pack::{PackError, wire_fields, written_as};
+use mooncake_protocol::record::{append, next};
+use mooncake_protocol::wire::{TaskKind, TaskStatus};
+
+/// What a snapshot begins with, and the version of what follows.
+const MAGIC: &[u8; 8] = b"mksnap03";
+/// The version before: no promise in its head.
+const SECOND: &[u8; 8] = b"mksnap02";
+/// The version before that: nothing of drains either.
+const FIRST: &[u8; 8] = b"mksnap01";
+
+/// What one master knew when it wrote a snapshot. [`Master::recall`](crate::Master::recall) gives it to the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub(crate) head: SnapshotHead,
+    pub(crate) objects: Vec<SnapshotObject>,
+    pub(crate) tasks: Vec<SnapshotTask>,
+    pub(crate) drains: SnapshotDrains,
+}
+
+impl Snapshot {
+    /// Reads what [`Master::snapshot`](crate::Master::snapshot) wrote. Any bytes may come in.
+    ///
+    /// # Errors
+    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version or the two before; the text says what is wrong.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        let refuse = |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("no snapshot: {why}")));
+        let first = bytes.starts_with(FIRST);
+        let without_promise = first || bytes.starts_with(SECOND);
+        let magic = if first {
+            FIRST
+        } else if without_promise {
+            SECOND
+        } else {
+            MAGIC
+        };
+        let Some(mut rest) = bytes.strip_prefix(magic) else {
+            return refuse("it does not begin like one of this version, or the two before");
+        };
+        let head = if without_promise {
+            next::<SecondHead>(&mut rest).map(SnapshotHead::from)
+        } else {
+            next::<SnapshotHead>(&mut rest)
+        };
+        let Some(head) = head else { return refuse("its head is damaged") };
+        let mut snapshot =
+            Self { head, objects: Vec::new(), tasks: Vec::new(), drains: SnapshotDrains::default() };
+        for number in 0u64.. {
+            let part =
+                if first { next::<FirstPart>(&mut rest).map(SnapshotPart::from) } else { next(&mut rest) };
+            let Some(part) = part else { return refuse("it is cut off, or damaged") };
+            if part.number != number {
+                return refuse("a part of it is missing");
+            }
+            snapshot.objects.extend(part.objects);
+            snapshot.tasks.extend(part.tasks);
+            snapshot.drains.jobs.extend(part.drains.jobs);
+            snapshot.drains.drained.extend(part.drains.drained);
+            if part.last {
+                break;
+            }
+        }
+        if !rest.is_empty() {
+            return refuse("something follows its end");
+        }
+        let moves = snapshot.drains.jobs.iter().flat_map(|job| &job.moves);
+        let mut keys = snapshot.objects.iter().map(|object| &object.key).chain(moves.map(|one| &one.key));
+        if keys.any(|key| ObjectKey::check(key).is_err()) {
+            return refuse("an object has no possible key");
+        }
+        Ok(snapshot)
+    }
+
+    /// How many objects it knows of.
+    pub fn objects(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// How many tasks.
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// How many drain jobs.
+    pub fn drain_jobs(&self) -> usize {
+        self.drains.jobs.len()
+    }
+
+    /// As bytes, so that what was read can be compared.
+    pub fn write(&self) -> Vec<u8> {
+        let mut bytes = begin(&self.head);
+        let Self { objects, tasks, drains, .. } = self.clone();
+        append(&SnapshotPart { number: 0, objects, tasks, drains, last: true }, &mut bytes);
+        bytes
+    }
+}
+
+/// The beginning of a snapshot.
+pub(crate) fn begin(head: &SnapshotHead) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    append(head, &mut out);
+    out
+}
+
+/// Who wrote it, and when by the count of uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotHead {
+    /// The uses of objects that were counted when it was done.
+    pub(crate) uses: u64,
+    pub(crate) horizons: Vec<Horizon>,
+    /// Longest time, in milliseconds, for which leases and grants of that master and those before it may hold.
+    pub(crate) promise_ms: u64,
+}
+
+wire_fields!(structure SnapshotHead { uses: u64, horizons: Vec<Horizon>, promise_ms: u64 });
+
+/// The head of a snapshot of the version before.
+struct SecondHead {
+    uses: u64,
+    horizons: Vec<Horizon>,
+}
+
+wire_fields!(structure SecondHead { uses: u64, horizons: Vec<Horizon> });
+
+impl From<SecondHead> for SnapshotHead {
+    fn from(SecondHead { uses, horizons }: SecondHead) -> Self {
+        Self { uses, horizons, promise_ms: 0 }
+    }
+}
+
+/// Of what was written under that master before its use of that number, all that was still there is in the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Horizon {
+    pub(crate) epoch: u64,
+    pub(crate) number: u64,
+}
+
+wire_fields!(structure Horizon { epoch: u64, number: u64 });
+
+/// A part of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotPart {
+    /// Counted from 0.
+    pub(crate) number: u64,
+    pub(crate) objects: Vec<SnapshotObject>,
+    pub(crate) tasks: Vec<SnapshotTask>,
+    pub(crate) drains: SnapshotDrains,
+    pub(crate) last: bool,
+}
+
+wire_fields!(structure SnapshotPart {
+    number: u64,
+    objects: Vec<SnapshotObject>,
+    tasks: Vec<SnapshotTask>,
+    drains: SnapshotDrains,
+    last: bool,
+});
+
+/// A part of one of the version before.
+struct FirstPart {
+    number: u64,
+    objects: Vec<SnapshotObject>,
+    tasks: Vec<SnapshotTask>,
+    last: bool,
+}
+
+wire_fields!(structure FirstPart { number: u64, objects: Vec<SnapshotObject>, tasks: Vec<SnapshotTask>, last: bool });
+
+impl From<FirstPart> for SnapshotPart {
+    fn from(part: FirstPart) -> Self {
+        let FirstPart { number, objects, tasks, last } = part;
+        Self { number, objects, tasks, drains: SnapshotDrains::default(), last }
+    }
+}
+
+/// An object that could be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotObject {
+    /// As the directory has it.
+    pub(crate) key: Vec<u8>,
+    pub(crate) len: u64,
+    pub(crate) checksum: Option<u64>,
+    /// The stamp of its value, if it was in memory.
+    pub(crate) written: Option<Horizon>,
+    /// The number of its last use.
+    pub(crate) used: u64,
+    pub(crate) group: String,
+    pub(crate) hard_pin: bool,
+    pub(crate) soft_pin_ms: u64,
+    /// Where it lay in memory.
+    pub(crate) places: Vec<ReplicaPosition>,
+    /// On whose disks it lay.
+    pub(crate) disks: Vec<ClientId>,
+}
+
+wire_fields!(structure SnapshotObject {
+    key: Vec<u8>,
+    len: u64,
+    checksum: Option<u64>,
+    written: Option<Horizon>,
+    used: u64,
+    group: String,
+    hard_pin: bool,
+    soft_pin_ms: u64,
+    places: Vec<ReplicaPosition>,
+    disks: Vec<ClientId>,
+});
+
+/// Where a replica lay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaPosition {
+    pub(crate) segment: SegmentId,
+    pub(crate) offset: u64,
+}
+
+wire_fields!(structure ReplicaPosition { segment: SegmentId, offset: u64 });
+
+/// A task, whatever became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotTask {
+    pub(crate) id: Uuid,
+    pub(crate) kind: TaskKind,
+    pub(crate) status: TaskStatus,
+    pub(crate) client: ClientId,
+    pub(crate) payload: String,
+    pub(crate) created_ms: i64,
+    pub(crate) updated_ms: i64,
+    pub(crate) message: String,
+    /// Time that was left for it, in milliseconds.
+    pub(crate) left_ms: u64,
+}
+
+wire_fields!(structure SnapshotTask {
+    id: Uuid,
+    kind: TaskKind,
+    status: TaskStatus,
+    client: ClientId,
+    payload: String,
+    created_ms: i64,
+    updated_ms: i64,
+    message: String,
+    left_ms: u64,
+});
+
+/// What segments are being emptied, or were.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotDrains {
+    /// The oldest first.
+    pub(crate) jobs: Vec<SnapshotDrain>,
+    /// Segments that are empty and take nothing.
+    pub(crate) drained: Vec<SegmentId>,
+}
+
+wire_fields!(structure SnapshotDrains { jobs: Vec<SnapshotDrain>, drained: Vec<SegmentId> });
+
+/// A drain job, whatever became of it. What it had still to move is looked for anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotDrain {
+    pub(crate) id: Uuid,
+    pub(crate) status: DrainStatus,
+    pub(crate) created_ms: u64,
+    pub(crate) updated_ms: u64,
+    pub(crate) names: Vec<String>,
+    pub(crate) targets: Vec<String>,
+    pub(crate) at_once: u64,
+    /// What it empties; nothing once it is over.
+    pub(crate) sources: Vec<SegmentId>,
+    pub(crate) moves: Vec<SnapshotMove>,
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    pub(crate) migrated_bytes: u64,
+    pub(crate) message: String,
+    /// How many were blocked when it ended.
+    pub(crate) left: u64,
+}
+
+wire_fields!(structure SnapshotDrain {
+    id: Uuid,
+    status: DrainStatus,
+    created_ms: u64,
+    updated_ms: u64,
+    names: Vec<String>,
+    targets: Vec<String>,
+    at_once: u64,
+    sources: Vec<SegmentId>,
+    moves: Vec<SnapshotMove>,
+    succeeded: u64,
+    failed: u64,
+    migrated_bytes: u64,
+    message: String,
+    left: u64,
+});
+
+/// A move under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotMove {
+    /// As the directory has it.
+    pub(crate) key: Vec<u8>,
+    /// Which of the job's sources it leaves.
+    pub(crate) source: u64,
+    pub(crate) tries: u32,
+    pub(crate) task: Uuid,
+    pub(crate) bytes: u64,
+}
+
+wire_fields!(structure SnapshotMove { key: Vec<u8>, source: u64, tries: u32, task: Uuid, bytes: u64 });
+
+written_as! {
+    DrainStatus as i32: status => *status as i32, |number| DrainStatus::from_number(number)
+        .ok_or_else(|| PackError::Enum { name: "drain status", value: number.into() });
+}

@@ -1,0 +1,390 @@
+//! Tenants: each has keys of its own, and a share of the memory that it cannot exceed.
+//!
+//! With tenants on, the key of an object in the directory is the name of the tenant, a NUL and the
+//! key. With tenants off, nothing is added, looked up or counted.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::api::DEFAULT_TENANT;
+use parking_lot::RwLock;
+
+/// Largest quota, in bytes.
+const MAX_QUOTA: u64 = i64::MAX as u64;
+
+/// A tenant and the bytes it may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantQuota {
+    /// Its name: not empty, no control characters, not beginning with `_`.
+    pub name: String,
+    /// Bytes, 1 to 2^63 - 1.
+    pub bytes: u64,
+}
+
+impl TenantQuota {
+    /// Refuses what is no tenant or no quota.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the tenant.
+    pub fn check(&self) -> Result<()> {
+        if !is_tenant(&self.name) {
+            return Err(Error::invalid(format!("{:?} is no name of a tenant", self.name)));
+        }
+        if !(1..=MAX_QUOTA).contains(&self.bytes) {
+            return Err(Error::invalid(format!(
+                "tenant {}: a quota is 1 to 2^63 - 1 bytes, not {}",
+                self.name, self.bytes
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Whether this can be the name of a tenant.
+pub fn is_tenant(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('_') && !name.chars().any(char::is_control)
+}
+
+/// Where a tenant stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantInfo {
+    /// Its name.
+    pub name: String,
+    /// Bytes it is to have.
+    pub requested: u64,
+    /// Bytes it may have: less, where all together ask for more memory than there is.
+    pub effective: u64,
+    /// Bytes of its objects, every replica counted, those being written included.
+    pub charged: u64,
+    /// Bytes evicted to make room in its quota.
+    pub evicted: u64,
+    /// Puts refused for its quota.
+    pub rejected: u64,
+}
+
+/// All tenants, and what they are charged.
+pub(crate) struct Tenants {
+    on: bool,
+    table: RwLock<TenantTable>,
+}
+
+#[derive(Default)]
+struct TenantTable {
+    capacity: u64,
+    /// Numbers are places in `accounts`, counted from 1, and never given to another name.
+    pub(crate) by_name: BTreeMap<String, u32>,
+    pub(crate) accounts: Vec<TenantAccount>,
+}
+
+struct TenantAccount {
+    /// `None`: not registered any more.
+    pub(crate) requested: Option<u64>,
+    pub(crate) effective: u64,
+    pub(crate) charged: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+}
+
+/// What a tenant lacks.
+pub(crate) enum QuotaRefusal {
+    /// It is not registered.
+    Unknown,
+    /// So many bytes are too much, whatever goes.
+    TooLarge,
+    /// Something has to go first.
+    Full,
+}
+
+/// Bytes charged ahead of what they are for. Dropped, they are given back.
+pub(crate) struct Reservation<'a> {
+    tenants: &'a Tenants,
+    number: u32,
+    bytes: u64,
+}
+
+impl Reservation<'_> {
+    /// The bytes, which are the caller's to account for from now on.
+    pub(crate) fn spend(mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.tenants.charge(self.number, self.bytes, 0);
+        }
+    }
+}
+
+impl Tenants {
+    /// No tenants, or these.
+    pub(crate) fn new(policy: Option<&[TenantQuota]>) -> Self {
+        let mut table = TenantTable::default();
+        for tenant in policy.unwrap_or_default() {
+            table.set(tenant);
+        }
+        Self { on: policy.is_some(), table: RwLock::new(table) }
+    }
+
+    pub(crate) fn are_on(&self) -> bool {
+        self.on
+    }
+
+    /// Number of the tenant that a key of the directory belongs to; 0 for none.
+    pub(crate) fn number(&self, key: &[u8]) -> u32 {
+        if !self.on {
+            return 0;
+        }
+        let (tenant, _) = self.split(key);
+        self.table.read().by_name.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// A key of the directory as tenant and key.
+    pub(crate) fn split<'a>(&self, key: &'a [u8]) -> (&'a str, &'a [u8]) {
+        let at = if self.on { key.iter().position(|byte| *byte == 0) } else { None };
+        match at.map(|at| (std::str::from_utf8(&key[..at]), &key[at + 1..])) {
+            Some((Ok(tenant), rest)) => (tenant, rest),
+            _ => (DEFAULT_TENANT, key),
+        }
+    }
+
+    /// As [`Tenants::split`]; none for what is no key of a tenant.
+    pub(crate) fn unscoped<'a>(&self, key: &'a ObjectKey) -> Option<(&'a str, ObjectKey)> {
+        if !self.on {
+            return Some((DEFAULT_TENANT, key.clone()));
+        }
+        let (tenant, key) = self.split(key.as_bytes());
+        Some((tenant, ObjectKey::new(key).ok()?))
+    }
+
+    /// What keys of a tenant begin with in the directory; `None` if it is not registered.
+    pub(crate) fn prefix(&self, tenant: &str) -> Option<Vec<u8>> {
+        if !self.on {
+            return Some(Vec::new());
+        }
+        let tenant = if tenant.is_empty() { DEFAULT_TENANT } else { tenant };
+        let table = self.table.read();
+        table.account(tenant)?;
+        Some([tenant.as_bytes(), &[0]].concat())
+    }
+
+    /// Charges `bytes`, if they are within the quota once `freed` bytes are gone that they replace.
+    pub(crate) fn reserve(
+        &self,
+        number: u32,
+        bytes: u64,
+        freed: u64,
+    ) -> Result<Reservation<'_>, QuotaRefusal> {
+        let none = Reservation { tenants: self, number, bytes: 0 };
+        if !self.on {
+            return Ok(none);
+        }
+        let table = self.table.read();
+        let account = table.numbered(number).filter(|account| account.requested.is_some());
+        let Some(account) = account else { return Err(QuotaRefusal::Unknown) };
+        // Without any memory, that is what is missing.
+        let limit = if table.capacity == 0 { u64::MAX } else { account.effective };
+        if bytes > limit {
+            return Err(QuotaRefusal::TooLarge);
+        }
+        let charge = |charged: u64| {
+            let then = charged.saturating_sub(freed).saturating_add(bytes);
+            (then <= limit).then_some(charged.saturating_add(bytes))
+        };
+        match account.charged.fetch_update(SeqCst, SeqCst, charge) {
+            Ok(_) => Ok(Reservation { bytes, ..none }),
+            Err(_) => Err(QuotaRefusal::Full),
+        }
+    }
+
+    /// Charges `bytes`, whatever the quota, so that the charge never falls below what is there while things are moved about.
+    pub(crate) fn hold(&self, number: u32, bytes: u64) -> Reservation<'_> {
+        let bytes = if number == 0 { 0 } else { bytes };
+        self.charge(number, 0, bytes);
+        Reservation { tenants: self, number, bytes }
+    }
+
+    /// What is charged for something changes.
+    pub(crate) fn charge(&self, number: u32, before: u64, after: u64) {
+        if number == 0 || before == after {
+            return;
+        }
+        if let Some(account) = self.table.read().numbered(number) {
+            // Two's complement: adds the difference, whichever way it goes.
+            account.charged.fetch_add(after.wrapping_sub(before), SeqCst);
+        }
+    }
+
+    /// There is this much memory now.
+    pub(crate) fn set_capacity(&self, capacity: u64) {
+        if self.on {
+            let mut table = self.table.write();
+            table.capacity = capacity;
+            table.share_out();
+        }
+    }
+
+    pub(crate) fn info(&self, name: &str) -> Option<TenantInfo> {
+        self.table.read().info(name)
+    }
+
+    /// Registers a tenant, or changes its quota.
+    pub(crate) fn set(&self, tenant: &TenantQuota) {
+        self.table.write().set(tenant);
+    }
+
+    /// Removes a tenant that has no objects.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND` if it is not registered; `TENANT_NOT_EMPTY`.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        let mut table = self.table.write();
+        let account = table.account(name).ok_or(ErrorCode::ObjectNotFound)?;
+        // The table is locked for writing, so no put is admitted meanwhile.
+        if account.charged.load(SeqCst) > 0 {
+            return Err(ErrorCode::TenantNotEmpty.into());
+        }
+        if let Some(number) = table.by_name.get(name).copied() {
+            let account = &mut table.accounts[number as usize - 1];
+            (account.requested, account.effective) = (None, 0);
+        }
+        table.share_out();
+        Ok(())
+    }
+
+    /// Counts bytes that were evicted to make free space in the quota of a tenant.
+    pub(crate) fn count_evicted(&self, number: u32, bytes: u64) {
+        if let Some(account) = self.table.read().numbered(number) {
+            account.evicted.fetch_add(bytes, SeqCst);
+        }
+    }
+
+    /// Counts a put that was refused for the quota of a tenant.
+    pub(crate) fn count_rejected(&self, number: u32) {
+        if let Some(account) = self.table.read().numbered(number) {
+            account.rejected.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Returns the state of every registered tenant, by name.
+    pub(crate) fn infos(&self) -> Vec<TenantInfo> {
+        let table = self.table.read();
+        table.by_name.keys().filter_map(|name| table.info(name)).collect()
+    }
+}
+
+impl TenantTable {
+    fn numbered(&self, number: u32) -> Option<&TenantAccount> {
+        self.accounts.get((number as usize).checked_sub(1)?)
+    }
+
+    /// The account of a registered tenant.
+    pub(crate) fn account(&self, name: &str) -> Option<&TenantAccount> {
+        self.numbered(*self.by_name.get(name)?).filter(|account| account.requested.is_some())
+    }
+
+    pub(crate) fn info(&self, name: &str) -> Option<TenantInfo> {
+        let account = self.account(name)?;
+        Some(TenantInfo {
+            name: name.to_owned(),
+            requested: account.requested?,
+            effective: account.effective,
+            charged: account.charged.load(SeqCst),
+            evicted: account.evicted.load(SeqCst),
+            rejected: account.rejected.load(SeqCst),
+        })
+    }
+
+    pub(crate) fn set(&mut self, tenant: &TenantQuota) {
+        let next = self.accounts.len() as u32 + 1;
+        let number = *self.by_name.entry(tenant.name.clone()).or_insert(next);
+        if number == next {
+            let none = || AtomicU64::new(0);
+            self.accounts.push(TenantAccount {
+                requested: None,
+                effective: 0,
+                charged: none(),
+                evicted: none(),
+                rejected: none(),
+            });
+        }
+        self.accounts[number as usize - 1].requested = Some(tenant.bytes);
+        self.share_out();
+    }
+
+    /// Gives each what it asked for, or its part of what there is.
+    pub(crate) fn share_out(&mut self) {
+        let registered: Vec<_> = self
+            .by_name
+            .values()
+            .filter_map(|number| {
+                let at = *number as usize - 1;
+                self.accounts[at].requested.map(|bytes| (at, bytes))
+            })
+            .collect();
+        let requests: Vec<_> = registered.iter().map(|(_, bytes)| *bytes).collect();
+        for ((at, _), share) in registered.iter().zip(shares(&requests, self.capacity)) {
+            self.accounts[*at].effective = share;
+        }
+    }
+}
+
+/// What each gets of `capacity`: all it asked for if that is enough for all, else in proportion, the bytes left over one by one to
+/// the largest remainders, the first ones first.
+fn shares(requests: &[u64], capacity: u64) -> Vec<u64> {
+    let sum: u128 = requests.iter().map(|bytes| u128::from(*bytes)).sum();
+    if sum <= u128::from(capacity) {
+        return requests.to_vec();
+    }
+    let parts = requests.iter().map(|bytes| {
+        let exact = u128::from(*bytes) * u128::from(capacity);
+        // Not more than what was asked for, so it fits.
+        ((exact / sum) as u64, exact % sum)
+    });
+    let (mut shares, remainders): (Vec<u64>, Vec<u128>) = parts.unzip();
+    let left = capacity - shares.iter().sum::<u64>();
+    let mut order: Vec<_> = (0..shares.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(remainders[*at]));
+    for at in order.into_iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
+        shares[at] += 1;
+    }
+    shares
+}
+
+pub(crate) fn unknown(tenant: &str) -> Error {
+    Error::new(ErrorCode::TenantNotRegistered, format!("tenant {tenant:?} is not registered"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn shares_as_the_existing_master_gives_them() {
+        let mib = 1 << 20;
+        assert_eq!(shares(&[4 * mib, 1024 * mib, 12345], 256 * mib), [1_044_484, 267_387_898, 3074]);
+        assert_eq!(shares(&[1_000_000, 1024 * mib, 12345], 256 * mib), [249_765, 268_182_608, 3083]);
+        assert_eq!(shares(&[5, 5, 5], 16), [5, 5, 5]);
+        assert_eq!(shares(&[5, 5, 5], 10), [4, 3, 3]);
+        assert_eq!(shares(&[5, 5], 0), [0, 0]);
+        assert_eq!(shares(&[], 7), [0; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn shares_add_up(
+            requests in proptest::collection::vec(1..=MAX_QUOTA, 1..20),
+            capacity in any::<u64>(),
+        ) {
+            let shares = shares(&requests, capacity);
+            let sum = |all: &[u64]| all.iter().map(|bytes| u128::from(*bytes)).sum::<u128>();
+            prop_assert_eq!(sum(&shares), sum(&requests).min(u128::from(capacity)));
+            prop_assert!(shares.iter().zip(&requests).all(|(share, request)| share <= request));
+        }
+    }
+}

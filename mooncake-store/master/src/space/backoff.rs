@@ -1,0 +1,20 @@
+//! Backoff of eviction after a pass in which every object was refused.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::gap_searches::GapSearches;
+
+#[derive(Default)]
+pub(crate) struct EvictionBackoff {
+    pub(crate) futile_until: AtomicU64,
+    pub(crate) searches: GapSearches,
+}
+
+impl EvictionBackoff {
+    /// An object became readable, or space came free: looking again may help.
+    pub(crate) fn something_changed(&self) {
+        if self.futile_until.load(Relaxed) != 0 {
+            self.futile_until.store(0, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! ClientDisks of all clients.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::{ClientId, ObjectKey};
+use parking_lot::Mutex;
+
+use crate::model::disk::{DiskOwner, PromotionCounters};
+use crate::model::disk_replicas::FileTotals;
+use crate::model::stats::DiskStats;
+
+/// Every disk that was offered.
+#[derive(Default)]
+pub(crate) struct ClientDisks {
+    pub(crate) owners: Mutex<HashMap<ClientId, Arc<DiskOwner>>>,
+    /// Their number, so that a cluster without disks locks nothing.
+    pub(crate) count: AtomicUsize,
+    /// Objects that eviction passed over because they are to be written first.
+    pub(crate) wanted: Mutex<OffloadRequests>,
+    pub(crate) promotions: Arc<PromotionCounters>,
+    pub(crate) files: Arc<FileTotals>,
+}
+
+/// Keys, each once, in the order they came.
+#[derive(Default)]
+pub(crate) struct OffloadRequests {
+    pub(crate) keys: Vec<ObjectKey>,
+    pub(crate) known: HashSet<ObjectKey>,
+    /// Bytes of these.
+    pub(crate) bytes: u64,
+    /// Bytes of more that may come.
+    pub(crate) room: u64,
+}
+
+impl ClientDisks {
+    pub(crate) fn get(&self, client: ClientId) -> Option<Arc<DiskOwner>> {
+        if self.count.load(Relaxed) == 0 {
+            return None;
+        }
+        self.owners.lock().get(&client).cloned()
+    }
+
+    pub(crate) fn insert(&self, owner: Arc<DiskOwner>) {
+        let mut owners = self.owners.lock();
+        if let Some(before) = owners.insert(owner.client, owner) {
+            before.alive.store(false, Relaxed);
+        }
+        self.count.store(owners.len(), Relaxed);
+    }
+
+    pub(crate) fn remove(&self, gone: impl Fn(&DiskOwner) -> bool) -> usize {
+        if self.count.load(Relaxed) == 0 {
+            return 0;
+        }
+        let mut owners = self.owners.lock();
+        let before = owners.len();
+        owners.retain(|_, owner| {
+            let stays = !gone(owner);
+            if !stays {
+                owner.alive.store(false, Relaxed);
+            }
+            stays
+        });
+        self.count.store(owners.len(), Relaxed);
+        before - owners.len()
+    }
+
+    /// The free part of a client's disk; 1 where nothing is known of it.
+    pub(crate) fn free_ratio(&self, client: ClientId) -> f64 {
+        let Some(owner) = self.get(client) else { return 1.0 };
+        match owner.capacity.load(Relaxed) {
+            0 => 1.0,
+            capacity => (1.0 - owner.used.load(Relaxed) as f64 / capacity as f64).max(0.0),
+        }
+    }
+
+    /// What lies on all disks, and in files, for which there is that much room.
+    pub(crate) fn stats(&self, file_capacity: u64) -> DiskStats {
+        let owners = self.owners.lock();
+        let sum = |figure: fn(&DiskOwner) -> u64| {
+            owners.values().map(|owner| figure(owner)).fold(0, u64::saturating_add)
+        };
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        let promotions = &self.promotions;
+        DiskStats {
+            objects: sum(|owner| owner.objects.load(Relaxed)) + read(&self.files.objects),
+            used: sum(|owner| owner.used.load(Relaxed)) + read(&self.files.used),
+            capacity: sum(|owner| owner.capacity.load(Relaxed)).saturating_add(file_capacity),
+            promotions_in_flight: sum(|owner| {
+                let state = owner.state.lock();
+                (state.promote.len() + state.promoting.len()) as u64
+            }),
+            promotions_admitted: read(&promotions.admitted),
+            promotions_completed: read(&promotions.completed),
+            promoted_bytes: read(&promotions.bytes),
+            promotions_failed: read(&promotions.failed),
+            promotions_cancelled: read(&promotions.cancelled),
+            promotions_expired: read(&promotions.expired),
+            promotions_too_rare: read(&promotions.too_rare),
+            promotions_too_full: read(&promotions.too_full),
+            promotions_over_limit: read(&promotions.over_limit),
+        }
+    }
+
+    /// The client lives.
+    pub(crate) fn hear(&self, client: ClientId, now: Moment) {
+        self.get(client).into_iter().for_each(|owner| owner.state.lock().seen = now);
+    }
+
+    /// See [`Master::was_stopped`].
+    pub(crate) fn was_stopped(&self, span: Duration, now: Moment) {
+        for mut state in self.owners.lock().values().map(|owner| owner.state.lock()) {
+            state.seen = state.seen.after(span).min(now);
+        }
+    }
+}

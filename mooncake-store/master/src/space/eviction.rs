@@ -1,0 +1,278 @@
+//! Making room: above the watermark in the background, and for a put that finds none.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+
+use super::gap_searches::GapOutlook;
+use super::offload_first::SkippedObject;
+use super::state::Space;
+use super::victim::Victim;
+use crate::directory::{Object, Pass};
+use crate::model::segment::{GRAIN, MountedSegment};
+
+/// How far below the watermark the background goes at most, as a part of the capacity.
+const HYSTERESIS: f64 = 0.01;
+
+/// After every object was refused, nobody looks again for this long, or until something changes.
+const FUTILE: Duration = Duration::from_millis(10);
+
+/// So many objects the background evicts before it lets others run: some tens of microseconds.
+const COURTEOUS: u32 = 32;
+
+/// What came of evicting the next in line if it is of use.
+enum NextVictim<A> {
+    Gone(Victim<A>),
+    /// It would be of no use.
+    Kept,
+    /// Nothing may go.
+    Nobody,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+    /// Frees what a put of `len` bytes needs, and hardly more, in the segment named or else in any; whether it may look again. Nothing
+    /// goes for a put that could not be placed afterwards.
+    pub(crate) fn make_room(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
+        let takes = self.taking(only, now);
+        let Some(need) = len.checked_next_multiple_of(GRAIN).filter(|need| self.could_take(*need, &takes))
+        else {
+            return false;
+        };
+        if self.reclaim(now) > 0 && self.has_room(len, &takes) {
+            return true;
+        }
+        if self.eviction.futile_until.load(Relaxed) > now.0 {
+            return false;
+        }
+        self.counters.eviction_attempted();
+        if self.drop_hot(len, now) > 0 && self.has_room(len, &takes) {
+            return true;
+        }
+        self.want_room(len);
+        let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
+        'passes: for pass in self.passes() {
+            // Several small victims in a row leave a gap by chance only, so they go in the policy's order only where there are gaps to be
+            // had. One that is large enough by itself always may.
+            let by_chance = match outlook {
+                GapOutlook::Likely => pass == Pass::Ordinary,
+                GapOutlook::Unknown => pass == Pass::Ordinary && large,
+                GapOutlook::Doubtful | GapOutlook::Barred => false,
+            };
+            let mut freed = 0;
+            while only.is_none() && freed < len.max(1) {
+                let of_use = |object: &Object<A>| by_chance || leaves_a_gap(object, need, &takes);
+                let victim = match self.evict_next(pass, now, of_use) {
+                    NextVictim::Gone(victim) => victim,
+                    NextVictim::Kept => break,
+                    NextVictim::Nobody if pass == Pass::Ordinary && self.options.evict_soft_pinned => {
+                        continue 'passes;
+                    }
+                    NextVictim::Nobody => {
+                        self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+                        return false;
+                    }
+                };
+                // What comes free where nothing is placed helps nobody.
+                if victim.segments.iter().any(|segment| takes(segment)) {
+                    freed = victim.bytes.saturating_add(freed);
+                }
+                if victim.segments.iter().any(|segment| takes(segment) && segment.fits(len)) {
+                    return true;
+                }
+            }
+            if !large && outlook != GapOutlook::Barred && self.clear_window(len, &takes, pass, now) {
+                if pass == Pass::Ordinary {
+                    self.eviction.searches.found(only, len, now);
+                }
+                return true;
+            }
+        }
+        if outlook == GapOutlook::Barred {
+            return false;
+        }
+        // Looking for the cheapest gap means looking at every object. Among many that is the tick's; who waits asks again.
+        if large {
+            self.eviction.searches.want(only, len);
+        } else {
+            self.eviction.searches.in_vain(only, len, now, self.clock.now());
+        }
+        false
+    }
+
+    /// Opens the gaps that puts did not find among many objects.
+    pub(crate) fn clear_wanted_windows(&self, now: Moment) {
+        for (only, len) in self.eviction.searches.wanted() {
+            let only = only.as_deref();
+            let takes = self.taking(only, now);
+            let found = self.has_room(len, &takes)
+                || self.passes().any(|pass| self.clear_window(len, &takes, pass, now));
+            if found {
+                self.eviction.searches.found(only, len, self.clock.now());
+                self.eviction.something_changed();
+            } else {
+                self.eviction.searches.in_vain(only, len, now, self.clock.now());
+            }
+        }
+    }
+
+    /// Evicts down to just below the high watermark, if usage is above.
+    pub(crate) fn evict_to_watermark(&self, now: Moment) {
+        let (used, capacity) = self.occupancy();
+        let watermark = (self.options.high_watermark * capacity as f64) as u64;
+        if used <= watermark || self.eviction.futile_until.load(Relaxed) > now.0 {
+            return;
+        }
+        self.counters.eviction_attempted();
+        let below = (self.options.eviction_ratio.min(HYSTERESIS) * capacity as f64) as u64;
+        let mut left = used.saturating_sub(self.drop_hot(used - watermark, now));
+        self.want_room(left.saturating_sub(watermark - below.min(watermark)));
+        for pass in self.passes() {
+            let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
+            for count in 1u32.. {
+                if left <= target {
+                    break;
+                }
+                let Some(victim) = self.evict_one(pass, now) else { break };
+                left = left.saturating_sub(victim.bytes);
+                if count.is_multiple_of(COURTEOUS) {
+                    // Requests go first, where there are no more processors than threads.
+                    std::thread::yield_now();
+                }
+            }
+        }
+        if left > watermark {
+            self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+        }
+    }
+
+    /// Evicts one object: of what the shards' policies would let go next, what has been unused for the longest. So the
+    /// order is that of one policy over all, without one lock for all. (Blocks of one prefix lie in many shards; were each
+    /// shard emptied by itself, every prefix would soon have a hole.)
+    pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        match self.evict_next(pass, now, |_| true) {
+            NextVictim::Gone(victim) => Some(victim),
+            NextVictim::Kept | NextVictim::Nobody => None,
+        }
+    }
+
+    /// As [`Master::evict_one`], unless it would be of no use.
+    fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> NextVictim<A> {
+        let mut unwritten = Vec::new();
+        let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
+        self.ask_for(unwritten);
+        next
+    }
+
+    fn evict_oldest(
+        &self,
+        pass: Pass,
+        now: Moment,
+        of_use: impl Fn(&Object<A>) -> bool,
+        unwritten: &mut Vec<SkippedObject>,
+    ) -> NextVictim<A> {
+        // Each round evicts, or learns the age of one shard's next victim.
+        for _ in 0..2 * self.directory.len() {
+            let (index, age) = self.directory.oldest();
+            let mut shard = self.directory.lock_at(index);
+            let mut passed = Vec::new();
+            let found = shard.choose(pass, now, |object| self.goes(object, pass, now, &mut passed));
+            unwritten.extend(passed);
+            if found.is_none_or(|found| found > age) {
+                self.directory.note_age(index, found);
+                continue;
+            }
+            let Some(slot) = shard.take_chosen() else { continue };
+            if !of_use(&shard[slot]) {
+                return NextVictim::Kept;
+            }
+            let group = shard[slot].group().cloned();
+            let mut victim = Victim::none();
+            self.evict_slot(&mut shard, slot, now, &mut victim);
+            let next = shard.choose(pass, now, |object| self.evictable(object, pass, now));
+            self.directory.note_age(index, next);
+            drop(shard);
+            if let Some(group) = group {
+                self.evict_rest(&group, pass, now, &mut victim);
+            }
+            return NextVictim::Gone(victim);
+        }
+        NextVictim::Nobody
+    }
+
+    /// Frees what has rested long enough, a slice of each segment; how many bytes.
+    pub(crate) fn reclaim(&self, now: Moment) -> u64 {
+        let registry = self.segments.read();
+        registry.list.iter().fold(0, |sum, segment| segment.reclaim(now).saturating_add(sum))
+    }
+
+    /// Frees all that has rested long enough, slice by slice; whether there was any.
+    pub(crate) fn reclaim_all(&self, now: Moment) -> bool {
+        let due: Vec<_> = {
+            let registry = self.segments.read();
+            registry.list.iter().filter(|segment| segment.has_rested(now)).cloned().collect()
+        };
+        // Nothing new becomes due: `now` stays.
+        for segment in &due {
+            while segment.has_rested(now) {
+                segment.reclaim(now);
+            }
+        }
+        !due.is_empty()
+    }
+
+    /// Whether a segment that takes it could ever hold it.
+    fn could_take(&self, need: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
+        self.segments.read().list.iter().any(|segment| need <= segment.info.size && takes(segment))
+    }
+
+    fn has_room(&self, len: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
+        self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
+    }
+
+    /// Which segments placement would take an object to: open ones, of that name if it is bound to one, and doubted ones only if
+    /// there are no others.
+    pub(crate) fn taking<'o>(
+        &self,
+        only: Option<&'o str>,
+        now: Moment,
+    ) -> impl Fn(&MountedSegment<A>) -> bool + use<'o, A, E> {
+        let registry = self.segments.read();
+        let all_doubted = registry.list.iter().all(|segment| segment.is_doubted());
+        move |segment| {
+            only.is_none_or(|name| segment.info.name == name)
+                && segment.would_open(now)
+                && (all_doubted || !segment.is_doubted())
+        }
+    }
+
+    /// Whether memory is filled beyond what the background leaves.
+    pub(crate) fn is_above_watermark(&self) -> bool {
+        let (used, capacity) = self.occupancy();
+        used as f64 > self.options.high_watermark * capacity as f64
+    }
+
+    /// Bytes in use that eviction could free sooner or later, and capacity.
+    pub(crate) fn occupancy(&self) -> (u64, u64) {
+        let registry = self.segments.read();
+        registry.list.iter().fold((0, 0), |(used, capacity), segment| {
+            // What rests is free soon without evicting anything for it.
+            (
+                used.saturating_add(segment.used().saturating_sub(segment.resting())),
+                capacity.saturating_add(segment.info.size),
+            )
+        })
+    }
+}
+
+/// Whether what an object leaves behind is room enough by itself.
+fn leaves_a_gap<A: SegmentAllocator>(
+    object: &Object<A>,
+    need: u64,
+    takes: impl Fn(&MountedSegment<A>) -> bool,
+) -> bool {
+    let mut replicas = object.value().into_iter().flat_map(|value| &value.replicas);
+    replicas.any(|held| held.extent.len >= need && takes(&held.segment))
+}

@@ -1,0 +1,141 @@
+//! HotTableState of additional replicas of objects that are read often.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId, Uuid};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::api::CopyToken;
+use parking_lot::Mutex;
+
+use crate::directory::read_rates::ReadRates;
+use crate::model::options::HotOptions;
+
+/// A replica is kept this long, and again while its object is read often.
+pub(crate) const KEPT: Duration = Duration::from_secs(30);
+
+/// After a decision nothing is decided about a key for this long.
+pub(crate) const PAUSE: Duration = Duration::from_secs(30);
+
+/// After a replica went, none is made again for this long.
+pub(crate) const RECREATE: Duration = Duration::from_secs(60);
+
+/// Most keys that wait for a decision, and most keys of a shard whose reads are counted.
+const CANDIDATES: usize = 1024;
+
+/// A replica that was asked for.
+#[derive(Debug)]
+pub(crate) struct ExtraReplica {
+    pub(crate) token: CopyToken,
+    /// Who is to make it.
+    pub(crate) client: ClientId,
+    pub(crate) task: Uuid,
+    pub(crate) until: Moment,
+    /// Once it is there.
+    pub(crate) replica: Option<(ReplicaId, u64)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct HotTableState {
+    pub(crate) rng: Rng,
+    pub(crate) candidates: Vec<ObjectKey>,
+    pub(crate) extras: HashMap<ObjectKey, Vec<ExtraReplica>>,
+    /// Until when nothing is decided about a key.
+    pub(crate) pauses: HashMap<ObjectKey, Moment>,
+    pub(crate) prune_at: Moment,
+}
+
+/// HotTable objects. Its lock is inside a shard's.
+#[derive(Debug)]
+pub(crate) struct HotTable {
+    pub(crate) options: HotOptions,
+    pub(crate) table: Mutex<HotTableState>,
+    pub(crate) due: AtomicU64,
+    pub(crate) proposed: AtomicU64,
+    made: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+}
+
+impl HotTable {
+    pub(crate) fn new(options: HotOptions, seed: u64) -> Self {
+        let table = HotTableState {
+            rng: Rng::seeded(seed),
+            candidates: Vec::new(),
+            extras: HashMap::new(),
+            pauses: HashMap::new(),
+            prune_at: Moment(0),
+        };
+        Self {
+            options,
+            table: Mutex::new(table),
+            due: AtomicU64::new(0),
+            proposed: AtomicU64::new(0),
+            made: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    /// An object was read.
+    pub(crate) fn read(&self, heats: &mut ReadRates, slot: SlotId, key: &ObjectKey, now: Moment) {
+        if heats.note(slot, &self.options, now) {
+            let mut table = self.table.lock();
+            if table.candidates.len() < CANDIDATES {
+                table.candidates.push(key.clone());
+            }
+        }
+    }
+
+    /// Whether a client may begin the copy of this token.
+    pub(crate) fn check(&self, key: &[u8], client: ClientId, token: CopyToken, now: Moment) -> Result<()> {
+        let table = self.table.lock();
+        let asked = table.extras.iter().find(|(other, _)| other.as_bytes() == key).map(|(_, extras)| extras);
+        let open =
+            || asked.into_iter().flatten().filter(|extra| extra.replica.is_none() && extra.until > now);
+        match open().find(|extra| extra.token == token) {
+            Some(extra) if extra.client == client => Ok(()),
+            Some(_) => Err(ErrorCode::IllegalClient.into()),
+            None if open().next().is_some() => {
+                Err(Error::new(ErrorCode::InvalidVersion, "that copy is not the one that was asked for"))
+            }
+            None => Err(not_asked_for()),
+        }
+    }
+
+    /// The copy of a token is there.
+    pub(crate) fn made(&self, key: &ObjectKey, token: CopyToken, replica: (ReplicaId, u64), now: Moment) {
+        let mut table = self.table.lock();
+        let extras = table.extras.get_mut(key);
+        if let Some(extra) = extras.into_iter().flatten().find(|extra| extra.token == token) {
+            extra.replica = Some(replica);
+            extra.until = now.after(KEPT);
+            self.made.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The copy of a token failed.
+    pub(crate) fn failed(&self, key: &ObjectKey, token: CopyToken, now: Moment) {
+        let mut table = self.table.lock();
+        if let Some(extras) = table.extras.get_mut(key) {
+            extras.retain(|extra| extra.token != token);
+            if extras.is_empty() {
+                table.extras.remove(key);
+            }
+        }
+        table.pauses.insert(key.clone(), now.after(PAUSE));
+    }
+
+    /// Proposed, made and dropped so far, and how many there are.
+    pub(crate) fn counts(&self) -> [u64; 4] {
+        let there = self.table.lock().extras.values().flatten().filter(|e| e.replica.is_some()).count();
+        let [proposed, made, dropped] = [&self.proposed, &self.made, &self.dropped].map(|c| c.load(Relaxed));
+        [proposed, made, dropped, there as u64]
+    }
+}
+
+#[cold]
+pub(crate) fn not_asked_for() -> Error {
+    let text = "this master has not asked for that copy, or does not want it any more";
+    Error::new(ErrorCode::UnavailableInCurrentStatus, text)
+}

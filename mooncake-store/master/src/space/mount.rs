@@ -1,0 +1,218 @@
+//! Mounting, retiring and sweeping segments.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ClientId, SegmentId};
+use mooncake_core::replica::Segment;
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::retired::RetiredSegments;
+use super::state::Space;
+use crate::model::segment::MountedSegment;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mount {
+    New,
+    Again,
+    /// With objects in it.
+    Kept,
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+    pub(crate) fn trust(&self, client: ClientId) {
+        let doubts = self.doubts.load(Relaxed);
+        if doubts == 0 {
+            return;
+        }
+        let registry = self.segments.read();
+        registry.list.iter().filter(|s| s.client == client).for_each(|s| s.doubt(false));
+        if registry.list.iter().all(|s| !s.is_doubted()) {
+            // Unless somebody has raised one since.
+            let _ = self.doubts.compare_exchange(doubts, 0, Relaxed, Relaxed);
+        }
+    }
+
+    pub(crate) fn mount_one(
+        &self,
+        retired: &mut RetiredSegments<A>,
+        client: ClientId,
+        segment: &Segment,
+        mount: Mount,
+    ) -> Result<()> {
+        if let Some(mounted) = self.segments.read().get(segment.id) {
+            return same_mount(mounted, client, segment, mount);
+        }
+        self.displace(retired, client, segment)?;
+        if retired.is_under(segment) {
+            self.sweep(retired);
+        }
+        let now = self.clock.now();
+        let known = retired.knows(segment.id);
+        let resting = retired.inherit(segment);
+        let opens = match mount {
+            Mount::Again if !known => self.started.after(self.rest_after_start()),
+            _ => now,
+        };
+        let mut mounted = MountedSegment::new(segment.clone(), client, opens, &self.allocator, &resting);
+        mounted.ledger = self.ledgers.lock().of(client);
+        if mount == Mount::Kept {
+            mounted.close();
+        }
+        self.timers.at(mounted.next_release());
+        self.segments.write().insert(Arc::new(mounted));
+        self.count_capacity();
+        self.eviction.something_changed();
+        tracing::info!(segment = %segment.id, name = segment.name, size = segment.size, %client, "segment mounted");
+        Ok(())
+    }
+
+    /// The same memory cannot belong to two: a client that mounts what another one had has taken its place
+    /// (a process restarted on the same address before its predecessor expired).
+    fn displace(&self, retired: &mut RetiredSegments<A>, client: ClientId, segment: &Segment) -> Result<()> {
+        let others: Vec<_> = {
+            let registry = self.segments.read();
+            registry.list.iter().filter(|mounted| mounted.overlaps(segment)).cloned().collect()
+        };
+        if let Some(own) = others.iter().find(|mounted| mounted.client == client) {
+            return Err(Error::new(
+                ErrorCode::SegmentAlreadyExists,
+                format!("segment {} overlaps segment {} of the same client", segment.id, own.info.id),
+            ));
+        }
+        for mounted in others {
+            tracing::warn!(segment = %mounted.info.id, by = %segment.id, "segment displaced: its memory was mounted by another client");
+            self.bury(retired, &mounted);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn bury(&self, retired: &mut RetiredSegments<A>, mounted: &Arc<MountedSegment<A>>) {
+        self.segments.write().remove(mounted.info.id);
+        self.count_capacity();
+        mounted.bury();
+        retired.add(mounted.clone());
+        self.timers.at(self.clock.now());
+        self.eviction.something_changed();
+        tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment unmounted");
+    }
+
+    /// Tenants share what there is.
+    fn count_capacity(&self) {
+        if self.tenants.are_on() {
+            let registry = self.segments.read();
+            let sizes = registry.list.iter().map(|mounted| mounted.info.size);
+            self.tenants.set_capacity(sizes.fold(0, u64::saturating_add));
+        }
+    }
+
+    pub(crate) fn own_segment(
+        &self,
+        client: ClientId,
+        segment: SegmentId,
+    ) -> Result<Option<Arc<MountedSegment<A>>>> {
+        match self.segments.read().get(segment) {
+            Some(mounted) if mounted.client != client => Err(Error::new(
+                ErrorCode::IllegalClient,
+                format!("segment {segment} was mounted by another client"),
+            )),
+            mounted => Ok(mounted.cloned()),
+        }
+    }
+
+    /// Drops every replica in a dead segment. Slow (it sees every object), so only `tick` does it, and a mount of memory that is among
+    /// the dead's.
+    pub(crate) fn sweep(&self, retired: &mut RetiredSegments<A>) {
+        self.drop_dead();
+        retired.mark_all_swept();
+    }
+
+    /// The same, while segments come and go: it is done with those that were dead before.
+    pub(crate) fn sweep_beside(&self) {
+        let dead = self.retired.lock().unswept();
+        if dead.is_empty() {
+            return;
+        }
+        self.drop_dead();
+        self.retired.lock().mark_swept(&dead);
+    }
+
+    /// A replica placed before a burial is in its shard before this comes by: puts hold the shard's lock throughout.
+    fn drop_dead(&self) {
+        let now = self.clock.now();
+        self.directory.visit(|shard, slot| {
+            shard.prune(slot, now, self.options.put_release);
+            shard.settle(slot);
+        });
+    }
+
+    /// Forgets what lies on disks that are gone.
+    pub(crate) fn sweep_disks(&self) {
+        self.directory.visit(|shard, slot| {
+            shard[slot].retain_disk(|_| true);
+            shard.settle(slot);
+        });
+    }
+}
+
+fn same_mount<A: SegmentAllocator>(
+    mounted: &MountedSegment<A>,
+    client: ClientId,
+    segment: &Segment,
+    mount: Mount,
+) -> Result<()> {
+    let refuse = |code, why: &str| Err(Error::new(code, format!("segment {}: {why}", segment.id)));
+    if mounted.client != client {
+        return refuse(ErrorCode::IllegalClient, "mounted by another client");
+    }
+    if mounted.info != *segment {
+        return refuse(ErrorCode::SegmentAlreadyExists, "mounted with another address, size or name");
+    }
+    // Whoever mounts all it has again must not fail for what it is about to take back anyway.
+    if mounted.leaves().is_some() && mount != Mount::Again {
+        return refuse(ErrorCode::UnavailableInCurrentStatus, "being unmounted");
+    }
+    Ok(())
+}
+
+/// No machine gives a process more addresses: x86 and ARM have 57 bits at most.
+const ADDRESSES: u64 = 1 << 57;
+
+pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
+    if segment.base == 0 || segment.size == 0 {
+        return Err(Error::invalid(format!("segment {}: base and size must not be 0", segment.id)));
+    }
+    if segment.base.checked_add(segment.size).is_none_or(|end| end > ADDRESSES) {
+        return Err(Error::invalid(format!(
+            "segment {}: {} bytes at {:#x} are beyond what a process can have",
+            segment.id, segment.size, segment.base
+        )));
+    }
+    for (what, text, most) in [
+        ("endpoint", &segment.endpoint, MAX_WORD),
+        ("protocol", &segment.protocol, MAX_WORD),
+        ("name", &segment.name, MAX_NAME),
+        ("host", &segment.host_id, MAX_NAME),
+    ] {
+        if text.len() > most {
+            return Err(Error::invalid(format!(
+                "segment {}: its {what} has {} bytes; the most is {most}",
+                segment.id,
+                text.len()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Longest endpoint and protocol, in bytes: what any answer can name (`pack::encode_answers`).
+pub(crate) const MAX_WORD: usize = 255;
+
+/// Longest name and host, in bytes.
+const MAX_NAME: usize = 4096;
+
+pub(crate) fn unknown(segment: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::SegmentNotFound, format!("no segment {segment}"))
+}

@@ -1,0 +1,65 @@
+//! Eviction within the quota of a tenant.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::{Error, ErrorCode};
+
+use super::state::Space;
+use super::victim::Victim;
+use crate::directory::{Object, Pass};
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+    /// Evicts what a tenant used least until `bytes` more are within its quota, once `freed` bytes are gone; whether it is worth
+    /// asking again.
+    pub(crate) fn make_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
+        let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
+        self.want_room(bytes);
+        for pass in self.passes() {
+            while !fits() {
+                let Some(victim) = self.evict_of(number, pass, now) else { break };
+                self.tenants.count_evicted(number, victim.bytes);
+            }
+        }
+        fits()
+    }
+
+    /// Evicts the object that a tenant used least.
+    fn evict_of(&self, number: u32, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
+        for index in 0..self.directory.len() {
+            let mut shard = self.directory.lock_at(index);
+            let mut passed = Vec::new();
+            let goes = |object: &Object<A>| self.goes(object, pass, now, &mut passed);
+            let found = shard.choose_of(number, pass, now, goes);
+            unwritten.extend(passed);
+            if let Some((_, age)) = found
+                && oldest.is_none_or(|(least, _)| age < least)
+            {
+                oldest = Some((age, index));
+            }
+        }
+        self.ask_for(unwritten);
+        let (_, index) = oldest?;
+        let mut shard = self.directory.lock_at(index);
+        let (slot, _) = shard.choose_of(number, pass, now, |object| self.evictable(object, pass, now))?;
+        let group = shard[slot].group().cloned();
+        let mut victim = Victim::none();
+        self.evict_slot(&mut shard, slot, now, &mut victim);
+        drop(shard);
+        if let Some(group) = group {
+            self.evict_rest(&group, pass, now, &mut victim);
+        }
+        Some(victim)
+    }
+
+    /// A put is refused for its tenant's sake.
+    pub(crate) fn over_quota(&self, number: u32, key: &[u8], len: u64) -> Error {
+        self.tenants.count_rejected(number);
+        let (tenant, _) = self.tenants.split(key);
+        let text = format!(
+            "{len} bytes more are beyond the quota of tenant {tenant}, and nothing of it may be evicted"
+        );
+        Error::new(ErrorCode::TenantQuotaExceeded, text)
+    }
+}

@@ -1,0 +1,132 @@
+//! Segments that are gone, for as long as somebody may still use their memory.
+//!
+//! A reader with a lease or a writer with a grant does not learn that a segment was unmounted or its client expired. If the same
+//! memory is mounted again, what they were promised must not be handed out before its time.
+
+use std::sync::Arc;
+
+use mooncake_core::alloc::{Extent, SegmentAllocator};
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::SegmentId;
+use mooncake_core::replica::Segment;
+
+use crate::model::segment::MountedSegment;
+
+/// Dead mounts.
+pub(crate) struct RetiredSegments<A> {
+    list: Vec<RetiredSegment<A>>,
+}
+
+struct RetiredSegment<A> {
+    pub(crate) mounted: Arc<MountedSegment<A>>,
+    /// Every replica in it has been dropped, so that what it holds is exactly what must rest.
+    pub(crate) swept: bool,
+}
+
+impl<A> Default for RetiredSegments<A> {
+    fn default() -> Self {
+        Self { list: Vec::new() }
+    }
+}
+
+impl<A: SegmentAllocator> RetiredSegments<A> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, mounted: Arc<MountedSegment<A>>) {
+        self.list.push(RetiredSegment { mounted, swept: false });
+    }
+
+    /// Whether this master has seen the segment before.
+    pub(crate) fn knows(&self, id: SegmentId) -> bool {
+        self.list.iter().any(|grave| grave.mounted.info.id == id)
+    }
+
+    /// Whether replicas may still be in memory that this segment has, or in one of its name.
+    pub(crate) fn is_under(&self, segment: &Segment) -> bool {
+        self.list.iter().any(|grave| !grave.swept && grave.was_in(segment))
+    }
+
+    pub(crate) fn unswept(&self) -> Vec<Arc<MountedSegment<A>>> {
+        self.list.iter().filter(|grave| !grave.swept).map(|grave| grave.mounted.clone()).collect()
+    }
+
+    /// What must rest in a segment that is about to be mounted: extents in it, none overlapping. Call after a sweep of what
+    /// [is under it](Self::is_under).
+    pub(crate) fn inherit(&mut self, segment: &Segment) -> Vec<(Moment, Extent)> {
+        let end = segment.base.saturating_add(segment.size);
+        let mut inherited = Vec::new();
+        self.list.retain(|grave| {
+            let dead = &grave.mounted;
+            if !grave.was_in(segment) {
+                return true;
+            }
+            for (until, at) in dead.resting_addresses() {
+                let (from, to) = (at.offset.max(segment.base), (at.offset + at.len).min(end));
+                if from < to {
+                    inherited.push((until, Extent { offset: from - segment.base, len: to - from }));
+                }
+            }
+            // What lies outside of the new segment still needs its grave.
+            dead.info.base < segment.base || dead.info.base.saturating_add(dead.info.size) > end
+        });
+        merge(inherited)
+    }
+}
+
+impl<A: SegmentAllocator> RetiredSegments<A> {
+    /// Records that every replica in all retired segments has been dropped.
+    pub(crate) fn mark_all_swept(&mut self) {
+        self.list.iter_mut().for_each(|segment| segment.swept = true);
+    }
+
+    /// Records that every replica in these segments has been dropped.
+    pub(crate) fn mark_swept(&mut self, swept: &[Arc<MountedSegment<A>>]) {
+        for segment in &mut self.list {
+            segment.swept |= swept.iter().any(|other| Arc::ptr_eq(other, &segment.mounted));
+        }
+    }
+
+    /// Forgets the segments in which no extent is in quarantine any longer.
+    pub(crate) fn forget_unused(&mut self, now: Moment) {
+        self.list.retain(|segment| {
+            segment.mounted.reclaim(now);
+            !segment.swept || segment.mounted.resting() > 0
+        });
+    }
+}
+
+impl<A: SegmentAllocator> RetiredSegment<A> {
+    fn was_in(&self, segment: &Segment) -> bool {
+        self.mounted.info.id == segment.id || self.mounted.overlaps(segment)
+    }
+}
+
+/// Joins what overlaps; the later time counts for both.
+fn merge(mut extents: Vec<(Moment, Extent)>) -> Vec<(Moment, Extent)> {
+    extents.sort_unstable_by_key(|(_, extent)| extent.offset);
+    let mut merged: Vec<(Moment, Extent)> = Vec::with_capacity(extents.len());
+    for (until, extent) in extents {
+        match merged.last_mut() {
+            Some((last_until, last)) if extent.offset < last.offset + last.len => {
+                last.len = last.len.max(extent.offset + extent.len - last.offset);
+                *last_until = (*last_until).max(until);
+            }
+            _ => merged.push((until, extent)),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merging_joins_overlaps_and_keeps_the_later_time() {
+        let at = |until, offset, len| (Moment(until), Extent { offset, len });
+        let merged = merge(vec![at(1, 10, 5), at(9, 0, 4), at(5, 12, 10), at(2, 4, 2), at(3, 13, 1)]);
+        assert_eq!(merged, [at(9, 0, 4), at(2, 4, 2), at(5, 10, 12)]);
+    }
+}

@@ -1,0 +1,24 @@
+//! Earliest moments at which periodic work may be due.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use mooncake_core::clock::Moment;
+
+/// When there is something to do.
+pub(crate) struct Timers {
+    /// ClientTable, graves, grace periods: the earliest moment one of them may be due.
+    pub(crate) membership: AtomicU64,
+    pub(crate) zombies: AtomicU64,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { membership: AtomicU64::new(u64::MAX), zombies: AtomicU64::new(0) }
+    }
+}
+
+impl Timers {
+    pub(crate) fn at(&self, moment: Moment) {
+        self.membership.fetch_min(moment.0, SeqCst);
+    }
+}

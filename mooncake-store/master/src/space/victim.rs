@@ -1,0 +1,90 @@
+//! Eviction of single objects and of groups.
+
+use std::sync::Arc;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::ids::{ObjectKey, SlotId};
+use smallvec::SmallVec;
+
+use super::offload_first::SkippedObject;
+use super::state::Space;
+use crate::directory::{Object, Pass, Shard};
+use crate::model::group::Group;
+use crate::model::segment::MountedSegment;
+
+/// What an eviction freed, and where.
+pub(crate) struct Victim<A> {
+    pub(crate) bytes: u64,
+    pub(crate) segments: SmallVec<[Arc<MountedSegment<A>>; 1]>,
+}
+
+impl<A> Victim<A> {
+    pub(crate) fn none() -> Self {
+        Self { bytes: 0, segments: SmallVec::new() }
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+    /// Evicts the value in a slot, which there must be, and adds it to what went before.
+    pub(crate) fn evict_slot(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        now: Moment,
+        victim: &mut Victim<A>,
+    ) {
+        let lease = self.in_use_until(&shard[slot]);
+        let Some(value) = shard.take_value(slot) else { return };
+        let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
+        victim.bytes = victim.bytes.saturating_add(bytes);
+        victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
+        value.retire(self.rest_until(lease), now);
+        shard.settle(slot);
+        self.counters.evicted(1, bytes);
+    }
+
+    pub(crate) fn evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        self.is_loose(object, pass, now) && self.may_leave_memory(object, now)
+    }
+
+    /// As [`evictable`](Self::evictable), noting some objects of those passed over that a disk would have to have first.
+    pub(crate) fn goes(
+        &self,
+        object: &Object<A>,
+        pass: Pass,
+        now: Moment,
+        passed: &mut Vec<SkippedObject>,
+    ) -> bool {
+        self.is_loose(object, pass, now) && self.leaves_memory(object, now, passed)
+    }
+
+    fn is_loose(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        object.value().is_some()
+            && object.write().is_none()
+            && object.copying().is_none()
+            && !object.hard_pin
+            && (pass == Pass::SoftPinned || object.soft_pin() <= now)
+            // One member that is being read keeps all.
+            && !self.is_read(object, now)
+    }
+
+    pub(crate) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
+        let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
+        [Some(Pass::Ordinary), soft].into_iter().flatten()
+    }
+
+    /// Evicts what is left of a group one of whose members has just gone. What is pinned, or leased since, stays.
+    pub(crate) fn evict_rest(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
+        let members: Vec<ObjectKey> = group.members.lock().iter().cloned().collect();
+        for key in members {
+            let hash = self.directory.hash(key.as_bytes());
+            let mut shard = self.directory.lock(hash);
+            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
+            if self.evictable(&shard[slot], pass, now) {
+                self.evict_slot(&mut shard, slot, now, victim);
+            }
+        }
+    }
+}
