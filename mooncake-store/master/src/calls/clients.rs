@@ -31,8 +31,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             None => true,
         };
         drop(clients);
-        self.space().disks.hear(client, now);
-        self.space().trust(client);
+        self.space().disks.mark_seen(client, now);
+        self.space().clear_doubts(client);
         PingReply { view: 0, need_remount }
     }
 
@@ -50,7 +50,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn doubt(&self, by: ClientId, endpoint: &str) {
         let registry = self.space().segments.read();
         for segment in registry.list.iter().filter(|s| s.info.endpoint == endpoint && s.client != by) {
-            segment.doubt(true);
+            segment.set_doubted(true);
             self.space().doubts.fetch_add(1, Relaxed);
             tracing::debug!(%endpoint, %by, "a member could not be reached");
         }
@@ -69,7 +69,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         check_segment(segment)?;
         let mut retired = self.space().retired.lock();
         self.space().mount_one(&mut retired, client, segment, mount)?;
-        self.hear(client);
+        self.mark_seen(client);
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         segments.iter().try_for_each(check_segment)?;
         let mut retired = self.space().retired.lock();
         // First, so that what is mounted before a failure goes when the client does.
-        self.hear(client);
+        self.mark_seen(client);
         segments
             .iter()
             .try_for_each(|segment| self.space().mount_one(&mut retired, client, segment, Mount::Again))
@@ -95,7 +95,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         let mut retired = self.space().retired.lock();
         if let Some(mounted) = self.space().own_segment(client, segment)? {
-            self.space().bury(&mut retired, &mounted);
+            self.space().retire_segment(&mut retired, &mounted);
         }
         Ok(())
     }
@@ -110,10 +110,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mounted =
             self.space().own_segment(client, segment).map_err(|error| Error::invalid(error.to_string()))?;
         let mounted = mounted.ok_or_else(|| Error::invalid(unknown(&segment).to_string()))?;
-        if mounted.leaves().is_none() {
+        if mounted.unmount_at().is_none() {
             let at = self.space().clock.now().after(grace);
-            mounted.leave_at(at);
-            self.space().timers.at(at);
+            mounted.set_unmount_at(at);
+            self.space().timers.schedule(at);
         }
         Ok(())
     }
@@ -161,7 +161,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             .map(|(client, _)| client)
             .collect();
         for seen in clients.seen.values() {
-            self.space().timers.at(seen.after(self.space().options.client_ttl));
+            self.space().timers.schedule(seen.after(self.space().options.client_ttl));
         }
         let mut ledgers = self.space().ledgers.lock();
         gone.iter().for_each(|client| ledgers.forget(*client));
@@ -171,27 +171,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let due: Vec<_> = {
             let registry = self.space().segments.read();
             let due = |mounted: &&Arc<MountedSegment<A>>| {
-                gone.contains(&mounted.client) || mounted.leaves().is_some_and(|at| at <= now)
+                gone.contains(&mounted.client) || mounted.unmount_at().is_some_and(|at| at <= now)
             };
             registry.list.iter().filter(due).cloned().collect()
         };
         for mounted in &due {
-            if mounted.leaves().is_none() {
+            if mounted.unmount_at().is_none() {
                 mounted.expire();
                 tracing::warn!(client = %mounted.client, segment = mounted.info.name, "client was silent too long");
             }
-            self.space().bury(retired, mounted);
+            self.space().retire_segment(retired, mounted);
         }
         for mounted in self.space().segments.read().list.iter() {
-            mounted.leaves().into_iter().for_each(|at| self.space().timers.at(at));
+            mounted.unmount_at().into_iter().for_each(|at| self.space().timers.schedule(at));
         }
         due.iter().filter(|mounted| gone.contains(&mounted.client)).map(|m| m.info.clone()).collect()
     }
 
-    fn hear(&self, client: ClientId) {
+    fn mark_seen(&self, client: ClientId) {
         let now = self.space().clock.now();
         self.clients.lock().seen.insert(client, now);
-        self.space().timers.at(now.after(self.space().options.client_ttl));
+        self.space().timers.schedule(now.after(self.space().options.client_ttl));
     }
 }
 

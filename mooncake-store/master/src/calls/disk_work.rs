@@ -11,7 +11,7 @@ use super::master::Master;
 use crate::model::disk::{AssignedWork, not_offered};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// The heartbeat of a disk whose owner counts answers: what it is to do. What it has not done is said again; what came to it after the
+    /// The heartbeat of a disk whose owner counts answers: what it is to do. What it has not done is assigned again; what came to it after the
     /// client first asked (`begin`, before it announces what it found), and not before, may be something that is to be dropped.
     ///
     /// # Errors
@@ -21,10 +21,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         if begin {
             let mut state = owner.state.lock();
-            (state.seen, state.follows) = (self.space().clock.now(), true);
+            (state.seen, state.asks_for_work) = (self.space().clock.now(), true);
             return Ok(DiskWork { tenants, ..DiskWork::default() });
         }
-        let over = owner.state.lock().said.number == done;
+        let over = owner.state.lock().assigned.number == done;
         if over && self.clear_disk(&owner, true) {
             // Another takes its place, of whose disk nothing is known.
             owner = self.space().disks.get(client).ok_or_else(not_offered)?;
@@ -32,11 +32,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut state = owner.state.lock();
         let (now, write_out) = (self.space().clock.now(), self.space().options.put_release);
         (state.enabled, state.announcing, state.seen) = (true, false, now);
-        match state.said.number == done {
-            true => state.say(now, write_out),
-            false => state.say_again(now),
+        match state.assigned.number == done {
+            true => state.assign_next(now, write_out),
+            false => state.assign_again(now),
         }
-        let AssignedWork { number, clear, dropped, write } = &state.said;
+        let AssignedWork { number, clear, dropped, write } = &state.assigned;
         let dropped = dropped.iter().map(|key| self.jobs.offload_item(key, 0)).collect();
         let write = write.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect();
         Ok(DiskWork { number: *number, tenants, clear: *clear, dropped, write })

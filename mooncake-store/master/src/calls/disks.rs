@@ -11,7 +11,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::{OffloadItem, StoredAt};
 
 use super::master::Master;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::model::disk::{DiskOwner, DiskOwnerState, OffloadReport, not_offered};
 use crate::model::disk_replicas::DiskReplica;
 use crate::space::mount::MAX_WORD;
@@ -29,7 +29,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             ));
         }
         let now = self.space().clock.now();
-        self.space().timers.at(now.after(self.space().options.client_ttl));
+        self.space().timers.schedule(now.after(self.space().options.client_ttl));
         if let Some(owner) = self.space().disks.get(client) {
             let mut state = owner.state.lock();
             (state.enabled, state.announcing, state.seen) = (enabled, true, now);
@@ -69,7 +69,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut state = owner.state.lock();
         let now = self.space().clock.now();
         (state.enabled, state.announcing, state.seen) = (enabled, false, now);
-        let jobs = state.send(now, self.space().options.put_release);
+        let jobs = state.send_jobs(now, self.space().options.put_release);
         Ok(jobs.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect())
     }
 
@@ -95,7 +95,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             let Ok(key) = ObjectKey::new(&key) else { continue };
             self.note_offload(&owner, &key, place);
         }
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             // Whoever took the disk away looks at this shard before or after.
             return;
         }
-        let report = owner.report(key, now);
+        let report = owner.end_offload(key, now);
         let len = u64::try_from(place.data_size).ok().filter(|len| *len > 0);
         let copy = DiskReplica::new(self.space().new_replica(), owner, len.unwrap_or(0), &place.endpoint);
         let found = shard.find(hash, key.as_bytes());
@@ -119,36 +119,34 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 let known = known.or_else(|| object.disk().map(|disk| (disk.len, disk.checksum)));
                 match known {
                     Some((there, checksum)) if Some(there) == len => {
-                        object.add_disk(there, checksum, copy);
+                        object.add_disk_replica(there, checksum, copy);
                         true
                     }
                     _ => {
-                        object.give_up_offload();
+                        object.fail_offload();
                         false
                     }
                 }
             }
-            (OffloadReport::Unasked, Some(slot), Some(len)) if shard[slot].is_known() => {
-                // It may have said so before.
-                shard[slot].disk().is_some_and(|disk| disk.len == len && disk.is_with(owner.client))
-                    || owner.state.lock().announcing && shard[slot].stand_in_line(copy)
+            (OffloadReport::Unasked, Some(slot), Some(len)) if shard[slot].has_any_holder() => {
+                // It may have assigned so before.
+                shard[slot].disk().is_some_and(|disk| disk.len == len && disk.has_owner(owner.client))
+                    || owner.state.lock().announcing && shard[slot].add_successor(copy)
             }
             (OffloadReport::Unasked, found, Some(len)) if owner.state.lock().announcing => {
                 let add = || shard.add(hash, key.clone(), self.space().tenants.number(key.as_bytes()));
                 let slot = found.unwrap_or_else(add);
-                shard[slot].add_disk(len, None, copy);
-                let kept = self
-                    .jobs
-                    .recovery
-                    .get()
-                    .and_then(|recovery| recovery.on_disk(hash, key.as_bytes(), len, owner.client));
-                if let Some(kept) = kept {
-                    shard[slot].hard_pin |= kept.hard_pin;
-                    if kept.soft_pin > now {
-                        shard.set_soft_pin(slot, kept.soft_pin);
+                shard[slot].add_disk_replica(len, None, copy);
+                let pins = self.jobs.recovery.get().and_then(|recovery| {
+                    recovery.pins_of_disk_replica(hash, key.as_bytes(), len, owner.client)
+                });
+                if let Some(pins) = pins {
+                    shard[slot].hard_pin |= pins.hard_pin;
+                    if pins.soft_pin > now {
+                        shard.set_soft_pin(slot, pins.soft_pin);
                     }
-                    if !kept.group.is_empty() {
-                        shard.join(slot, &kept.group);
+                    if !pins.group.is_empty() {
+                        shard.join_group(slot, &pins.group);
                     }
                 }
                 true
@@ -156,7 +154,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             _ => false,
         };
         if !counts {
-            owner.state.lock().drop_copy(key);
+            owner.state.lock().mark_dropped(key);
         }
     }
 
@@ -169,17 +167,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(self.clear_disk(&owner, false))
     }
 
-    /// From now on nothing on that disk counts, if it is to be emptied; whether it is. That it was said is remembered if it is numbered.
+    /// From now on nothing on that disk counts, if it is to be emptied; whether it is. That it was assigned is remembered if it is numbered.
     pub(crate) fn clear_disk(&self, owner: &Arc<DiskOwner>, numbered: bool) -> bool {
         let state = {
             let mut state = owner.state.lock();
             state.seen = self.space().clock.now();
-            if !std::mem::take(&mut state.clear) {
+            if !std::mem::take(&mut state.must_clear) {
                 return false;
             }
-            let (enabled, seen, follows) = (state.enabled, state.seen, state.follows);
-            let said = state.said.emptying(numbered);
-            DiskOwnerState { enabled, seen, follows, said, ..DiskOwnerState::default() }
+            let (enabled, seen, asks_for_work) = (state.enabled, state.seen, state.asks_for_work);
+            let assigned = state.assigned.clearing(numbered);
+            DiskOwnerState { enabled, seen, asks_for_work, assigned, ..DiskOwnerState::default() }
         };
         let (client, capacity) = (owner.client, owner.capacity.load(Relaxed));
         self.space().disks.insert(DiskOwner::new(
@@ -194,7 +192,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     /// Every owner is to empty its disk.
     pub(crate) fn clear_disks(&self) {
-        self.space().disks.owners.lock().values().for_each(|owner| owner.state.lock().clear = true);
+        self.space().disks.owners.lock().values().for_each(|owner| owner.state.lock().must_clear = true);
     }
 
     /// How large a disk is.
@@ -215,9 +213,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn dropped_from_disk(&self, client: ClientId, key: &[u8]) -> Result<()> {
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
-        shard[slot].retain_disk(|owner| owner != client);
-        shard.settle(slot);
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
+        shard[slot].retain_disk_replicas(|owner| owner != client);
+        shard.remove_if_empty(slot);
         Ok(())
     }
 
@@ -226,7 +224,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let due = |owner: &DiskOwner| owner.state.lock().seen.after(self.space().options.client_ttl);
         let gone = self.space().disks.remove(|owner| due(owner) <= now);
         if self.space().disks.count.load(Relaxed) != 0 {
-            self.space().disks.owners.lock().values().for_each(|owner| self.space().timers.at(due(owner)));
+            self.space()
+                .disks
+                .owners
+                .lock()
+                .values()
+                .for_each(|owner| self.space().timers.schedule(due(owner)));
         }
         gone != 0
     }

@@ -40,11 +40,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Writes down the replicas of expired clients. Returns how many objects they belong to.
-    pub(crate) fn note_expired(&self, put: &mut impl FnMut(SnapshotPart) -> Result<()>) -> Result<u64> {
+    pub(crate) fn expired_to_snapshot(
+        &self,
+        put: &mut impl FnMut(SnapshotPart) -> Result<()>,
+    ) -> Result<u64> {
         let now = self.space().clock.now();
         let mut count = 0;
         for index in 0..self.space().directory.len() {
-            let objects: Vec<_> = self.space().directory.lock_at(index).expired.noted(now).collect();
+            let objects: Vec<_> = self.space().directory.lock_at(index).expired.to_snapshot(now).collect();
             count += objects.len() as u64;
             for part in objects.chunks(PAGE) {
                 put(SnapshotPart { objects: part.to_vec(), ..SnapshotPart::default() })?;

@@ -17,7 +17,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut taken = std::collections::BTreeMap::new();
         self.space().directory.visit(|shard, slot| {
             let (tenant, _) = self.space().tenants.split(shard[slot].key.as_bytes());
-            *taken.entry(tenant.to_owned()).or_insert(0) += shard[slot].charged();
+            *taken.entry(tenant.to_owned()).or_insert(0) += shard[slot].charged_bytes();
         });
         let tenants = self.tenants().into_iter();
         let differs = tenants.filter_map(|tenant| {

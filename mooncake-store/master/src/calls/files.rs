@@ -12,7 +12,7 @@ use mooncake_core::ids::{ClientId, SlotId};
 use mooncake_protocol::wire::StorageConfig;
 
 use super::master::Master;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::directory::{Object, Shard};
 use crate::model::disk_replicas::{DiskLocation, FileGrant, PendingFile};
 use crate::model::value::Writer;
@@ -36,12 +36,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// The value of a write can be read; its file counts when its writer says so.
-    pub(crate) fn begin_file(&self, object: &mut Object<A>, grant: FileGrant, writer: Writer, now: Moment) {
+    pub(crate) fn expect_file(&self, object: &mut Object<A>, grant: FileGrant, writer: Writer, now: Moment) {
         let Some((len, checksum)) = object.value().map(|value| (value.len, value.checksum)) else { return };
         let written = grant.written;
         let pending = PendingFile { grant, writer, len, checksum, since: now };
         if written {
-            object.keep_file(pending, &self.space().disks.files);
+            object.store_file(pending, &self.space().disks.files);
         } else {
             object.tier.get_or_insert_default().pending = Some(pending);
         }
@@ -55,11 +55,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let pending = object.tier.as_mut().and_then(|tier| tier.pending.take_if(|p| p.writer.is(writer)));
         if let Some(pending) = pending {
-            object.keep_file(pending, &self.space().disks.files);
+            object.store_file(pending, &self.space().disks.files);
             return true;
         }
         let mut copies = object.disk().into_iter().flat_map(|disk| &disk.copies);
-        copies.any(|copy| matches!(&copy.place, DiskLocation::File(kept) if kept.writer.is(writer)))
+        copies.any(|copy| matches!(&copy.location, DiskLocation::File(file) if file.writer.is(writer)))
     }
 
     /// A writer says that its file will not be there; whether there was one of it.
@@ -68,7 +68,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return true;
         }
         let dropped = shard[slot].drop_file(Some(writer));
-        shard.settle(slot);
+        shard.remove_if_empty(slot);
         dropped
     }
 
@@ -79,13 +79,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn dropped_file(&self, client: ClientId, key: &[u8]) -> Result<()> {
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         if shard[slot].drop_file(None) {
             tracing::debug!(%client, key = %key.escape_ascii(), "the file of an object is gone");
         }
-        shard.settle(slot);
+        shard.remove_if_empty(slot);
         drop(shard);
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         Ok(())
     }
 }

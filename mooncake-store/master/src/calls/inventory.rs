@@ -22,7 +22,7 @@ use crate::model::value::{Stamp, Writer};
 use crate::space::mount::{Mount, unknown};
 
 /// What an announced value is to one that is there.
-enum Standing {
+enum AnnouncedAge {
     /// Another replica of the same write.
     Same,
     /// Written later by the same master.
@@ -39,7 +39,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn inventory(&self, client: ClientId, after: u64) -> InventoryPage {
         let now = self.space().clock.now();
         let ledger = self.space().ledgers.lock().open(client, now);
-        self.space().timers.at(now.after(self.space().options.client_ttl));
+        self.space().timers.schedule(now.after(self.space().options.client_ttl));
         ledger.page(after, self.space().epoch, now)
     }
 
@@ -63,7 +63,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         if open {
             mounted.open();
-            self.space().eviction.something_changed();
+            self.space().eviction.end_backoff();
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if let Some(mounted) = self.space().own_segment(client, segment)? {
             mounted.release_kept();
             mounted.open();
-            self.space().eviction.something_changed();
+            self.space().eviction.end_backoff();
         }
         Ok(())
     }
@@ -86,7 +86,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was kept, or no such key or length is possible);
-    /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one goes, too; or a snapshot says that it was removed or replaced);
+    /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one is_evictable_noting, too; or a snapshot says that it was removed or replaced);
     /// `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
         self.announce_as(client, replica, false)
@@ -106,19 +106,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.space().directory.hash(key.as_bytes());
         let mut shard = self.space().directory.lock(hash);
         let found = shard.find(hash, key.as_bytes());
-        let held = match self.take_kept(client, replica)? {
+        let held = match self.take_reserved(client, replica)? {
             Some(held) => held,
-            None if found.is_some_and(|slot| is_there(&shard[slot], replica)) => return Ok(()),
+            None if found.is_some_and(|slot| has_replica(&shard[slot], replica)) => return Ok(()),
             None => return Err(Error::invalid(format!("no space was kept at {}", replica.offset))),
         };
-        let judged = if expired {
+        let checked = if expired {
             Some(shard.expired.take(replica))
         } else {
-            self.jobs.recovery.get().map(|recovery| recovery.judge(hash, replica))
+            self.jobs.recovery.get().map(|recovery| recovery.check_announced(hash, replica))
         };
-        let used = match judged {
+        let used = match checked {
             Some(Err(error)) => {
-                held.retire(now, now);
+                held.quarantine(now, now);
                 return Err(error);
             }
             Some(Ok(used)) => used,
@@ -126,11 +126,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         };
         let tenant = self.space().tenants.number(key.as_bytes());
         let Ok(_charged) = self.space().tenants.reserve(tenant, replica.len, 0) else {
-            held.retire(now, now);
-            return Err(self.space().over_quota(tenant, key.as_bytes(), replica.len));
+            held.quarantine(now, now);
+            return Err(self.space().quota_exceeded(tenant, key.as_bytes(), replica.len));
         };
-        let standing = found.and_then(|slot| self.standing(&shard[slot], replica));
-        match (found, standing) {
+        let age = found.and_then(|slot| self.compare(&shard[slot], replica));
+        match (found, age) {
             (None, _) => {
                 let slot = shard.add(hash, key, tenant);
                 self.admit_announced(&mut shard, slot, replica, held, used, now);
@@ -138,26 +138,28 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             (Some(slot), None) if shard[slot].write().is_none() => {
                 self.admit_announced(&mut shard, slot, replica, held, used, now);
             }
-            (Some(slot), Some(Standing::Newer)) => {
+            (Some(slot), Some(AnnouncedAge::Newer)) => {
                 self.admit_announced(&mut shard, slot, replica, held, used, now)
             }
-            (Some(slot), Some(Standing::Same)) => shard.change_replicas(slot, |replicas| replicas.push(held)),
-            (Some(slot), Some(Standing::Unclear)) => {
-                held.retire(now, now);
+            (Some(slot), Some(AnnouncedAge::Same)) => {
+                shard.change_replicas(slot, |replicas| replicas.push(held))
+            }
+            (Some(slot), Some(AnnouncedAge::Unclear)) => {
+                held.quarantine(now, now);
                 self.drop_value(&mut shard, slot, now);
                 return Err(ErrorCode::ObjectAlreadyExists.into());
             }
-            (Some(_), None | Some(Standing::Older)) => {
-                held.retire(now, now);
+            (Some(_), None | Some(AnnouncedAge::Older)) => {
+                held.quarantine(now, now);
                 return Err(ErrorCode::ObjectAlreadyExists.into());
             }
         }
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         Ok(())
     }
 
     /// Space that was kept for a replica.
-    fn take_kept(&self, client: ClientId, replica: &StoredReplica) -> Result<Option<Allocation<A>>> {
+    fn take_reserved(&self, client: ClientId, replica: &StoredReplica) -> Result<Option<Allocation<A>>> {
         let len = replica.len.checked_next_multiple_of(GRAIN).filter(|len| *len > 0);
         let len = len.ok_or_else(|| Error::invalid(format!("an object of {} bytes", replica.len)))?;
         // Locked until the space is taken, as in `place`: nothing comes to a segment after its unmount.
@@ -168,25 +170,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Err(Error::new(ErrorCode::IllegalClient, text));
         }
         let extent = Extent { offset: replica.offset, len };
-        let taken = mounted.take_kept(extent);
+        let taken = mounted.take_reserved(extent);
         let id = self.space().new_replica();
         Ok(taken.then(|| Allocation { id, segment: mounted.clone(), extent }))
     }
 
     /// `None` when there is no value.
-    fn standing(&self, object: &Object<A>, replica: &StoredReplica) -> Option<Standing> {
+    fn compare(&self, object: &Object<A>, replica: &StoredReplica) -> Option<AnnouncedAge> {
         let value = object.value()?;
         let stamp = stamp(replica);
         Some(if value.stamp == stamp && value.len == replica.len {
-            Standing::Same
+            AnnouncedAge::Same
         } else if value.stamp.epoch == self.space().epoch {
-            Standing::Older
+            AnnouncedAge::Older
         } else if value.stamp.epoch != stamp.epoch {
-            Standing::Unclear
+            AnnouncedAge::Unclear
         } else if value.stamp.number < stamp.number && object.copying().is_none() {
-            Standing::Newer
+            AnnouncedAge::Newer
         } else {
-            Standing::Older
+            AnnouncedAge::Older
         })
     }
 
@@ -200,7 +202,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         now: Moment,
     ) {
         if !replica.group.is_empty() {
-            shard.join(slot, &replica.group);
+            shard.join_group(slot, &replica.group);
         }
         let in_use = if is_planted("announcement-ignores-disk-promises") {
             shard[slot].lease
@@ -219,18 +221,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             len: replica.len,
             checksum: replica.checksum,
             writer: Writer::from(replica.writer),
-            followed: false,
+            superseded: false,
             stamp: stamp(replica),
             replicas,
         };
         // What was found on a disk may be older.
-        shard[slot].leave_disks();
-        if let Some(old) = shard.put_value(slot, value, self.space().directory.use_number()) {
-            old.retire(self.space().rest_until(in_use), now);
+        shard[slot].drop_disk_replicas();
+        if let Some(old) = shard.put_value(slot, value, self.space().directory.next_use_number()) {
+            old.quarantine(self.space().quarantine_end(in_use), now);
         }
         if let Some(used) = used {
             shard.restore_use(slot, used);
-            self.space().directory.note_older(self.space().directory.hash(&replica.key), used);
+            self.space().directory.lower_age(self.space().directory.hash(&replica.key), used);
         }
     }
 
@@ -239,8 +241,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if shard[slot].copying().is_none()
             && let Some(value) = shard.take_value(slot)
         {
-            value.retire(self.space().rest_until(lease), now);
-            shard.settle(slot);
+            value.quarantine(self.space().quarantine_end(lease), now);
+            shard.remove_if_empty(slot);
         }
     }
 }
@@ -250,7 +252,7 @@ fn stamp(replica: &StoredReplica) -> Stamp {
 }
 
 /// Whether an object has that very replica.
-fn is_there<A: SegmentAllocator>(object: &Object<A>, replica: &StoredReplica) -> bool {
+fn has_replica<A: SegmentAllocator>(object: &Object<A>, replica: &StoredReplica) -> bool {
     object.value().is_some_and(|value| {
         let there = |held: &Allocation<A>| {
             held.segment.info.id == replica.segment && held.extent.offset == replica.offset

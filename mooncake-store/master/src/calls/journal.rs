@@ -11,7 +11,7 @@ use crate::model::journal::Journal;
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Tells `journal` of every change from now on.
     pub fn set_journal(&self, journal: &Arc<dyn Journal>) {
-        for mut shard in self.space().directory.each() {
+        for mut shard in self.space().directory.shards() {
             shard.set_journal(journal.clone());
         }
     }

@@ -15,7 +15,7 @@ use mooncake_protocol::wire::pack_in_memory;
 
 use super::master::Master;
 use crate::directory::Object;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::model::disk_replicas::DiskReplicas;
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
@@ -32,7 +32,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return false;
         }
         object.grant_lease(self.space().lease_from(now));
-        shard.touch(slot, self.space().directory.use_number());
+        shard.touch(slot, self.space().directory.next_use_number());
         true
     }
 
@@ -65,7 +65,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                     let mut live: SmallVec<[_; 4]> = value.live().collect();
                     let turn = self.turn(live.len());
                     live.rotate_left(turn);
-                    let places = live.into_iter().map(Allocation::place);
+                    let places = live.into_iter().map(Allocation::position);
                     pack_in_memory(places, value.len, ReplicaStatus::Complete, out);
                 }
                 _ => object.describe().pack(out),
@@ -100,7 +100,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             if !replicas.is_empty() {
                 found.push((object.key.clone(), replicas));
                 object.grant_lease(lease);
-                shard.touch(slot, self.space().directory.use_number());
+                shard.touch(slot, self.space().directory.next_use_number());
             }
         });
         found
@@ -112,7 +112,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// `OBJECT_NOT_FOUND`.
     pub fn find(&self, key: &[u8]) -> Result<()> {
         let hash = self.space().directory.hash(key);
-        self.space().directory.lock(hash).find(hash, key).map(drop).ok_or_else(absent)
+        self.space().directory.lock(hash).find(hash, key).map(drop).ok_or_else(not_found)
     }
 
     /// Where an object lies, for people: no lease, no count, no effect on what is evicted.
@@ -122,7 +122,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
         let hash = self.space().directory.hash(key);
         let shard = self.space().directory.lock(hash);
-        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(absent)?;
+        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(not_found)?;
         let replicas = object.describe();
         if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
     }
@@ -156,7 +156,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         let object = &mut shard[slot];
         if !is_readable(object) {
             return Err(unreadable(object));
@@ -168,7 +168,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
         let shown = show(object);
         object.grant_lease(self.space().lease_from(now));
-        shard.touch(slot, self.space().directory.use_number());
+        shard.touch(slot, self.space().directory.next_use_number());
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {
@@ -177,7 +177,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         if let Some(hot) = &self.space().hot {
             let key = shard[slot].key.clone();
-            hot.read(&mut shard.heats, slot, &key, now);
+            hot.count_read(&mut shard.read_rates, slot, &key, now);
         }
         Ok(shown)
     }
@@ -197,6 +197,6 @@ fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
             ErrorCode::ReplicaIsNotReady,
             format!("object {} is still being written", key.escape_ascii()),
         ),
-        None => absent(),
+        None => not_found(),
     }
 }

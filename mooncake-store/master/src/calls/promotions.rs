@@ -10,7 +10,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::OffloadItem;
 
 use super::master::Master;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk::{count, not_offered};
 use crate::model::value::Stamp;
@@ -23,7 +23,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     pub fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         let now = self.space().clock.now();
-        self.space().disks.hear(client, now);
+        self.space().disks.mark_seen(client, now);
         let Some(options) = self.space().options.disks.as_ref().and_then(|disks| disks.promotion) else {
             return Ok(Vec::new());
         };
@@ -58,7 +58,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         shard.prune(slot, now, self.space().options.put_release);
         let asked = self.space().disks.get(client).is_some_and(|owner| owner.is_promoting(key));
         let object = &shard[slot];
@@ -71,11 +71,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             preferred_segments: preferred.iter().map(|name| (*name).to_owned()).collect(),
             ..ReplicateConfig::default()
         };
-        let charged = self.space().tenants.reserve(object.tenant(), len, 0).map_err(|_| no_room(len))?;
-        let space = self.space().place(len, hash, &config, now).ok_or_else(|| no_room(len))?;
+        let charged = self.space().tenants.reserve(object.tenant(), len, 0).map_err(|_| no_space(len))?;
+        let space = self.space().place(len, hash, &config, now).ok_or_else(|| no_space(len))?;
         let mut write = Write::new(client.into(), now, len, space);
         write.promotes = true;
-        let replica = write.describe().into_iter().next().ok_or_else(|| no_room(len))?;
+        let replica = write.describe().into_iter().next().ok_or_else(|| no_space(len))?;
         shard.put_write(slot, write, charged.spend());
         Ok(replica)
     }
@@ -88,7 +88,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         let checksum = shard[slot].disk().and_then(|disk| disk.checksum);
         let (asked, write) = self.take_promotion(&mut shard, slot, client);
         let write = write.ok_or_else(|| {
@@ -100,25 +100,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let live: Replicas<A> = write.replicas.into_iter().filter(|held| held.segment.is_alive()).collect();
         let late = write.started.after(self.space().options.put_release) <= now;
         if live.is_empty() || late {
-            live.into_iter().for_each(|held| held.retire(now, now));
-            shard.settle(slot);
+            live.into_iter().for_each(|held| held.quarantine(now, now));
+            shard.remove_if_empty(slot);
             count(&self.space().disks.promotions.failed);
             return Err(nothing_promoted());
         }
         count(&self.space().disks.promotions.completed);
         self.space().disks.promotions.bytes.fetch_add(write.len, Relaxed);
-        let use_number = self.space().directory.use_number();
+        let use_number = self.space().directory.next_use_number();
         let value = Value {
             len: write.len,
             checksum,
             writer: write.writer,
-            followed: false,
+            superseded: false,
             stamp: Stamp { epoch: self.space().epoch, number: use_number },
             replicas: live,
         };
         shard.put_value(slot, value, use_number);
         drop(shard);
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         Ok(())
     }
 
@@ -130,7 +130,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         let (asked, write) = self.take_promotion(&mut shard, slot, client);
         if asked {
             count(&self.space().disks.promotions.failed);
@@ -138,9 +138,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if let Some(write) = write {
             // Bytes the owner gave up on may still be on their way.
             let rest = now.after(self.space().options.revoke_rest);
-            write.retire(self.space().rest_until(rest), now);
+            write.quarantine(self.space().quarantine_end(rest), now);
         }
-        shard.settle(slot);
+        shard.remove_if_empty(slot);
         Ok(())
     }
 
@@ -166,6 +166,6 @@ fn nothing_promoted() -> Error {
     Error::new(ErrorCode::ReplicaIsNotReady, "nothing of it is on the way back from a disk")
 }
 
-fn no_room(len: u64) -> Error {
+fn no_space(len: u64) -> Error {
     Error::new(ErrorCode::NoAvailableHandle, format!("no room for {len} bytes that come back from a disk"))
 }

@@ -16,7 +16,7 @@ use mooncake_protocol::pack::{self, Pack};
 use mooncake_protocol::wire::pack_in_memory;
 
 use super::master::Master;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk_replicas::DiskReplicas;
 use crate::model::options::Placement;
@@ -73,7 +73,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             if write.file.is_some() {
                 return write.describe().pack(*out.borrow_mut());
             }
-            let replicas = write.replicas.iter().map(Allocation::place);
+            let replicas = write.replicas.iter().map(Allocation::position);
             pack_in_memory(replicas, write.len, ReplicaStatus::Processing, *out.borrow_mut());
         })
     }
@@ -91,18 +91,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 return Ok(same);
             }
             let bytes = put.len.saturating_mul(put.config.replicas);
-            let freed = self.frees(&shard, hash, put.key);
+            let freed = self.freed_charge(&shard, hash, put.key);
             let charged = match self.space().tenants.reserve(tenant, bytes, freed) {
                 Ok(charged) => charged,
                 Err(QuotaRefusal::Full) if quota_made < QUOTA_ROUNDS => {
                     drop(shard);
                     quota_made += 1;
-                    self.space().make_quota(tenant, bytes, freed, now);
+                    self.space().evict_for_quota(tenant, bytes, freed, now);
                     continue;
                 }
                 Err(QuotaRefusal::Unknown) => return Err(unknown(self.space().tenants.split(put.key).0)),
                 Err(QuotaRefusal::Full | QuotaRefusal::TooLarge) => {
-                    return Err(self.space().over_quota(tenant, put.key, bytes));
+                    return Err(self.space().quota_exceeded(tenant, put.key, bytes));
                 }
             };
             if let Some(space) = self.space().place(put.len, hash, put.config, now) {
@@ -111,11 +111,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
             drop(charged);
             drop(shard);
-            if !self.space().make_room(put.len, self.space().only_in(put.config), now) {
+            if !self.space().free_space_for(put.len, self.space().only_in(put.config), now) {
                 break;
             }
         }
-        if let Some(shown) = self.reuse(hash, put, &show)? {
+        if let Some(shown) = self.overwrite(hash, put, &show)? {
             return Ok(shown);
         }
         self.space().counters.no_room();
@@ -141,30 +141,30 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         if replicas == ReplicaType::Disk && self.end_file(&mut shard[slot], writer) {
             drop(shard);
-            self.space().eviction.something_changed();
+            self.space().eviction.end_backoff();
             return Ok(());
         }
-        match owner(&shard[slot], writer) {
+        match role_of(&shard[slot], writer) {
             CallerRole::OfWrite if in_memory(replicas) => {}
             CallerRole::OfValue if in_memory(replicas) => return Ok(()),
             // Nothing of the kind was granted, so nothing of it is left to be done.
             CallerRole::OfWrite => return Ok(()),
             CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
-            CallerRole::Nobody => return Err(foreign(key)),
+            CallerRole::Nobody => return Err(other_writer(key)),
         }
         shard.prune(slot, now, self.space().options.put_release);
-        let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged());
+        let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(write) = shard.take_write(slot) else {
-            shard.settle(slot);
-            return Err(absent().context("every segment it was written to is gone"));
+            shard.remove_if_empty(slot);
+            return Err(not_found().context("every segment it was written to is gone"));
         };
         let deadline = write.started.after(self.space().options.put_release);
         if deadline <= now {
-            self.space().retire_write(write, now);
-            shard.settle(slot);
+            self.space().quarantine_write(write, now);
+            shard.remove_if_empty(slot);
             return Err(Error::new(
                 ErrorCode::InvalidWrite,
                 format!("the write of {} took longer than its grant was valid", key.escape_ascii()),
@@ -172,7 +172,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         self.complete(&mut shard, slot, write, checksum, now);
         drop(shard);
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         Ok(())
     }
 
@@ -184,26 +184,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         if replicas == ReplicaType::Disk && self.revoke_file(&mut shard, slot, writer) {
             drop(shard);
-            self.space().eviction.something_changed();
+            self.space().eviction.end_backoff();
             return Ok(());
         }
-        match owner(&shard[slot], writer) {
+        match role_of(&shard[slot], writer) {
             CallerRole::OfWrite if in_memory(replicas) => {}
             CallerRole::OfWrite => return Ok(()),
             CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
-            CallerRole::Nobody => return Err(foreign(key)),
+            CallerRole::Nobody => return Err(other_writer(key)),
         }
         if let Some(write) = shard.take_write(slot) {
             // Bytes the writer gave up on may still be on their way.
             let rest = now
                 .after(self.space().options.revoke_rest)
                 .min(write.started.after(self.space().options.put_release));
-            write.retire(self.space().rest_until(rest), now);
+            write.quarantine(self.space().quarantine_end(rest), now);
         }
-        shard.settle(slot);
+        shard.remove_if_empty(slot);
         Ok(())
     }
 
@@ -257,11 +257,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             if write.writer.repeats(put.writer) && write.len == put.len {
                 return Ok(Some(show(write)));
             }
-            self.admit_beside(write, put, now)?;
+            self.admit_after(write, put, now)?;
         }
         let on_disk = object.disk().is_some_and(DiskReplicas::is_live);
         if put.mode == WriteMode::Put && (object.value().is_some() || on_disk) {
-            return Err(exists());
+            return Err(already_exists());
         }
         // Where groups are not spoken of, it stays in the one it is in.
         let names_group = !put.group.is_empty() || put.config.group_ids.is_some();
@@ -272,18 +272,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Err(ErrorCode::ObjectHasReplicationTask.into());
         }
         // What is about to be replaced should not be what makes room for its successor.
-        shard.touch(slot, self.space().directory.use_number());
-        shard.settle(slot);
+        shard.touch(slot, self.space().directory.next_use_number());
+        shard.remove_if_empty(slot);
         Ok(None)
     }
 
     /// Whether a write may take the place of one in progress.
-    fn admit_beside(&self, write: &Write<A>, put: &Put<'_>, now: Moment) -> Result<()> {
+    fn admit_after(&self, write: &Write<A>, put: &Put<'_>, now: Moment) -> Result<()> {
         if write.started.after(self.space().options.put_discard) <= now {
             return Ok(());
         }
         match put.mode {
-            WriteMode::Put => Err(exists()),
+            WriteMode::Put => Err(already_exists()),
             // Its end would be taken for the end of this one.
             WriteMode::Upsert if write.writer.is(put.writer) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
@@ -309,12 +309,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             (None, Ok(key)) => shard.add(hash, key, self.space().tenants.number(put.key)),
             // `check_put` has looked at the key's length.
             (None, Err(error)) => {
-                space.into_iter().for_each(|held| held.retire(now, now));
+                space.into_iter().for_each(|held| held.quarantine(now, now));
                 return Err(error.into());
             }
         };
         if let Some(abandoned) = shard.take_write(slot) {
-            self.space().retire_write(abandoned, now);
+            self.space().quarantine_write(abandoned, now);
         }
         let mut write = Write::new(put.writer, now, put.len, space);
         write.soft_pin = put.config.soft_pin;
@@ -324,13 +324,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
         if !put.group.is_empty() {
-            shard.join(slot, put.group);
+            shard.join_group(slot, put.group);
         }
         Ok(shown)
     }
 
     /// Last resort of an upsert that finds no room: the old value's own space, if nobody reads it.
-    fn reuse<R>(&self, hash: u64, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<Option<R>> {
+    fn overwrite<R>(&self, hash: u64, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<Option<R>> {
         if put.mode != WriteMode::Upsert {
             return Ok(None);
         }
@@ -351,7 +351,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if !fits || in_use > now {
             return Ok(None);
         }
-        let charged = self.space().tenants.hold(object.tenant(), object.charged());
+        let charged = self.space().tenants.hold(object.tenant(), object.charged_bytes());
         let Some(mut old) = shard.take_value(slot) else { return Ok(None) };
         // Another value under the old number would be taken for the old one by who has kept that.
         old.replicas.iter_mut().for_each(|held| held.id = self.space().new_replica());
@@ -359,11 +359,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// What its tenant is charged for that the write of a key will replace.
-    fn frees(&self, shard: &Shard<A, E>, hash: u64, key: &[u8]) -> u64 {
+    fn freed_charge(&self, shard: &Shard<A, E>, hash: u64, key: &[u8]) -> u64 {
         if !self.space().tenants.are_on() {
             return 0;
         }
-        shard.find(hash, key).map_or(0, |slot| shard[slot].charged())
+        shard.find(hash, key).map_or(0, |slot| shard[slot].charged_bytes())
     }
 
     fn complete(
@@ -376,12 +376,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let (writer, file) = (write.writer, write.file);
-        let use_number = self.space().directory.use_number();
+        let use_number = self.space().directory.next_use_number();
         let value = Value {
             len: write.len,
             checksum,
             writer,
-            followed: false,
+            superseded: false,
             stamp: Stamp { epoch: self.space().epoch, number: use_number },
             replicas: write.replicas,
         };
@@ -398,13 +398,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 shard.set_soft_pin(slot, now.after(ttl));
             }
         }
-        shard[slot].leave_disks();
+        shard[slot].drop_disk_replicas();
         let old = shard.put_value(slot, value, use_number);
         if let Some(old) = old {
-            old.retire(self.space().rest_until(lease), now);
+            old.quarantine(self.space().quarantine_end(lease), now);
         }
         if let Some(file) = file {
-            self.begin_file(&mut shard[slot], *file, writer, now);
+            self.expect_file(&mut shard[slot], *file, writer, now);
         }
         if self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
             self.jobs.offload(shard, slot, now);
@@ -420,7 +420,7 @@ enum CallerRole {
     Nobody,
 }
 
-fn owner<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRole {
+fn role_of<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRole {
     if object.write().is_some_and(|write| write.writer.is(caller) && !write.promotes) {
         CallerRole::OfWrite
     } else if object.value().is_some_and(|value| value.ended_by(caller)) {
@@ -438,12 +438,12 @@ fn in_memory(replicas: ReplicaType) -> bool {
 }
 
 #[cold]
-fn exists() -> Error {
+fn already_exists() -> Error {
     ErrorCode::ObjectAlreadyExists.into()
 }
 
 #[cold]
-fn foreign(key: &[u8]) -> Error {
+fn other_writer(key: &[u8]) -> Error {
     Error::new(ErrorCode::IllegalClient, format!("{} is not written by this client", key.escape_ascii()))
 }
 

@@ -7,7 +7,7 @@ use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::master::Master;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard};
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
@@ -25,21 +25,21 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         let Some(slot) = shard.find(hash, key) else {
             shard.expired.forget(key);
-            return Err(absent());
+            return Err(not_found());
         };
         shard.prune(slot, now, self.space().options.put_release);
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() && object.disk().is_none() {
             shard.expired.forget(key);
-            shard.settle(slot);
-            return Err(absent());
+            shard.remove_if_empty(slot);
+            return Err(not_found());
         }
         if let Some(code) = self.blocked(object, force, now) {
             return Err(Error::new(code, format!("{}: {}", key.escape_ascii(), code.meaning())));
         }
         self.drop_object(&mut shard, slot, now);
         drop(shard);
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         Ok(())
     }
 
@@ -85,7 +85,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 cleared.push(name);
             }
         }
-        self.space().eviction.something_changed();
+        self.space().eviction.end_backoff();
         cleared
     }
 
@@ -100,8 +100,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
         });
         // Replicas that pruning added meanwhile are among these.
-        self.space().directory.each().for_each(|mut shard| shard.expired.forget_where(&wanted));
-        self.space().eviction.something_changed();
+        self.space().directory.shards().for_each(|mut shard| shard.expired.forget_where(&wanted));
+        self.space().eviction.end_backoff();
         removed
     }
 
@@ -128,33 +128,33 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = self.space().in_use_until(&shard[slot]);
-        shard[slot].leave_disks();
+        shard[slot].drop_disk_replicas();
         shard.forget_expired(slot);
         if let Some(value) = shard.take_value(slot) {
-            value.retire(self.space().rest_until(lease), now);
+            value.quarantine(self.space().quarantine_end(lease), now);
         }
         if let Some(abandoned) = shard.take_write(slot) {
-            self.space().retire_write(abandoned, now);
+            self.space().quarantine_write(abandoned, now);
         }
-        shard.settle(slot);
+        shard.remove_if_empty(slot);
     }
 
     /// Drops the replicas in segments of a name; whether there were any.
     fn drop_replicas(&self, shard: &mut Shard<A, E>, slot: SlotId, segment_name: &str, now: Moment) -> bool {
-        let lease = self.space().rest_until(self.space().in_use_until(&shard[slot]));
+        let lease = self.space().quarantine_end(self.space().in_use_until(&shard[slot]));
         let there = |held: &Allocation<A>| held.segment.info.name == segment_name;
         if !shard[slot].value().is_some_and(|value| value.replicas.iter().any(there)) {
             return false;
         }
-        let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged());
+        let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(mut value) = shard.take_value(slot) else { return false };
         let (gone, kept): (Replicas<A>, Replicas<A>) = value.replicas.into_iter().partition(there);
-        gone.into_iter().for_each(|held| held.retire(lease, now));
+        gone.into_iter().for_each(|held| held.quarantine(lease, now));
         value.replicas = kept;
         if !value.replicas.is_empty() {
-            shard.put_value(slot, value, self.space().directory.use_number());
+            shard.put_value(slot, value, self.space().directory.next_use_number());
         }
-        shard.settle(slot);
+        shard.remove_if_empty(slot);
         true
     }
 }

@@ -19,7 +19,8 @@ use crate::jobs::recovery::Recovery;
 use crate::model::disk_replicas::DiskReplicas;
 use crate::model::segment::Allocation;
 use crate::model::snapshot::{
-    Horizon, ReplicaPosition, Snapshot, SnapshotDrains, SnapshotHead, SnapshotObject, SnapshotPart, begin,
+    Horizon, ReplicaPosition, Snapshot, SnapshotDrains, SnapshotHead, SnapshotObject, SnapshotPart,
+    encode_head,
 };
 
 /// Objects and tasks in one record.
@@ -39,12 +40,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Those of `write`.
     pub fn snapshot(&self, mut write: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
         // All that was written before this number is met, or was gone.
-        let since = Horizon { epoch: self.space().epoch, number: self.space().directory.use_number() };
+        let since = Horizon { epoch: self.space().epoch, number: self.space().directory.next_use_number() };
         let now = self.space().clock.now();
         let mut horizons = vec![since];
         horizons.extend(self.jobs.recovery.get().into_iter().flat_map(Recovery::horizons).take(FOREBEARS));
         let promise_ms = self.space().promise_ms(now);
-        write(&begin(&SnapshotHead { uses: since.number, horizons, promise_ms }))?;
+        write(&encode_head(&SnapshotHead { uses: since.number, horizons, promise_ms }))?;
         let (mut objects, mut number) = (0u64, 0u64);
         let batch = RefCell::new(Vec::new());
         let mut put = |part: SnapshotPart| {
@@ -64,10 +65,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 put(SnapshotPart { objects: unclaimed, ..SnapshotPart::default() })?;
             }
         }
-        objects += self.note_expired(&mut put)?;
+        objects += self.expired_to_snapshot(&mut put)?;
         let mut failed = Ok(());
         self.space().directory.visit_while(
-            |shard, slot| batch.borrow_mut().extend(note(&shard[slot], now)),
+            |shard, slot| batch.borrow_mut().extend(to_snapshot(&shard[slot], now)),
             || {
                 let mut noted = batch.borrow_mut();
                 if noted.len() < PART {
@@ -81,11 +82,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         );
         failed?;
         // Objects whose client expires during the walk are in one of the two lists at least.
-        objects += self.note_expired(&mut put)?;
+        objects += self.expired_to_snapshot(&mut put)?;
         let left = batch.into_inner();
         objects += left.len() as u64;
         put(SnapshotPart { objects: left, ..SnapshotPart::default() })?;
-        let (SnapshotDrains { mut jobs, drained }, ids) = self.jobs.note_drains();
+        let (SnapshotDrains { mut jobs, drained }, ids) = self.jobs.drains_to_snapshot();
         put(SnapshotPart {
             drains: SnapshotDrains { jobs: Vec::new(), drained },
             ..SnapshotPart::default()
@@ -99,7 +100,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         for ids in ids.chunks(PART / 16) {
             let tasks = self.jobs.tasks.lock();
-            let noted: Vec<_> = ids.iter().filter_map(|(id, until)| tasks.note(*id, *until, now)).collect();
+            let noted: Vec<_> =
+                ids.iter().filter_map(|(id, until)| tasks.to_snapshot(*id, *until, now)).collect();
             drop(tasks);
             put(SnapshotPart { tasks: noted, ..SnapshotPart::default() })?;
         }
@@ -112,10 +114,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let now = self.space().clock.now();
         let Snapshot { head, objects, tasks, drains } = snapshot;
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
-        self.space().directory.count_from(head.uses.max(used));
+        self.space().directory.raise_use_number(head.uses.max(used));
         self.note_promise(Duration::from_millis(head.promise_ms), &"snapshot");
-        self.jobs.tasks.lock().recall(tasks, now, &self.space().options.tasks);
-        self.jobs.recall_drains(drains, now);
+        self.jobs.tasks.lock().restore(tasks, now, &self.space().options.tasks);
+        self.jobs.restore_drains(drains, now);
         let _ = self
             .jobs
             .recovery
@@ -123,16 +125,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Forgets what was recalled, a part of it, once its time is over.
-    pub(crate) fn forget_past(&self, now: Moment) {
+    pub(crate) fn forget_recovered(&self, now: Moment) {
         if let Some(recovery) = self.jobs.recovery.get()
-            && recovery.forget(now)
+            && recovery.forget_next_part(now)
         {
-            self.space().segments.write().brought.clear();
+            self.space().segments.write().drain_states.clear();
         }
     }
 }
 
-fn note<A: SegmentAllocator>(object: &Object<A>, now: Moment) -> Option<SnapshotObject> {
+fn to_snapshot<A: SegmentAllocator>(object: &Object<A>, now: Moment) -> Option<SnapshotObject> {
     let (value, disk) = (object.value(), object.disk());
     let len = value.map(|value| value.len).or_else(|| disk.map(|disk| disk.len))?;
     let place =
@@ -146,7 +148,7 @@ fn note<A: SegmentAllocator>(object: &Object<A>, now: Moment) -> Option<Snapshot
         group: object.group_name().to_owned(),
         hard_pin: object.hard_pin,
         soft_pin_ms: u64::try_from(object.soft_pin().since(now).as_millis()).unwrap_or(u64::MAX),
-        places: value.into_iter().flat_map(|value| value.live().map(place)).collect(),
+        positions: value.into_iter().flat_map(|value| value.live().map(place)).collect(),
         disks: disk.into_iter().flat_map(DiskReplicas::owners).collect(),
     })
 }

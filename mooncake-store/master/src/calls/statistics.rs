@@ -21,7 +21,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if let Some(hot) = &self.space().hot {
             [stats.hot_proposed, stats.hot_made, stats.hot_dropped, stats.hot_replicas] = hot.counts();
         }
-        for shard in self.space().directory.each() {
+        for shard in self.space().directory.shards() {
             stats.keys += shard.len() as u64;
             stats.objects += shard.values() as u64;
             stats.writing += shard.writing().len() as u64;

@@ -12,7 +12,7 @@ use mooncake_core::replica::Segment;
 use super::master::Master;
 
 /// How often writes that nobody ended are looked for.
-const ZOMBIES: Duration = Duration::from_secs(1);
+const ABANDONED_EVERY: Duration = Duration::from_secs(1);
 
 /// What a [`Master::tick`] did that others may want to act on.
 #[derive(Debug, Default)]
@@ -42,23 +42,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             }
             retired.forget_unused(now);
             if !retired.is_empty() {
-                self.space().timers.at(now.after(ZOMBIES));
+                self.space().timers.schedule(now.after(ABANDONED_EVERY));
             }
         }
-        if self.space().timers.zombies.load(SeqCst) <= now.0 {
-            self.space().timers.zombies.store(now.after(ZOMBIES).0, SeqCst);
-            self.reap(now);
-            self.jobs.reap_copies(now);
+        if self.space().timers.abandoned.load(SeqCst) <= now.0 {
+            self.space().timers.abandoned.store(now.after(ABANDONED_EVERY).0, SeqCst);
+            self.take_back_writes(now);
+            self.jobs.take_back_copies(now);
             self.jobs.tasks.lock().expire(now, self.space().clock.wall_ms(), &self.space().options.tasks);
         }
         if self.space().reclaim_all(now) {
-            self.space().eviction.something_changed();
+            self.space().eviction.end_backoff();
         }
         self.space().evict_to_watermark(now);
-        self.space().clear_wanted_windows(now);
-        self.jobs.tend_hot(now);
-        self.jobs.queue_wanted(now);
-        self.forget_past(now);
+        self.space().evict_requested_gaps(now);
+        self.jobs.update_hot_replicas(now);
+        self.jobs.queue_requested_offloads(now);
+        self.forget_recovered(now);
         if self.jobs.drains.is_due(now) {
             self.jobs.drive_drains(now);
         }
@@ -66,9 +66,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 
     /// Takes back writes that nobody ended in time.
-    fn reap(&self, now: Moment) {
-        for mut shard in self.space().directory.each() {
-            shard.expired.forget_until(now);
+    fn take_back_writes(&self, now: Moment) {
+        for mut shard in self.space().directory.shards() {
+            shard.expired.forget_ended(now);
             let due = |slot: &SlotId| {
                 shard[*slot]
                     .write()
@@ -78,9 +78,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             for slot in overdue {
                 if let Some(write) = shard.take_write(slot) {
                     self.space().counters.released();
-                    self.space().retire_write(write, now);
+                    self.space().quarantine_write(write, now);
                 }
-                shard.settle(slot);
+                shard.remove_if_empty(slot);
             }
         }
     }

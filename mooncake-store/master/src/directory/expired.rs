@@ -23,7 +23,7 @@ use crate::model::value::Stamp;
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// Most objects that a shard lists. Further ones are lost when their client expires.
-const MOST: usize = 1 << 16;
+const MAX_OBJECTS: usize = 1 << 16;
 
 /// One object of which expired clients hold replicas.
 struct ExpiredObject {
@@ -35,7 +35,7 @@ struct ExpiredObject {
     soft_pin: Moment,
     stamp: Stamp,
     used: u64,
-    places: SmallVec<[ReplicaPosition; 1]>,
+    positions: SmallVec<[ReplicaPosition; 1]>,
     until: Moment,
 }
 
@@ -49,18 +49,18 @@ pub(crate) struct ExpiredReplicas {
 
 impl ExpiredReplicas {
     /// Lists the replicas of an object that lie in segments of expired clients.
-    pub(crate) fn note<A: SegmentAllocator>(&mut self, object: &Object<A>, now: Moment) {
+    pub(crate) fn record<A: SegmentAllocator>(&mut self, object: &Object<A>, now: Moment) {
         let Some(value) = object.value() else { return };
         for held in value.replicas.iter().filter(|held| held.segment.has_expired()) {
             let key = object.key.as_bytes();
-            if !self.objects.contains_key(key) && self.objects.len() >= MOST {
+            if !self.objects.contains_key(key) && self.objects.len() >= MAX_OBJECTS {
                 return;
             }
             let until = now.after(KEPT_FOR);
             if self.objects.is_empty() {
                 self.next = until;
             }
-            let place = ReplicaPosition { segment: held.segment.info.id, offset: held.extent.offset };
+            let position = ReplicaPosition { segment: held.segment.info.id, offset: held.extent.offset };
             let listed = self.objects.entry(key.into()).or_insert_with(|| ExpiredObject {
                 len: value.len,
                 checksum: value.checksum,
@@ -70,11 +70,11 @@ impl ExpiredReplicas {
                 soft_pin: object.soft_pin(),
                 stamp: value.stamp,
                 used: object.used,
-                places: SmallVec::new(),
+                positions: SmallVec::new(),
                 until,
             });
-            if listed.stamp == value.stamp && !listed.places.contains(&place) {
-                listed.places.push(place);
+            if listed.stamp == value.stamp && !listed.positions.contains(&position) {
+                listed.positions.push(position);
                 listed.until = until;
             }
         }
@@ -88,7 +88,7 @@ impl ExpiredReplicas {
     }
 
     /// Forgets an object unless the listed value has that stamp.
-    pub(crate) fn keep_only(&mut self, key: &ObjectKey, stamp: Stamp) {
+    pub(crate) fn forget_unless(&mut self, key: &ObjectKey, stamp: Stamp) {
         if !self.objects.is_empty()
             && self.objects.get(key.as_bytes()).is_some_and(|listed| listed.stamp != stamp)
         {
@@ -102,7 +102,7 @@ impl ExpiredReplicas {
     }
 
     /// Forgets the objects whose time is over.
-    pub(crate) fn forget_until(&mut self, now: Moment) {
+    pub(crate) fn forget_ended(&mut self, now: Moment) {
         if self.objects.is_empty() || self.next > now {
             return;
         }
@@ -121,14 +121,14 @@ impl ExpiredReplicas {
         };
         let listed = self.objects.get_mut(&*replica.key).ok_or_else(gone)?;
         let stamp = Stamp { epoch: replica.epoch, number: replica.number };
-        let place = ReplicaPosition { segment: replica.segment, offset: replica.offset };
-        let at = listed.places.iter().position(|listed| *listed == place).ok_or_else(gone)?;
+        let position = ReplicaPosition { segment: replica.segment, offset: replica.offset };
+        let at = listed.positions.iter().position(|listed| *listed == position).ok_or_else(gone)?;
         if listed.stamp != stamp || listed.len != replica.len {
             return Err(gone());
         }
         let used = listed.used;
-        listed.places.swap_remove(at);
-        if listed.places.is_empty() {
+        listed.positions.swap_remove(at);
+        if listed.positions.is_empty() {
             self.objects.remove(&*replica.key);
         }
         Ok(Some(used))
@@ -136,10 +136,10 @@ impl ExpiredReplicas {
 
     pub(crate) fn in_segment(&self, segment: SegmentId, now: Moment) -> impl Iterator<Item = StoredReplica> {
         self.objects.iter().flat_map(move |(key, listed)| {
-            let there = listed.places.iter().filter(move |place| place.segment == segment);
-            there.map(move |place| StoredReplica {
+            let there = listed.positions.iter().filter(move |position| position.segment == segment);
+            there.map(move |position| StoredReplica {
                 segment,
-                offset: place.offset,
+                offset: position.offset,
                 len: listed.len,
                 key: key.to_vec(),
                 checksum: listed.checksum,
@@ -153,7 +153,7 @@ impl ExpiredReplicas {
         })
     }
 
-    pub(crate) fn noted(&self, now: Moment) -> impl Iterator<Item = SnapshotObject> {
+    pub(crate) fn to_snapshot(&self, now: Moment) -> impl Iterator<Item = SnapshotObject> {
         self.objects.iter().map(move |(key, listed)| SnapshotObject {
             key: key.to_vec(),
             len: listed.len,
@@ -163,7 +163,7 @@ impl ExpiredReplicas {
             group: listed.group.clone(),
             hard_pin: listed.hard_pin,
             soft_pin_ms: soft_pin_ms(listed, now),
-            places: listed.places.to_vec(),
+            positions: listed.positions.to_vec(),
             disks: Vec::new(),
         })
     }

@@ -62,7 +62,7 @@ pub(crate) struct Value<A> {
     pub(crate) checksum: Option<u64>,
     pub(crate) writer: Writer,
     /// A write began after it: the end of a write without a number may mean that one, whatever became of it.
-    pub(crate) followed: bool,
+    pub(crate) superseded: bool,
     pub(crate) stamp: Stamp,
     pub(crate) replicas: Replicas<A>,
 }
@@ -70,18 +70,18 @@ pub(crate) struct Value<A> {
 impl<A> Value<A> {
     /// Whether an end of this caller's can only be the one that made this value, repeated.
     pub(crate) fn ended_by(&self, caller: Writer) -> bool {
-        self.writer.repeats(caller) || self.writer.is(caller) && !self.followed
+        self.writer.repeats(caller) || self.writer.is(caller) && !self.superseded
     }
 
     /// Which value of an object a decision is about: values have no replica in common.
-    pub(crate) fn epoch(&self) -> u64 {
+    pub(crate) fn copy_epoch(&self) -> u64 {
         self.replicas.first().map_or(0, |held| held.id.0)
     }
 }
 
 /// A miss is answered often: its message is not made up anew each time.
 #[cold]
-pub(crate) fn absent() -> Error {
+pub(crate) fn not_found() -> Error {
     ErrorCode::ObjectNotFound.into()
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Write<A> {
     /// A file that the value is to be written to, too.
     pub(crate) file: Option<Box<FileGrant>>,
     /// Its place in [`Shard::writing`].
-    pub(super) seat: usize,
+    pub(super) index: usize,
 }
 
 /// More replicas of a value, being made. While they are, the value stays as it is: it is neither replaced nor removed.
@@ -113,12 +113,12 @@ pub(crate) struct Copying<A> {
     pub(crate) source: ReplicaId,
     pub(crate) targets: Replicas<A>,
     /// All its targets are gone: it keeps nobody from anything, and its client is told so.
-    pub(crate) over: bool,
+    pub(crate) lost: bool,
 }
 
 impl<A: SegmentAllocator> Copying<A> {
-    pub(crate) fn retire(self, until: Moment, now: Moment) {
-        self.targets.into_iter().for_each(|held| held.retire(until, now));
+    pub(crate) fn quarantine(self, until: Moment, now: Moment) {
+        self.targets.into_iter().for_each(|held| held.quarantine(until, now));
     }
 }
 
@@ -143,12 +143,12 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     pub(crate) fn copying(&self) -> Option<&Copying<A>> {
-        self.copying.as_deref().filter(|copying| !copying.over)
+        self.copying.as_deref().filter(|copying| !copying.lost)
     }
 
     /// A copy whose end nobody has heard of.
-    pub(crate) fn copying_in_vain(&self) -> Option<&Copying<A>> {
-        self.copying.as_deref().filter(|copying| copying.over)
+    pub(crate) fn lost_copy(&self) -> Option<&Copying<A>> {
+        self.copying.as_deref().filter(|copying| copying.lost)
     }
 
     pub(crate) fn tenant(&self) -> u32 {
@@ -156,7 +156,7 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     /// What its tenant is charged for it: bytes of every replica there is or will be.
-    pub(crate) fn charged(&self) -> u64 {
+    pub(crate) fn charged_bytes(&self) -> u64 {
         let len = self.value.as_ref().map_or(0, |value| value.len);
         let value = self.value.as_ref().map_or(0, |value| value.replicas.len());
         let copies = self.copying.as_ref().map_or(0, |copying| copying.targets.len());
@@ -221,8 +221,8 @@ impl<A: SegmentAllocator> Object<A> {
 
 impl<A: SegmentAllocator> Value<A> {
     /// Gives its space back once `lease` has run out.
-    pub(crate) fn retire(self, lease: Moment, now: Moment) {
-        self.replicas.into_iter().for_each(|held| held.retire(lease, now));
+    pub(crate) fn quarantine(self, lease: Moment, now: Moment) {
+        self.replicas.into_iter().for_each(|held| held.quarantine(lease, now));
     }
 
     /// Replicas in segments that are still there.
@@ -247,12 +247,12 @@ impl<A: SegmentAllocator> Write<A> {
             hard_pin: false,
             promotes: false,
             file: None,
-            seat: 0,
+            index: 0,
         }
     }
 
-    pub(crate) fn retire(self, until: Moment, now: Moment) {
-        self.replicas.into_iter().for_each(|held| held.retire(until, now));
+    pub(crate) fn quarantine(self, until: Moment, now: Moment) {
+        self.replicas.into_iter().for_each(|held| held.quarantine(until, now));
     }
 
     pub(crate) fn describe(&self) -> Vec<Replica> {
@@ -261,13 +261,13 @@ impl<A: SegmentAllocator> Write<A> {
     }
 }
 
-pub(super) fn drop_dead<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
+pub(super) fn drop_retired<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
     let mut at = 0;
     while at < replicas.len() {
         if replicas[at].segment.is_alive() {
             at += 1;
         } else {
-            replicas.remove(at).retire(until, now);
+            replicas.remove(at).quarantine(until, now);
         }
     }
 }

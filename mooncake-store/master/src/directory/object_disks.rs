@@ -1,4 +1,4 @@
-//! Disk replicas of an object, and its place in the queue of a disk.
+//! Disk replicas of an object, and its location in the queue of a disk.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,16 +15,16 @@ use crate::model::disk_replicas::{
 };
 use crate::model::value::Writer;
 
-/// How long an object is kept in memory for the sake of its file, which its writer has not spoken of.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an object is file in memory for the sake of its file, which its writer has not spoken of.
+const FILE_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<A: SegmentAllocator> Object<A> {
     pub(crate) fn offload(&self) -> Option<&Arc<DiskOwner>> {
         self.tier.as_ref()?.offload.as_ref()
     }
 
-    pub(crate) fn gave_up_offload(&self) -> bool {
-        self.tier.as_ref().is_some_and(|tier| tier.gave_up)
+    pub(crate) fn has_failed_offload(&self) -> bool {
+        self.tier.as_ref().is_some_and(|tier| tier.offload_failed)
     }
 
     pub(crate) fn begin_offload(&mut self, owner: Arc<DiskOwner>) {
@@ -37,16 +37,16 @@ impl<A: SegmentAllocator> Object<A> {
         }
     }
 
-    pub(crate) fn give_up_offload(&mut self) {
-        self.tier.get_or_insert_default().gave_up = true;
+    pub(crate) fn fail_offload(&mut self) {
+        self.tier.get_or_insert_default().offload_failed = true;
     }
 
     /// Whether somebody has it, or is writing it.
-    pub(crate) fn is_known(&self) -> bool {
+    pub(crate) fn has_any_holder(&self) -> bool {
         self.value().is_some() || self.write().is_some() || self.disk().is_some_and(DiskReplicas::is_live)
     }
 
-    pub(crate) fn add_disk(&mut self, len: u64, checksum: Option<u64>, copy: DiskReplica) {
+    pub(crate) fn add_disk_replica(&mut self, len: u64, checksum: Option<u64>, copy: DiskReplica) {
         let tier = self.tier.get_or_insert_default();
         let owner = copy.owner().map(|owner| owner.client);
         let others = tier.on_disk.as_mut().is_some_and(|disk| disk.retain(|other| Some(other) != owner));
@@ -61,18 +61,20 @@ impl<A: SegmentAllocator> Object<A> {
 
     /// An owner tells of a copy it found while others have the object on their disks, and nobody else in memory. Whether it may count once they are given
     /// up: an owner that was killed and is back before it was missed must not lose all it has.
-    pub(crate) fn stand_in_line(&mut self, copy: DiskReplica) -> bool {
-        let elsewhere = self.is_elsewhere();
-        let Some(DiskTier { on_disk: Some(disk), heir, .. }) = self.tier.as_deref_mut() else { return false };
-        if elsewhere || copy.len != disk.len || !disk.live().all(|before| copy.follows(before)) {
+    pub(crate) fn add_successor(&mut self, copy: DiskReplica) -> bool {
+        let elsewhere = self.has_other_holder();
+        let Some(DiskTier { on_disk: Some(disk), successor, .. }) = self.tier.as_deref_mut() else {
+            return false;
+        };
+        if elsewhere || copy.len != disk.len || !disk.live().all(|before| copy.succeeds(before)) {
             return false;
         }
-        *heir = Some(Box::new(copy));
+        *successor = Some(Box::new(copy));
         true
     }
 
     /// Whether somebody has it, or is writing it, who has it on no disk.
-    fn is_elsewhere(&self) -> bool {
+    fn has_other_holder(&self) -> bool {
         let on_disk =
             |client| self.disk().is_some_and(|disk| disk.copies.iter().any(|copy| copy.is_of(client)));
         self.write().is_some()
@@ -80,22 +82,22 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     /// Keeps the disk copies of these clients, as far as they live.
-    pub(crate) fn retain_disk(&mut self, keep: impl Fn(ClientId) -> bool) {
+    pub(crate) fn retain_disk_replicas(&mut self, keep: impl Fn(ClientId) -> bool) {
         let Some(tier) = &self.tier else { return };
-        let elsewhere = tier.heir.is_some() && self.is_elsewhere();
+        let elsewhere = tier.successor.is_some() && self.has_other_holder();
         let Some(tier) = &mut self.tier else { return };
         if let Some(disk) = &mut tier.on_disk {
-            let inherits = |heir: &DiskReplica| {
+            let inherits = |successor: &DiskReplica| {
                 !elsewhere
-                    && heir.is_live()
-                    && disk.copies.iter().all(|copy| !copy.is_live() && heir.follows(copy))
+                    && successor.is_live()
+                    && disk.copies.iter().all(|copy| !copy.is_live() && successor.succeeds(copy))
             };
-            let next = tier.heir.as_deref().is_some_and(inherits);
+            let next = tier.successor.as_deref().is_some_and(inherits);
             if !disk.retain(keep) {
-                match tier.heir.take() {
-                    Some(heir) if next => disk.copies.push(*heir),
-                    heir => {
-                        heir.iter().for_each(|heir| heir.refuse(&self.key));
+                match tier.successor.take() {
+                    Some(successor) if next => disk.copies.push(*successor),
+                    successor => {
+                        successor.iter().for_each(|successor| successor.reject(&self.key));
                         tier.on_disk = None;
                     }
                 }
@@ -104,39 +106,44 @@ impl<A: SegmentAllocator> Object<A> {
         if tier.offload.as_ref().is_some_and(|owner| !owner.is_alive()) {
             tier.offload = None;
         }
-        if tier.on_disk.is_none() && tier.pending.is_none() && tier.offload.is_none() && !tier.gave_up {
+        if tier.on_disk.is_none() && tier.pending.is_none() && tier.offload.is_none() && !tier.offload_failed
+        {
             self.tier = None;
         }
     }
 
     /// Its value is replaced or removed: nothing of it on disks counts any more.
-    pub(crate) fn leave_disks(&mut self) {
+    pub(crate) fn drop_disk_replicas(&mut self) {
         let Some(tier) = self.tier.take() else { return };
         let key = self.key.as_bytes();
         if let Some(owner) = &tier.offload {
-            owner.forget(key);
+            owner.cancel(key);
         }
         for owner in tier.on_disk.iter().flat_map(DiskReplicas::live_owners) {
-            owner.forget(key);
-            owner.state.lock().drop_copy(&self.key);
+            owner.cancel(key);
+            owner.state.lock().mark_dropped(&self.key);
         }
-        if let Some(heir) = tier.heir {
-            heir.refuse(&self.key);
+        if let Some(successor) = tier.successor {
+            successor.reject(&self.key);
         }
     }
 
     /// Whether its writer is still expected to say that the file is there.
     pub(crate) fn awaits_file(&self, now: Moment) -> bool {
         let pending = self.tier.as_ref().and_then(|tier| tier.pending.as_ref());
-        pending.is_some_and(|pending| now < pending.since.after(PATIENCE))
+        pending.is_some_and(|pending| now < pending.since.after(FILE_PATIENCE))
     }
 
-    pub(crate) fn keep_file(&mut self, pending: PendingFile, files: &Arc<FileTotals>) {
+    pub(crate) fn store_file(&mut self, pending: PendingFile, files: &Arc<FileTotals>) {
         let PendingFile { grant, writer, len, checksum, .. } = pending;
         files.objects.fetch_add(1, Relaxed);
         files.used.fetch_add(len, Relaxed);
-        let kept = StoredFile { path: grant.path, writer, files: files.clone() };
-        self.add_disk(len, checksum, DiskReplica { id: grant.id, len, place: DiskLocation::File(kept) });
+        let file = StoredFile { path: grant.path, writer, files: files.clone() };
+        self.add_disk_replica(
+            len,
+            checksum,
+            DiskReplica { id: grant.id, len, location: DiskLocation::File(file) },
+        );
     }
 
     /// Drops its file if that is of this writer, or of anybody.
@@ -146,9 +153,9 @@ impl<A: SegmentAllocator> Object<A> {
         let pending = tier.pending.take_if(|pending| is(pending.writer)).is_some();
         let Some(disk) = &mut tier.on_disk else { return pending };
         let before = disk.copies.len();
-        disk.copies.retain(|copy| !matches!(&copy.place, DiskLocation::File(kept) if is(kept.writer)));
+        disk.copies.retain(|copy| !matches!(&copy.location, DiskLocation::File(file) if is(file.writer)));
         let dropped = disk.copies.len() < before;
-        self.retain_disk(|_| true);
+        self.retain_disk_replicas(|_| true);
         dropped || pending
     }
 }

@@ -23,26 +23,26 @@ pub(crate) struct ReadRates(HashMap<SlotId, ReadRate>);
 
 impl ReadRates {
     /// Counts a read; whether it makes the object a hot one.
-    pub(crate) fn note(&mut self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
+    pub(crate) fn count(&mut self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
         if self.0.len() >= COUNTED && !self.0.contains_key(&slot) {
             return false;
         }
-        let heat = self.0.entry(slot).or_insert(ReadRate { since: now, hits: 0, before: 0 });
-        let past = now.since(heat.since);
+        let rate = self.0.entry(slot).or_insert(ReadRate { since: now, hits: 0, before: 0 });
+        let past = now.since(rate.since);
         if past >= options.window {
-            let before = if past < 2 * options.window { heat.hits } else { 0 };
-            *heat = ReadRate { since: now, hits: 0, before };
+            let before = if past < 2 * options.window { rate.hits } else { 0 };
+            *rate = ReadRate { since: now, hits: 0, before };
         }
-        heat.hits += 1;
-        heat.hits == options.threshold()
+        rate.hits += 1;
+        rate.hits == options.threshold()
     }
 
     pub(crate) fn is_hot(&self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
-        self.0.get(&slot).is_some_and(|heat| {
-            let past = now.since(heat.since);
+        self.0.get(&slot).is_some_and(|rate| {
+            let past = now.since(rate.since);
             let threshold = options.threshold();
-            heat.hits >= threshold && past < 2 * options.window
-                || heat.before >= threshold && past < options.window
+            rate.hits >= threshold && past < 2 * options.window
+                || rate.before >= threshold && past < options.window
         })
     }
 
@@ -54,6 +54,6 @@ impl ReadRates {
     }
 
     pub(crate) fn prune(&mut self, options: &HotOptions, now: Moment) {
-        self.0.retain(|_, heat| now.since(heat.since) < 2 * options.window);
+        self.0.retain(|_, rate| now.since(rate.since) < 2 * options.window);
     }
 }

@@ -10,7 +10,7 @@ use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::tables::Tables;
 
 use super::expired::ExpiredReplicas;
-use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_dead};
+use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_retired};
 use super::order::{EvictionOrder, Pass};
 use super::read_rates::ReadRates;
 use super::slots::Slots;
@@ -19,7 +19,7 @@ use crate::model::journal::Journal;
 use crate::model::segment::Allocation;
 use crate::model::tenants::Tenants;
 
-/// Of how many writes a shard keeps the room.
+/// Of how many writes a shard keeps the spare.
 const SPARE_WRITES: usize = 1024;
 
 /// One lock's worth of the directory.
@@ -34,12 +34,12 @@ pub(crate) struct Shard<A, E: EvictionPolicy> {
     groups: Arc<Groups>,
     writing: Vec<SlotId>,
     /// Room of writes that are over: writes come and go in large numbers, and at other times than objects do.
-    #[allow(clippy::vec_box, reason = "what is kept is the room")]
+    #[allow(clippy::vec_box, reason = "what is kept is the spare")]
     spare: Vec<Box<Write<A>>>,
     values: usize,
     journal: Option<Arc<dyn Journal>>,
     pub(crate) reads: ReadCounters,
-    pub(crate) heats: ReadRates,
+    pub(crate) read_rates: ReadRates,
     /// Replicas that expired clients may announce again.
     pub(crate) expired: ExpiredReplicas,
 }
@@ -68,7 +68,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
             values: 0,
             journal: None,
             reads: ReadCounters::default(),
-            heats: ReadRates::default(),
+            read_rates: ReadRates::default(),
             expired: ExpiredReplicas::default(),
         }
     }
@@ -106,28 +106,28 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
     pub(crate) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
-        self.expired.keep_only(&self.objects[slot].key, value.stamp);
-        self.charged(slot, |shard| {
+        self.expired.forget_unless(&self.objects[slot].key, value.stamp);
+        self.with_charge(slot, |shard| {
             let object = &mut shard.objects[slot];
             object.used = use_number;
             object.value = Some(value);
             shard.order.insert(&mut shard.objects, slot);
             shard.values += 1;
-            shard.tell(slot, true);
-            shard.tell_owners(slot);
+            shard.notify_journal(slot, true);
+            shard.notify_ledgers(slot);
         });
         before
     }
 
     pub(crate) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
-        self.charged(slot, |shard| {
+        self.with_charge(slot, |shard| {
             let object = &mut shard.objects[slot];
             let value = object.value.take()?;
             shard.expired.forget(object.key.as_bytes());
             for held in &value.replicas {
                 held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
             }
-            shard.forget(slot);
+            shard.remove_from_order(slot);
             Some(value)
         })
     }
@@ -138,27 +138,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// Makes a change and charges its tenant for it. Nothing else changes what an object takes; not to be nested.
-    fn charged<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
+    fn with_charge<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
         let object = &self.objects[slot];
         let tenant = object.tenant;
         if tenant == 0 {
             return change(self);
         }
-        let before = object.charged();
+        let before = object.charged_bytes();
         let outcome = change(self);
-        self.tenants.charge(tenant, before, self.objects[slot].charged());
+        self.tenants.charge(tenant, before, self.objects[slot].charged_bytes());
         outcome
     }
 
     /// The slot's value has just gone.
-    fn forget(&mut self, slot: SlotId) {
+    fn remove_from_order(&mut self, slot: SlotId) {
         self.values -= 1;
-        self.tell(slot, false);
+        self.notify_journal(slot, false);
         self.order.remove(&mut self.objects, slot);
     }
 
     /// Tells whoever wants to know that a value came or went.
-    fn tell(&self, slot: SlotId, stored: bool) {
+    fn notify_journal(&self, slot: SlotId, stored: bool) {
         let Some(journal) = &self.journal else { return };
         let object = &self.objects[slot];
         let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
@@ -175,54 +175,54 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// Keeps only replicas in live segments; what is dropped rests in its dead segment.
     pub(crate) fn prune(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
-        self.charged(slot, |shard| shard.prune_parts(slot, now, put_release));
+        self.with_charge(slot, |shard| shard.prune_parts(slot, now, put_release));
     }
 
     fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
-        self.objects[slot].retain_disk(|_| true);
+        self.objects[slot].retain_disk_replicas(|_| true);
         let object = &mut self.objects[slot];
         let lease = object.lease;
-        self.expired.note(object, now);
+        self.expired.record(object, now);
         if let Some(value) = &mut object.value {
-            drop_dead(&mut value.replicas, lease, now);
+            drop_retired(&mut value.replicas, lease, now);
             if value.replicas.is_empty() {
                 object.value = None;
-                self.forget(slot);
+                self.remove_from_order(slot);
             }
         }
         let object = &mut self.objects[slot];
         if let Some(write) = &mut object.write {
-            drop_dead(&mut write.replicas, write.started.after(put_release), now);
+            drop_retired(&mut write.replicas, write.started.after(put_release), now);
             if write.replicas.is_empty() {
-                self.unseat_write(slot);
+                self.remove_write(slot);
             }
         }
         let object = &mut self.objects[slot];
         if let Some(copying) = &mut object.copying {
             let until = copying.started.after(put_release);
             let had_targets = !copying.targets.is_empty();
-            drop_dead(&mut copying.targets, until, now);
-            copying.over |= had_targets && copying.targets.is_empty();
+            drop_retired(&mut copying.targets, until, now);
+            copying.lost |= had_targets && copying.targets.is_empty();
             if object.value.is_none()
                 && let Some(copying) = object.copying.take()
             {
-                copying.retire(until, now);
+                copying.quarantine(until, now);
             }
         }
     }
 
     pub(crate) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
         debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
-        self.charged(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
+        self.with_charge(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
     }
 
     pub(crate) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
-        self.charged(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
+        self.with_charge(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
     }
 
     /// Adds to the replicas of what can be read, or takes from them; one must stay.
     pub(crate) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
-        self.charged(slot, |shard| {
+        self.with_charge(slot, |shard| {
             let mut told = Vec::new();
             if let Some(value) = &mut shard.objects[slot].value {
                 told.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
@@ -246,7 +246,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// Tells the owners of its replicas that an object can be read there.
-    fn tell_owners(&self, slot: SlotId) {
+    fn notify_ledgers(&self, slot: SlotId) {
         let object = &self[slot];
         let Some(value) = &object.value else { return };
         for held in &value.replicas {
@@ -259,57 +259,57 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
 
     /// `prepaid` bytes have been charged for it.
     pub(crate) fn put_write(&mut self, slot: SlotId, write: Write<A>, prepaid: u64) {
-        let before = self[slot].charged();
-        self.seat_write(slot, write);
+        let before = self[slot].charged_bytes();
+        self.insert_write(slot, write);
         let object = &self.objects[slot];
-        self.tenants.charge(object.tenant, before + prepaid, object.charged());
+        self.tenants.charge(object.tenant, before + prepaid, object.charged_bytes());
     }
 
-    fn seat_write(&mut self, slot: SlotId, mut write: Write<A>) {
+    fn insert_write(&mut self, slot: SlotId, mut write: Write<A>) {
         debug_assert!(self[slot].write.is_none());
-        write.seat = self.writing.len();
+        write.index = self.writing.len();
         self.writing.push(slot);
         let object = &mut self.objects[slot];
         object.write = Some(match self.spare.pop() {
-            Some(mut room) => {
-                *room = write;
-                room
+            Some(mut spare) => {
+                *spare = write;
+                spare
             }
             None => Box::new(write),
         });
         if let Some(value) = &mut object.value {
-            value.followed = true;
+            value.superseded = true;
         }
     }
 
     pub(crate) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {
-        self.charged(slot, |shard| shard.unseat_write(slot))
+        self.with_charge(slot, |shard| shard.remove_write(slot))
     }
 
-    fn unseat_write(&mut self, slot: SlotId) -> Option<Write<A>> {
-        let mut room = self.objects[slot].write.take()?;
-        let none = Write::new(room.writer, room.started, 0, Replicas::new());
-        let write = std::mem::replace(&mut *room, none);
+    fn remove_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        let mut spare = self.objects[slot].write.take()?;
+        let none = Write::new(spare.writer, spare.started, 0, Replicas::new());
+        let write = std::mem::replace(&mut *spare, none);
         if self.spare.len() < SPARE_WRITES {
-            self.spare.push(room);
+            self.spare.push(spare);
         }
-        self.writing.swap_remove(write.seat);
-        if let Some(moved) = self.writing.get(write.seat)
+        self.writing.swap_remove(write.index);
+        if let Some(moved) = self.writing.get(write.index)
             && let Some(other) = &mut self.objects[*moved].write
         {
-            other.seat = write.seat;
+            other.index = write.index;
         }
         Some(write)
     }
 
     /// Forgets the object if nothing is left of it.
-    pub(crate) fn settle(&mut self, slot: SlotId) {
+    pub(crate) fn remove_if_empty(&mut self, slot: SlotId) {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
             self.keys.remove(tag(object.hash), |other| other == slot.0);
             let Some(mut object) = self.objects.remove(slot) else { return };
-            object.leave_disks();
-            self.heats.forget(slot);
+            object.drop_disk_replicas();
+            self.read_rates.forget(slot);
             if let Some(group) = &object.group {
                 self.groups.leave(group, &object.key);
             }
@@ -317,7 +317,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 
     /// Puts an object into the group of that name, and out of the one before.
-    pub(crate) fn join(&mut self, slot: SlotId, name: &str) {
+    pub(crate) fn join_group(&mut self, slot: SlotId, name: &str) {
         let object = &mut self.objects[slot];
         if object.group_name() == name {
             return;
@@ -434,7 +434,7 @@ mod tests {
         let writer = ClientId::default().into();
         let stamp = Stamp { epoch: 0, number };
         let replicas = Replicas::new();
-        let value = Value { len: 1, checksum: None, writer, followed: false, stamp, replicas };
+        let value = Value { len: 1, checksum: None, writer, superseded: false, stamp, replicas };
         shard.put_value(slot, value, number);
         slot
     }
@@ -515,7 +515,7 @@ mod tests {
         assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(5));
         for slot in [first, second, third] {
             shard.take_value(slot);
-            shard.settle(slot);
+            shard.remove_if_empty(slot);
         }
         assert_eq!(next(&mut shard, Pass::SoftPinned, 99, |_| true), (None, 0));
         assert!(!shard.order.has_pins() && shard.len() == 0);

@@ -26,7 +26,7 @@ pub(crate) struct Directory<A, E: EvictionPolicy> {
 type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
 
 /// So many objects are looked at in a few milliseconds.
-const MANY: usize = 1 << 17;
+const LARGE: usize = 1 << 17;
 
 /// Slots that are looked at under one lock.
 const AT_ONCE: usize = 256;
@@ -48,17 +48,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     }
 
     /// The number of a use that happens now.
-    pub(crate) fn use_number(&self) -> u64 {
+    pub(crate) fn next_use_number(&self) -> u64 {
         self.uses.0.fetch_add(1, Relaxed)
     }
 
     /// Uses are counted from beyond that number on.
-    pub(crate) fn count_from(&self, number: u64) {
+    pub(crate) fn raise_use_number(&self, number: u64) {
         self.uses.0.fetch_max(number.saturating_add(1), Relaxed);
     }
 
     /// In the shard of a hash there is something that was last used then.
-    pub(crate) fn note_older(&self, hash: u64, used: u64) {
+    pub(crate) fn lower_age(&self, hash: u64, used: u64) {
         self.ages[self.index(hash)].fetch_min(used, Relaxed);
     }
 
@@ -70,7 +70,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
 
     /// Notes the age of a shard's next victim. One that has none comes up again when all others have become younger.
     pub(crate) fn note_age(&self, index: usize, age: Option<u64>) {
-        self.ages[index].store(age.unwrap_or_else(|| self.use_number()), Relaxed);
+        self.ages[index].store(age.unwrap_or_else(|| self.next_use_number()), Relaxed);
     }
 
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
@@ -96,7 +96,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     /// Whether looking at every object takes longer than a caller should wait.
     pub(crate) fn is_large(&self) -> bool {
         // Keys are spread evenly, so one shard tells.
-        self.shards[0].0.lock().values() * self.shards.len() > MANY
+        self.shards[0].0.lock().values() * self.shards.len() > LARGE
     }
 
     pub(crate) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
@@ -137,7 +137,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     }
 
     /// Each shard in turn, locked while it is looked at.
-    pub(crate) fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
+    pub(crate) fn shards(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
         self.shards.iter().map(|shard| shard.0.lock())
     }
 }

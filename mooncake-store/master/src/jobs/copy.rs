@@ -10,10 +10,10 @@ use mooncake_protocol::api::CopyToken;
 use mooncake_protocol::wire::{CopyPlan, TaskKind};
 
 use super::state::Jobs;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 use crate::directory::{Copying, Object, Replicas, Shard};
 use crate::model::segment::Allocation;
-use crate::space::hot_table::not_asked_for;
+use crate::space::hot_table::copy_not_requested;
 use crate::space::mount::unknown;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
@@ -32,11 +32,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
         let hash = self.space.directory.hash(key);
         let mut shard = self.space.directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         if !token.is_nil() {
-            let hot = self.space.hot.as_ref().ok_or_else(not_asked_for)?;
-            hot.check(key, client, token, now)?;
-            if shard[slot].value().is_none_or(|value| value.epoch() != token.epoch) {
+            let hot = self.space.hot.as_ref().ok_or_else(copy_not_requested)?;
+            hot.check_copy(key, client, token, now)?;
+            if shard[slot].value().is_none_or(|value| value.copy_epoch() != token.epoch) {
                 return Err(Error::new(ErrorCode::InvalidVersion, "the object is another one by now"));
             }
         }
@@ -44,12 +44,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
             Ok(found) => found,
             Err(error) => {
-                shard.settle(slot);
+                shard.remove_if_empty(slot);
                 return Err(error);
             }
         };
         let object = &shard[slot];
-        let Some(value) = object.value() else { return Err(absent()) };
+        let Some(value) = object.value() else { return Err(not_found()) };
         let Some(from) = value.replicas.iter().find(|held| held.id == source) else {
             return Err(no_replica());
         };
@@ -60,7 +60,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let key = object.key.clone();
         shard.begin_copy(
             slot,
-            Copying { client, kind, token, started: now, source, targets: space, over: false },
+            Copying { client, kind, token, started: now, source, targets: space, lost: false },
         );
         drop(shard);
         self.copies.lock().insert((now.after(self.space.options.put_release), key));
@@ -107,7 +107,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             match self.space.place_in(target, value.len, now) {
                 Ok(held) => space.push(held),
                 Err(error) => {
-                    space.into_iter().for_each(|held| held.retire(now, now));
+                    space.into_iter().for_each(|held| held.quarantine(now, now));
                     return Err(error);
                 }
             }
@@ -125,14 +125,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let now = self.space.clock.now();
         let hash = self.space.directory.hash(key);
         let mut shard = self.space.directory.lock(hash);
-        let slot = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
-        let _held = self.space.tenants.hold(shard[slot].tenant(), shard[slot].charged());
+        let slot = self.find_copy(&mut shard, hash, key, (client, kind, token), now)?;
+        let _held = self.space.tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
         let started = copying.started;
         if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.space.hot, copying.targets.first()) {
-            hot.made(&shard[slot].key, token, (held.id, held.extent.len), now);
+            hot.record_made(&shard[slot].key, token, (held.id, held.extent.len), now);
         }
-        let lease = self.space.rest_until(self.space.in_use_until(&shard[slot]));
+        let lease = self.space.quarantine_end(self.space.in_use_until(&shard[slot]));
         shard.change_replicas(slot, |replicas| {
             replicas.extend(copying.targets);
             let source = replicas.iter().position(|held| held.id == copying.source);
@@ -140,12 +140,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 && replicas.len() > 1
                 && let Some(source) = source
             {
-                replicas.remove(source).retire(lease, now);
+                replicas.remove(source).quarantine(lease, now);
             }
         });
         drop(shard);
         self.forget_copy(started, key);
-        self.space.eviction.something_changed();
+        self.space.eviction.end_backoff();
         Ok(())
     }
 
@@ -159,16 +159,16 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let now = self.space.clock.now();
         let hash = self.space.directory.hash(key);
         let mut shard = self.space.directory.lock(hash);
-        let slot = self.begun(&mut shard, hash, key, (client, kind, token), now)?;
+        let slot = self.find_copy(&mut shard, hash, key, (client, kind, token), now)?;
         if let (false, Some(hot)) = (token.is_nil(), &self.space.hot) {
-            hot.failed(&shard[slot].key, token, now);
+            hot.record_failed(&shard[slot].key, token, now);
         }
         if let Some(copying) = shard.take_copy(slot) {
             // Bytes the client gave up on may still be on their way.
             let abandoned = copying.started.after(self.space.options.put_release);
             let rest = now.after(self.space.options.revoke_rest).min(abandoned);
             let started = copying.started;
-            copying.retire(self.space.rest_until(rest), now);
+            copying.quarantine(self.space.quarantine_end(rest), now);
             drop(shard);
             self.forget_copy(started, key);
         }
@@ -176,7 +176,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 
     /// The object of a copy that this client began.
-    fn begun(
+    fn find_copy(
         &self,
         shard: &mut Shard<A, E>,
         hash: u64,
@@ -184,14 +184,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         (client, kind, token): (ClientId, TaskKind, CopyToken),
         now: Moment,
     ) -> Result<SlotId> {
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         shard.prune(slot, now, self.space.options.put_release);
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() {
-            shard.settle(slot);
-            return Err(absent());
+            shard.remove_if_empty(slot);
+            return Err(not_found());
         }
-        if object.copying_in_vain().is_some_and(|copying| copying.client == client && copying.kind == kind) {
+        if object.lost_copy().is_some_and(|copying| copying.client == client && copying.kind == kind) {
             shard.take_copy(slot);
             return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
         }
@@ -215,7 +215,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 
     /// Takes back copies that nobody ended in time.
-    pub(crate) fn reap_copies(&self, now: Moment) {
+    pub(crate) fn take_back_copies(&self, now: Moment) {
         loop {
             let due = {
                 let mut copies = self.copies.lock();
@@ -231,10 +231,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             let abandoned =
                 |copying: &Copying<A>| copying.started.after(self.space.options.put_release) <= now;
             let object = &shard[slot];
-            if object.copying().or(object.copying_in_vain()).is_some_and(abandoned)
+            if object.copying().or(object.lost_copy()).is_some_and(abandoned)
                 && let Some(copying) = shard.take_copy(slot)
             {
-                copying.retire(self.space.rest_until(now), now);
+                copying.quarantine(self.space.quarantine_end(now), now);
             }
         }
     }

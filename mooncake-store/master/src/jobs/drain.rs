@@ -37,7 +37,7 @@ enum NextStep {
     /// To this segment, and so many bytes.
     Move(String, u64),
     /// So many bytes find no room.
-    NoRoom(u64),
+    NoSpace(u64),
     Blocked,
     /// There is nothing of it in the segment any more.
     Gone,
@@ -137,7 +137,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             return Err(ErrorCode::UnavailableInCurrentStatus.into());
         }
         let (now, wall) = (self.space.clock.now(), self.space.clock.wall_ms());
-        self.look_after(job, wall);
+        self.poll_moves(job, wall);
         // What nobody has fetched is not under way.
         let active = std::mem::take(&mut job.active);
         for active in active {
@@ -152,7 +152,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             let text = format!("{} moves are under way", job.active.len());
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
-        self.await_no_more(job);
+        self.stop_waiting(job);
         job.end(DrainStatus::Canceled, "Drain job canceled".into(), wall);
         Ok(())
     }
@@ -165,14 +165,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             jobs.list.iter().filter(|job| !job.status.is_over()).map(|job| job.id).collect()
         };
         for id in &running {
-            if !self.gather(*id, now) {
+            if !self.collect_sources(*id, now) {
                 continue;
             }
             self.plan(*id);
             if let Ok(job) = self.drains.jobs.lock().find(*id)
                 && !job.status.is_over()
             {
-                self.go_on(job, now);
+                self.advance(job, now);
             }
         }
         if !running.is_empty() {
@@ -195,7 +195,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         self.space.directory.visit(|shard, slot| {
             let object = &shard[slot];
             for (source, segment) in sources.iter().enumerate() {
-                if holds(object, |held| Arc::ptr_eq(&held.segment, segment)) {
+                if uses_space_in(object, |held| Arc::ptr_eq(&held.segment, segment)) {
                     let list = if is_blocked(object) { &mut blocked } else { &mut ready };
                     list.push_back(DrainUnit { key: object.key.clone(), source, tries: 0 });
                 }
@@ -216,9 +216,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 
     /// One round of a job that knows what to move.
-    fn go_on(&self, job: &mut DrainJob<A>, now: Moment) {
+    fn advance(&self, job: &mut DrainJob<A>, now: Moment) {
         let wall = self.space.clock.wall_ms();
-        self.look_after(job, wall);
+        self.poll_moves(job, wall);
         if let Some(lost) = job.sources.iter().find(|source| !source.is_alive()) {
             if !job.active.is_empty() {
                 return;
@@ -237,15 +237,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 job.recheck = now.after(ROUND);
                 self.recheck(job, now);
             }
-            self.begin_moves(job, now, wall);
+            self.start_moves(job, now, wall);
         }
         if job.ready.is_empty() && job.blocked.is_empty() && job.active.is_empty() {
-            self.conclude(job, now, wall);
+            self.finish_if_empty(job, now, wall);
         }
     }
 
     /// Learns how the moves under way have ended.
-    fn look_after(&self, job: &mut DrainJob<A>, wall: u64) {
+    fn poll_moves(&self, job: &mut DrainJob<A>, wall: u64) {
         for active in std::mem::take(&mut job.active) {
             let failed = match self.tasks.lock().info(active.task) {
                 Ok(task) if task.status == TaskStatus::Success => None,
@@ -271,43 +271,43 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     fn recheck(&self, job: &mut DrainJob<A>, now: Moment) {
         let some = job.blocked.len().min(RECHECKED);
         for unit in job.blocked.drain(..some).collect::<Vec<_>>() {
-            match self.outlook(&unit, job, now) {
+            match self.next_step(&unit, job, now) {
                 NextStep::Gone => {}
                 NextStep::Move(..) => job.ready.push_back(unit),
-                NextStep::NoRoom(_) if job.targets.is_empty() && job.leaving.is_none() => {
+                NextStep::NoSpace(_) if job.targets.is_empty() && job.leaving.is_none() => {
                     job.ready.push_back(unit)
                 }
-                NextStep::NoRoom(_) | NextStep::Blocked => job.blocked.push_back(unit),
+                NextStep::NoSpace(_) | NextStep::Blocked => job.blocked.push_back(unit),
             }
         }
     }
 
-    fn begin_moves(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
-        let mut room_made = false;
+    fn start_moves(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
+        let mut evicted = false;
         while job.active.len() < job.at_once {
             let Some(unit) = job.ready.pop_front() else { return };
-            match self.outlook(&unit, job, now) {
+            match self.next_step(&unit, job, now) {
                 NextStep::Gone => {}
                 NextStep::Blocked => job.blocked.push_back(unit),
-                NextStep::NoRoom(len) => {
+                NextStep::NoSpace(len) => {
                     // There is less memory from now on: what was not used for the longest has to go, wherever it is. Targets
                     // that were named are left as they are.
                     if job.targets.is_empty()
                         && job.leaving.is_none()
-                        && !room_made
-                        && self.space.make_room(len, None, now)
+                        && !evicted
+                        && self.space.free_space_for(len, None, now)
                     {
                         job.ready.push_front(unit);
                     } else {
                         job.blocked.push_back(unit);
                     }
-                    room_made = true;
+                    evicted = true;
                 }
                 NextStep::Move(target, bytes) => {
                     let source = &job.sources[unit.source].info.name;
                     match self.create_move(unit.key.as_bytes(), source, &target) {
                         Ok(task) => {
-                            room_made = false;
+                            evicted = false;
                             job.active.push(ActiveMove { unit, task, bytes });
                         }
                         Err(full) if full.code() == ErrorCode::TaskPendingLimitExceeded => {
@@ -321,13 +321,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    fn outlook(&self, unit: &DrainUnit, job: &DrainJob<A>, now: Moment) -> NextStep {
+    fn next_step(&self, unit: &DrainUnit, job: &DrainJob<A>, now: Moment) -> NextStep {
         let key = unit.key.as_bytes();
         let hash = self.space.directory.hash(key);
         let shard = self.space.directory.lock(hash);
         let Some(slot) = shard.find(hash, key) else { return NextStep::Gone };
         let object = &shard[slot];
-        if !holds(object, |held| Arc::ptr_eq(&held.segment, &job.sources[unit.source])) {
+        if !uses_space_in(object, |held| Arc::ptr_eq(&held.segment, &job.sources[unit.source])) {
             return NextStep::Gone;
         }
         // Two moves of one object at the same time could have the same target, and leave one replica of two.
@@ -362,14 +362,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 .iter()
                 .any(|segment| allowed(&segment) && value.len <= segment.info.size) =>
             {
-                NextStep::NoRoom(value.len)
+                NextStep::NoSpace(value.len)
             }
             None => NextStep::Blocked,
         }
     }
 
     /// All units are done with.
-    fn conclude(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
+    fn finish_if_empty(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
         if job.failed > 0 {
             let message = format!("{} replicas could not be moved: {}", job.failed, job.message);
             job.end(DrainStatus::Failed, message, wall);
@@ -395,7 +395,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
 
     /// Whether the segments of a job are there. Of one begun under a master before they have to come back, with all that is in them; it ends if they
     /// do not.
-    pub(crate) fn gather(&self, id: Uuid, now: Moment) -> bool {
+    pub(crate) fn collect_sources(&self, id: Uuid, now: Moment) -> bool {
         let mut jobs = self.drains.jobs.lock();
         let Ok(job) = jobs.find(id) else { return false };
         let Some(awaited) = &job.awaited else { return true };
@@ -405,11 +405,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         };
         let missing = awaited.segments.len() - found.len();
         if missing == 0 {
-            let there = awaited.from <= now && found.iter().all(|segment| segment.is_settled());
+            let there = awaited.from <= now && found.iter().all(|segment| segment.is_fully_announced());
             if there {
                 let mut registry = self.space.segments.write();
                 for segment in &found {
-                    registry.brought.remove(&segment.info.id);
+                    registry.drain_states.remove(&segment.info.id);
                 }
                 (job.sources, job.awaited) = (found, None);
             }
@@ -417,9 +417,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
         if awaited.until <= now {
             let wall = self.space.clock.wall_ms();
-            self.look_after(job, wall);
+            self.poll_moves(job, wall);
             if job.active.is_empty() {
-                self.await_no_more(job);
+                self.stop_waiting(job);
                 let message = format!("{missing} of its segments did not come back after a restart");
                 job.end(DrainStatus::Failed, message, wall);
             }
@@ -428,18 +428,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 
     /// Whatever of its segments has come back, or comes, is a segment like others.
-    pub(crate) fn await_no_more(&self, job: &mut DrainJob<A>) {
+    pub(crate) fn stop_waiting(&self, job: &mut DrainJob<A>) {
         let Some(awaited) = job.awaited.take() else { return };
         let mut registry = self.space.segments.write();
         for id in awaited.segments {
-            registry.brought.remove(&id);
+            registry.drain_states.remove(&id);
             job.sources.extend(registry.get(id).cloned());
         }
     }
 }
 
 /// Whether anything of the object takes space there.
-fn holds<A: SegmentAllocator>(object: &Object<A>, there: impl Fn(&Allocation<A>) -> bool) -> bool {
+fn uses_space_in<A: SegmentAllocator>(object: &Object<A>, there: impl Fn(&Allocation<A>) -> bool) -> bool {
     object.value().is_some_and(|value| value.replicas.iter().any(&there))
         || object.write().is_some_and(|write| write.replicas.iter().any(&there))
         || object.copying().is_some_and(|copying| copying.targets.iter().any(&there))

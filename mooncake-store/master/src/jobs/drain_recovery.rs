@@ -17,39 +17,39 @@ use crate::model::snapshot::{SnapshotDrain, SnapshotDrains, SnapshotMove};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     /// What segments are being emptied, or were; and the tasks there are then, those of the jobs among them.
-    pub(crate) fn note_drains(&self) -> (SnapshotDrains, Vec<(Uuid, Moment)>) {
+    pub(crate) fn drains_to_snapshot(&self) -> (SnapshotDrains, Vec<(Uuid, Moment)>) {
         let jobs = self.drains.jobs.lock();
-        let noted = jobs.list.iter().filter(|job| job.leaving.is_none()).map(DrainJob::note).collect();
+        let saved = jobs.list.iter().filter(|job| job.leaving.is_none()).map(DrainJob::to_snapshot).collect();
         let registry = self.space.segments.read();
         let mounted = registry.list.iter().map(|segment| (segment.info.id, segment.status()));
-        let missing = registry.brought.iter().filter(|(id, _)| registry.get(**id).is_none());
+        let missing = registry.drain_states.iter().filter(|(id, _)| registry.get(**id).is_none());
         let all = mounted.chain(missing.map(|(id, status)| (*id, *status)));
         let drained = all.filter(|(_, status)| *status == SegmentStatus::Drained).map(|(id, _)| id).collect();
         drop(registry);
-        (SnapshotDrains { jobs: noted, drained }, self.tasks.lock().ids())
+        (SnapshotDrains { jobs: saved, drained }, self.tasks.lock().ids())
     }
 
     /// Takes over what segments a master before was emptying, or had emptied: they take no objects when they come back.
-    pub(crate) fn recall_drains(&self, noted: SnapshotDrains, now: Moment) {
+    pub(crate) fn restore_drains(&self, saved: SnapshotDrains, now: Moment) {
         let mut jobs = self.drains.jobs.lock();
         let mut registry = self.space.segments.write();
-        registry.brought.extend(noted.drained.into_iter().map(|id| (id, SegmentStatus::Drained)));
+        registry.drain_states.extend(saved.drained.into_iter().map(|id| (id, SegmentStatus::Drained)));
         let from = now.after(self.space.rest_after_start());
-        for noted in noted.jobs {
-            if jobs.find(noted.id).is_ok() {
+        for saved in saved.jobs {
+            if jobs.find(saved.id).is_ok() {
                 continue;
             }
-            if !noted.status.is_over() {
-                registry.brought.extend(noted.sources.iter().map(|id| (*id, SegmentStatus::Draining)));
+            if !saved.status.is_over() {
+                registry.drain_states.extend(saved.sources.iter().map(|id| (*id, SegmentStatus::Draining)));
             }
-            jobs.add(DrainJob::recall(noted, from, now.after(PATIENCE)));
+            jobs.add(DrainJob::restore(saved, from, now.after(PATIENCE)));
         }
         self.drains.due.store(0, SeqCst);
     }
 }
 
 impl<A: SegmentAllocator> DrainJob<A> {
-    fn note(&self) -> SnapshotDrain {
+    fn to_snapshot(&self) -> SnapshotDrain {
         let sources = match &self.awaited {
             Some(awaited) => awaited.segments.clone(),
             None => self.sources.iter().map(|source| source.info.id).collect(),
@@ -79,33 +79,33 @@ impl<A: SegmentAllocator> DrainJob<A> {
         }
     }
 
-    fn recall(noted: SnapshotDrain, from: Moment, until: Moment) -> Self {
-        let over = noted.status.is_over();
-        let sources = noted.sources.len();
+    fn restore(saved: SnapshotDrain, from: Moment, until: Moment) -> Self {
+        let over = saved.status.is_over();
+        let sources = saved.sources.len();
         let taken = |one: SnapshotMove| {
             let source = usize::try_from(one.source).ok().filter(|source| *source < sources)?;
             let unit = DrainUnit { key: ObjectKey::new(one.key).ok()?, source, tries: one.tries };
             Some(ActiveMove { unit, task: one.task, bytes: one.bytes })
         };
         Self {
-            id: noted.id,
-            status: if over { noted.status } else { DrainStatus::Planning },
-            created_ms: noted.created_ms,
-            updated_ms: noted.updated_ms,
+            id: saved.id,
+            status: if over { saved.status } else { DrainStatus::Planning },
+            created_ms: saved.created_ms,
+            updated_ms: saved.updated_ms,
             sources: Vec::new(),
-            awaited: (!over).then_some(AwaitedSegments { segments: noted.sources, from, until }),
-            names: noted.names,
-            targets: noted.targets,
-            at_once: usize::try_from(noted.at_once.max(1)).unwrap_or(usize::MAX),
+            awaited: (!over).then_some(AwaitedSegments { segments: saved.sources, from, until }),
+            names: saved.names,
+            targets: saved.targets,
+            at_once: usize::try_from(saved.at_once.max(1)).unwrap_or(usize::MAX),
             ready: VecDeque::new(),
             blocked: VecDeque::new(),
-            active: noted.moves.into_iter().filter_map(taken).collect(),
-            succeeded: noted.succeeded,
+            active: saved.moves.into_iter().filter_map(taken).collect(),
+            succeeded: saved.succeeded,
             // What was given up is looked for, and tried, anew.
-            failed: if over { noted.failed } else { 0 },
-            migrated_bytes: noted.migrated_bytes,
-            message: if over { noted.message } else { WAITS.into() },
-            left: noted.left,
+            failed: if over { saved.failed } else { 0 },
+            migrated_bytes: saved.migrated_bytes,
+            message: if over { saved.message } else { WAITS.into() },
+            left: saved.left,
             hold: Moment(0),
             leaving: None,
             recheck: Moment(0),

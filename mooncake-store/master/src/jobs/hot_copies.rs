@@ -14,13 +14,13 @@ use mooncake_protocol::api::CopyToken;
 use super::state::Jobs;
 use crate::directory::Object;
 use crate::model::segment::MountedSegment;
-use crate::space::hot_table::{ExtraReplica, HotTable, KEPT, PAUSE, RECREATE};
+use crate::space::hot_table::{ExtraReplica, HotTable, KEPT_FOR, PAUSE, PAUSE_AFTER_DROP};
 
 /// How often there is something to decide.
-const EVERY: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// No replica is made in a segment that is fuller than this.
-const FULLEST: f64 = 0.85;
+const MAX_USED_RATIO: f64 = 0.85;
 
 /// A replica to be made.
 struct HotCopyPlan {
@@ -32,12 +32,12 @@ struct HotCopyPlan {
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     /// Decides about objects that have become hot, and about replicas whose time is over.
-    pub(crate) fn tend_hot(&self, now: Moment) {
+    pub(crate) fn update_hot_replicas(&self, now: Moment) {
         let Some(hot) = &self.space.hot else { return };
         if hot.due.load(Relaxed) > now.0 {
             return;
         }
-        hot.due.store(now.after(EVERY).0, Relaxed);
+        hot.due.store(now.after(INTERVAL).0, Relaxed);
         let (candidates, over, prune) = {
             let mut table = hot.table.lock();
             let candidates = std::mem::take(&mut table.candidates);
@@ -56,7 +56,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             self.propose(hot, &key, now);
         }
         if prune {
-            self.space.directory.each().for_each(|mut shard| shard.heats.prune(&hot.options, now));
+            self.space.directory.shards().for_each(|mut shard| shard.read_rates.prune(&hot.options, now));
         }
     }
 
@@ -64,7 +64,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         if hot.table.lock().pauses.contains_key(key) {
             return;
         }
-        let Some(plan) = self.plan_hot(hot, key, now) else { return };
+        let Some(plan) = self.plan_hot_copy(hot, key, now) else { return };
         hot.proposed.fetch_add(1, Relaxed);
         let mut table = hot.table.lock();
         table.pauses.insert(key.clone(), now.after(PAUSE));
@@ -77,8 +77,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         drop(table);
         match self.add_hot_copy(key.as_bytes(), &plan.source, plan.client, &plan.target, token) {
             Ok(task) => {
-                let extra =
-                    ExtraReplica { token, client: plan.client, task, until: now.after(KEPT), replica: None };
+                let extra = ExtraReplica {
+                    token,
+                    client: plan.client,
+                    task,
+                    until: now.after(KEPT_FOR),
+                    replica: None,
+                };
                 hot.table.lock().extras.entry(key.clone()).or_default().push(extra);
             }
             Err(error) => tracing::debug!(%error, "no task for another replica of a hot object"),
@@ -86,7 +91,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 
     /// From where to where, if there is reason and room.
-    fn plan_hot(&self, hot: &HotTable, key: &ObjectKey, now: Moment) -> Option<HotCopyPlan> {
+    fn plan_hot_copy(&self, hot: &HotTable, key: &ObjectKey, now: Moment) -> Option<HotCopyPlan> {
         let hash = self.space.directory.hash(key.as_bytes());
         let (names, hosts, source, client, len, epoch) = {
             let shard = self.space.directory.lock(hash);
@@ -99,14 +104,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             let source = live[self.space.random.below(live.len())];
             let names: HashSet<String> = live.iter().map(|segment| segment.info.name.clone()).collect();
             let hosts: HashSet<String> = live.iter().map(|segment| segment.info.host_id.clone()).collect();
-            (names, hosts, source.info.name.clone(), source.client, value.len, value.epoch())
+            (names, hosts, source.info.name.clone(), source.client, value.len, value.copy_epoch())
         };
         let registry = self.space.segments.read();
         let fit = |segment: &&Arc<MountedSegment<A>>| {
             !names.contains(&segment.info.name)
                 && segment.is_open(now)
                 && segment.fits(len)
-                && 1.0 - segment.free_ratio() < FULLEST
+                && 1.0 - segment.free_ratio() < MAX_USED_RATIO
         };
         let fitting: Vec<_> = registry.list.iter().filter(fit).collect();
         let apart: Vec<_> =
@@ -116,12 +121,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Some(HotCopyPlan { source, client, target, epoch })
     }
 
-    /// The time of a replica is over: it gets more while its object is hot, or it goes.
+    /// The time of a replica is over: it gets more while its object is hot, or it is_evictable_noting.
     fn renew_or_drop(&self, hot: &HotTable, key: &ObjectKey, now: Moment) {
         let hash = self.space.directory.hash(key.as_bytes());
         let still = {
             let shard = self.space.directory.lock(hash);
-            shard.find(hash, key.as_bytes()).is_some_and(|slot| shard.heats.is_hot(slot, &hot.options, now))
+            shard
+                .find(hash, key.as_bytes())
+                .is_some_and(|slot| shard.read_rates.is_hot(slot, &hot.options, now))
         };
         let mut gone = Vec::new();
         {
@@ -132,7 +139,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                     return true;
                 }
                 if still && extra.replica.is_some() {
-                    extra.until = now.after(KEPT);
+                    extra.until = now.after(KEPT_FOR);
                     return true;
                 }
                 gone.push((extra.task, extra.replica));
@@ -142,7 +149,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 table.extras.remove(key);
             }
             if !gone.is_empty() {
-                table.pauses.insert(key.clone(), now.after(RECREATE));
+                table.pauses.insert(key.clone(), now.after(PAUSE_AFTER_DROP));
             }
         }
         for (task, replica) in gone {

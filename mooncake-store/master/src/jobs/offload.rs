@@ -18,7 +18,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let len = value.len;
         let owner = value.live().find_map(|held| self.space.disks.get(held.segment.client));
         if let Some(owner) = owner
-            && owner.queue(&object.key, len, now, options.queue_limit)
+            && owner.queue_offload(&object.key, len, now, options.queue_limit)
         {
             object.begin_offload(owner);
         }
@@ -30,9 +30,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 
     /// Puts in line what eviction passed over.
-    pub(crate) fn queue_wanted(&self, now: Moment) {
-        let wanted = std::mem::take(&mut *self.space.disks.wanted.lock());
-        for key in wanted.keys {
+    pub(crate) fn queue_requested_offloads(&self, now: Moment) {
+        let requests = std::mem::take(&mut *self.space.disks.offload_requests.lock());
+        for key in requests.keys {
             let hash = self.space.directory.hash(key.as_bytes());
             let mut shard = self.space.directory.lock(hash);
             let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
@@ -40,7 +40,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 self.offload(&mut shard, slot, now);
                 let options = self.space.options.disks.as_ref();
                 if shard[slot].offload().is_none() && options.is_some_and(|options| options.force_evict) {
-                    shard[slot].give_up_offload();
+                    shard[slot].fail_offload();
                 }
             }
         }

@@ -21,7 +21,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             return count(&promotions.too_full);
         }
         if let Some(owner) = self.space.disk_owner(object) {
-            owner.promote(&object.key, options.queue_limit);
+            owner.queue_promotion(&object.key, options.queue_limit);
         }
     }
 }

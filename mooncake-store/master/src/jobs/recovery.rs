@@ -21,7 +21,7 @@ const PARTS: usize = 4096;
 type RecoveryPart = Mutex<HashMap<Box<[u8]>, RecoveredObject>>;
 
 struct RecoveredObject {
-    noted: SnapshotObject,
+    object: SnapshotObject,
     /// Somebody came with it.
     claimed: bool,
 }
@@ -51,16 +51,16 @@ impl Recovery {
         hash: impl Fn(&[u8]) -> u64,
     ) -> Self {
         let parts: Box<[RecoveryPart]> = (0..PARTS).map(|_| RecoveryPart::default()).collect();
-        for mut noted in objects {
-            let key = std::mem::take(&mut noted.key).into_boxed_slice();
-            let mut part = parts[at(hash(&key))].lock();
+        for mut object in objects {
+            let key = std::mem::take(&mut object.key).into_boxed_slice();
+            let mut part = parts[part_of(hash(&key))].lock();
             // It was met twice if it came back, or was stored anew, meanwhile. What was met later is later, as far as can be told.
-            let before = part.get(&key).and_then(|before| before.noted.written);
+            let before = part.get(&key).and_then(|before| before.object.written);
             let older = |now: Horizon| {
                 before.is_some_and(|before| now.epoch == before.epoch && now.number < before.number)
             };
-            if !noted.written.is_some_and(older) {
-                part.insert(key, RecoveredObject { noted, claimed: false });
+            if !object.written.is_some_and(older) {
+                part.insert(key, RecoveredObject { object, claimed: false });
             }
         }
         Self { horizons, recalled, parts, forgotten: AtomicUsize::new(0) }
@@ -78,28 +78,28 @@ impl Recovery {
     pub(crate) fn unclaimed(&self, part: usize) -> Vec<SnapshotObject> {
         let part = self.parts[part].lock();
         let unclaimed = part.iter().filter(|(_, entry)| !entry.claimed);
-        unclaimed.map(|(key, entry)| SnapshotObject { key: key.to_vec(), ..entry.noted.clone() }).collect()
+        unclaimed.map(|(key, entry)| SnapshotObject { key: key.to_vec(), ..entry.object.clone() }).collect()
     }
 
     /// Whether what an owner announces may be what it says; the number of its last use, if that is known.
-    pub(crate) fn judge(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
-        let mut part = self.parts[at(hash)].lock();
+    pub(crate) fn check_announced(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
+        let mut part = self.parts[part_of(hash)].lock();
         let entry = part.get_mut(&*replica.key);
-        let written = entry.as_ref().and_then(|entry| entry.noted.written);
+        let written = entry.as_ref().and_then(|entry| entry.object.written);
         if let (Some(entry), Some(written)) = (entry, written)
             && (written.epoch, written.number) == (replica.epoch, replica.number)
         {
-            let noted = &entry.noted;
-            let differs = matches!((noted.checksum, replica.checksum), (Some(a), Some(b)) if a != b);
-            if noted.len != replica.len || differs {
+            let object = &entry.object;
+            let differs = matches!((object.checksum, replica.checksum), (Some(a), Some(b)) if a != b);
+            if object.len != replica.len || differs {
                 return Err(Error::invalid("the master before knew another value of that number"));
             }
             entry.claimed = true;
-            return Ok(Some(noted.used));
+            return Ok(Some(object.used));
         }
         let gone = |horizon: &Horizon| horizon.epoch == replica.epoch && replica.number < horizon.number;
         let replaced = written.is_some_and(|now| now.epoch == replica.epoch && replica.number < now.number);
-        if replaced || self.horizons.iter().any(gone) && !self.is_over() {
+        if replaced || self.horizons.iter().any(gone) && !self.has_ended() {
             let text = "it was removed or replaced under the master before";
             return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
         }
@@ -107,27 +107,33 @@ impl Recovery {
     }
 
     /// What an object of that length, found on a client's disk, was.
-    pub(crate) fn on_disk(&self, hash: u64, key: &[u8], len: u64, owner: ClientId) -> Option<RecoveredPins> {
-        let mut part = self.parts[at(hash)].lock();
+    pub(crate) fn pins_of_disk_replica(
+        &self,
+        hash: u64,
+        key: &[u8],
+        len: u64,
+        owner: ClientId,
+    ) -> Option<RecoveredPins> {
+        let mut part = self.parts[part_of(hash)].lock();
         let entry = part.get_mut(key)?;
-        if entry.noted.len != len || !entry.noted.disks.contains(&owner) {
+        if entry.object.len != len || !entry.object.disks.contains(&owner) {
             return None;
         }
         entry.claimed = true;
-        let noted = &entry.noted;
-        let soft_pin = match noted.soft_pin_ms {
+        let object = &entry.object;
+        let soft_pin = match object.soft_pin_ms {
             0 => Moment(0),
             left => self.recalled.after(Duration::from_millis(left)),
         };
-        Some(RecoveredPins { group: noted.group.clone(), hard_pin: noted.hard_pin, soft_pin })
+        Some(RecoveredPins { group: object.group.clone(), hard_pin: object.hard_pin, soft_pin })
     }
 
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.forgotten.load(Relaxed) > 0
     }
 
     /// Whether this was the first part.
-    pub(crate) fn forget(&self, now: Moment) -> bool {
+    pub(crate) fn forget_next_part(&self, now: Moment) -> bool {
         if self.recalled.after(PATIENCE) > now {
             return false;
         }
@@ -141,7 +147,7 @@ impl Recovery {
     }
 }
 
-fn at(hash: u64) -> usize {
+fn part_of(hash: u64) -> usize {
     // Other bits than those that choose the shard.
     (hash >> 8) as usize % PARTS
 }

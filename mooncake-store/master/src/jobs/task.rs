@@ -11,7 +11,7 @@ use mooncake_protocol::wire::TaskKind;
 use serde::Serialize;
 
 use super::state::Jobs;
-use crate::directory::object::absent;
+use crate::directory::object::not_found;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     pub(crate) fn create_copy(&self, key: &[u8], targets: &[&str]) -> Result<Uuid> {
@@ -96,7 +96,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     fn source_of(&self, key: &[u8], name: Option<&str>) -> Result<(String, ClientId)> {
         let hash = self.space.directory.hash(key);
         let shard = self.space.directory.lock(hash);
-        let slot = shard.find(hash, key).ok_or_else(absent)?;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
         let Some(value) = shard[slot].value() else { return Err(ErrorCode::ReplicaIsNotReady.into()) };
         let live: Vec<_> = value.live().map(|held| &held.segment).collect();
         let found = match name {
@@ -104,7 +104,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 .into_iter()
                 .find(|segment| segment.info.name == name)
                 .ok_or_else(|| Error::invalid(format!("no copy of it is in segment {name}")))?,
-            None if live.is_empty() => return Err(absent()),
+            None if live.is_empty() => return Err(not_found()),
             None => live[self.space.random.below(live.len())],
         };
         Ok((found.info.name.clone(), found.client))

@@ -82,7 +82,7 @@ impl TaskTable {
         self.waiting.entry(client).or_default().push_back(id);
         self.pending += 1;
         self.pending_until.push_back((now.after(options.pending_timeout), id));
-        self.forget_over(TaskStatus::Pending);
+        self.compact_deadlines(TaskStatus::Pending);
         Ok(id)
     }
 
@@ -117,7 +117,7 @@ impl TaskTable {
                 max_retries: options.max_retries,
             });
         }
-        self.forget_over(TaskStatus::Processing);
+        self.compact_deadlines(TaskStatus::Processing);
         tasks
     }
 
@@ -131,7 +131,7 @@ impl TaskTable {
     }
 
     /// One of them, if it is known yet.
-    pub(crate) fn note(&self, id: Uuid, until: Moment, now: Moment) -> Option<SnapshotTask> {
+    pub(crate) fn to_snapshot(&self, id: Uuid, until: Moment, now: Moment) -> Option<SnapshotTask> {
         let entry = self.by_id.get(&id)?;
         Some(SnapshotTask {
             id,
@@ -147,7 +147,7 @@ impl TaskTable {
     }
 
     /// Takes over the tasks of a master before, in the order of [`TaskTable::ids`]. Those that had time left have as much now.
-    pub(crate) fn recall(&mut self, tasks: Vec<SnapshotTask>, now: Moment, options: &TaskOptions) {
+    pub(crate) fn restore(&mut self, tasks: Vec<SnapshotTask>, now: Moment, options: &TaskOptions) {
         for task in tasks {
             if self.by_id.contains_key(&task.id) {
                 continue;
@@ -183,7 +183,7 @@ impl TaskTable {
     }
 
     /// Forgets when tasks were to be given up that are over long before: otherwise there were one for each of the last minutes.
-    fn forget_over(&mut self, status: TaskStatus) {
+    fn compact_deadlines(&mut self, status: TaskStatus) {
         let (until, there) = match status {
             TaskStatus::Pending => (&mut self.pending_until, self.pending),
             _ => (&mut self.processing_until, self.processing),

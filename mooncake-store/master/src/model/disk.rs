@@ -11,7 +11,7 @@ use mooncake_core::{Error, ErrorCode};
 use parking_lot::Mutex;
 
 /// How long an object is kept in memory for the sake of a disk whose owner has not come for it: several heartbeats.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OFFLOAD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Most copies that do not count any more and whose owner has not heard of it; with more it is to empty its disk.
 const MAX_DROPPED: usize = 1 << 20;
@@ -65,7 +65,7 @@ pub(crate) struct DiskOwnerState {
     /// It has had no heartbeat yet, so what it reports unasked is what it found.
     pub(crate) announcing: bool,
     /// It is to empty its disk.
-    pub(crate) clear: bool,
+    pub(crate) must_clear: bool,
     pub(crate) joined: Moment,
     pub(crate) seen: Moment,
     /// Keys in the order they are to be written; those without a job are none any more.
@@ -80,11 +80,11 @@ pub(crate) struct DiskOwnerState {
     pub(crate) to_promote: HashSet<ObjectKey>,
     pub(crate) promoting: HashMap<ObjectKey, Moment>,
     /// It asks what does not count any more.
-    pub(crate) follows: bool,
+    pub(crate) asks_for_work: bool,
     /// Keys whose copies on the disk do not count any more, if it does.
     pub(crate) dropped: HashSet<ObjectKey>,
     /// What it was told last, until it is done.
-    pub(crate) said: AssignedWork,
+    pub(crate) assigned: AssignedWork,
 }
 
 /// One object to be written.
@@ -96,7 +96,7 @@ pub(crate) struct OffloadJob {
     /// The value is still the one the owner was told about.
     pub(crate) valid: bool,
     /// The length of the value that came after.
-    pub(crate) again: Option<u64>,
+    pub(crate) next_len: Option<u64>,
 }
 
 /// What an owner's report is about.
@@ -121,8 +121,8 @@ pub(crate) struct AssignedWork {
 
 impl AssignedWork {
     /// What comes next when the disk is to be emptied, and the owner counts what it is told.
-    pub(crate) fn emptying(&self, counted: bool) -> Self {
-        Self { number: self.number + u64::from(counted), clear: counted, ..Self::default() }
+    pub(crate) fn clearing(&self, numbered: bool) -> Self {
+        Self { number: self.number + u64::from(numbered), clear: numbered, ..Self::default() }
     }
 
     fn is_empty(&self) -> bool {
@@ -153,9 +153,9 @@ impl DiskOwner {
     }
 
     /// Whether a job is young enough for its object to be kept: waiting for the owner, or being written within `write_out`.
-    pub(crate) fn holds(&self, key: &[u8], now: Moment, write_out: Duration) -> bool {
+    pub(crate) fn is_offloading(&self, key: &[u8], now: Moment, write_out: Duration) -> bool {
         let state = self.state.lock();
-        let patience = |job: &OffloadJob| if job.sent { write_out } else { PATIENCE };
+        let patience = |job: &OffloadJob| if job.sent { write_out } else { OFFLOAD_PATIENCE };
         self.is_alive()
             && state.jobs.get(key).is_some_and(|job| job.valid && now < job.since.after(patience(job)))
     }
@@ -168,12 +168,12 @@ impl DiskOwner {
     }
 
     /// The value a job was for is gone.
-    pub(crate) fn forget(&self, key: &[u8]) {
+    pub(crate) fn cancel(&self, key: &[u8]) {
         let mut state = self.state.lock();
         if let Some(job) = state.jobs.get_mut(key) {
-            (job.valid, job.again) = (false, None);
+            (job.valid, job.next_len) = (false, None);
             if !job.sent {
-                state.end(key);
+                state.end_job(key);
                 state.unsent -= 1;
             }
         }
@@ -183,7 +183,7 @@ impl DiskOwner {
     }
 
     /// Puts an object in line, unless the line is full or it is in it.
-    pub(crate) fn queue(&self, key: &ObjectKey, len: u64, now: Moment, limit: usize) -> bool {
+    pub(crate) fn queue_offload(&self, key: &ObjectKey, len: u64, now: Moment, limit: usize) -> bool {
         let mut state = self.state.lock();
         if !state.enabled || !self.is_alive() {
             return false;
@@ -191,37 +191,37 @@ impl DiskOwner {
         if let Some(job) = state.jobs.get_mut(key.as_bytes()) {
             // The owner is writing the value before: this one comes when that is over.
             if !job.valid {
-                job.again = Some(len);
+                job.next_len = Some(len);
             }
             return true;
         }
         if state.unsent >= limit {
             return false;
         }
-        state.add(key, len, now);
+        state.add_job(key, len, now);
         true
     }
 
     /// Ends a job.
-    pub(crate) fn report(&self, key: &ObjectKey, now: Moment) -> OffloadReport {
+    pub(crate) fn end_offload(&self, key: &ObjectKey, now: Moment) -> OffloadReport {
         let mut state = self.state.lock();
         if state.jobs.get(key.as_bytes()).is_some_and(|job| !job.sent) {
             // Of the value before: nobody has been told of this one.
             return OffloadReport::Stale;
         }
-        match state.end(key.as_bytes()) {
+        match state.end_job(key.as_bytes()) {
             None => OffloadReport::Unasked,
             Some(job) if job.valid => OffloadReport::Current,
             Some(job) => {
-                if let Some(len) = job.again {
-                    state.add(key, len, now);
+                if let Some(len) = job.next_len {
+                    state.add_job(key, len, now);
                 }
                 OffloadReport::Stale
             }
         }
     }
 
-    pub(crate) fn promote(&self, key: &ObjectKey, limit: usize) {
+    pub(crate) fn queue_promotion(&self, key: &ObjectKey, limit: usize) {
         let mut state = self.state.lock();
         let known = state.to_promote.contains(key) || state.promoting.contains_key(key.as_bytes());
         if known || !state.enabled {
@@ -240,7 +240,7 @@ impl DiskOwner {
     pub(crate) fn next_promotions(&self, most: usize, now: Moment) -> Vec<ObjectKey> {
         let mut state = self.state.lock();
         let before = state.promoting.len();
-        state.promoting.retain(|_, since| now < since.after(PATIENCE));
+        state.promoting.retain(|_, since| now < since.after(OFFLOAD_PATIENCE));
         self.promotions.expired.fetch_add((before - state.promoting.len()) as u64, Relaxed);
         let most = most.min(state.promote.len());
         let keys: Vec<_> = state.promote.drain(..most).collect();
@@ -262,22 +262,23 @@ impl DiskOwner {
 }
 
 impl DiskOwnerState {
-    fn add(&mut self, key: &ObjectKey, len: u64, now: Moment) {
+    fn add_job(&mut self, key: &ObjectKey, len: u64, now: Moment) {
         if self.queue.len() > 2 * self.unsent + 1024 {
             let (queue, jobs) = (&mut self.queue, &self.jobs);
             queue.retain(|key| jobs.get(key.as_bytes()).is_some_and(|job| !job.sent));
         }
-        self.jobs.insert(key.clone(), OffloadJob { len, since: now, sent: false, valid: true, again: None });
+        self.jobs
+            .insert(key.clone(), OffloadJob { len, since: now, sent: false, valid: true, next_len: None });
         self.queue.push_back(key.clone());
         self.unsent += 1;
         self.under_way += len;
     }
 
     /// Takes what the owner has not been told of, to tell it now.
-    pub(crate) fn send(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
+    pub(crate) fn send_jobs(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
         let keys = std::mem::take(&mut self.queue);
         self.unsent = 0;
-        // What it was told of and never spoke of again.
+        // What it was told of and never spoke of next_len.
         self.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
         self.under_way = self.jobs.values().map(|job| job.len).sum();
         let mut sent = Vec::new();
@@ -293,39 +294,39 @@ impl DiskOwnerState {
         sent
     }
 
-    fn end(&mut self, key: &[u8]) -> Option<OffloadJob> {
+    fn end_job(&mut self, key: &[u8]) -> Option<OffloadJob> {
         let job = self.jobs.remove(key)?;
         self.under_way -= job.len;
         Some(job)
     }
 
     /// What lies on the disk under that key does not count.
-    pub(crate) fn drop_copy(&mut self, key: &ObjectKey) {
-        if !self.follows || self.clear {
+    pub(crate) fn mark_dropped(&mut self, key: &ObjectKey) {
+        if !self.asks_for_work || self.must_clear {
             return;
         }
         if self.dropped.len() >= MAX_DROPPED {
-            (self.clear, self.dropped) = (true, HashSet::new());
+            (self.must_clear, self.dropped) = (true, HashSet::new());
             return;
         }
         self.dropped.insert(key.clone());
     }
 
-    /// What was said last is done; this is next.
-    pub(crate) fn say(&mut self, now: Moment, write_out: Duration) {
-        let write = self.send(now, write_out);
+    /// What was assigned last is done; this is next.
+    pub(crate) fn assign_next(&mut self, now: Moment, write_out: Duration) {
+        let write = self.send_jobs(now, write_out);
         let dropped: Vec<_> = self.dropped.iter().take(DROPPED_AT_ONCE).cloned().collect();
         for key in &dropped {
             self.dropped.remove(key);
         }
-        let number = self.said.number;
-        self.said = AssignedWork { number, clear: false, dropped, write };
-        self.said.number += u64::from(!self.said.is_empty());
+        let number = self.assigned.number;
+        self.assigned = AssignedWork { number, clear: false, dropped, write };
+        self.assigned.number += u64::from(!self.assigned.is_empty());
     }
 
-    /// The owner may not have heard what was said last, or has not come to the end of it.
-    pub(crate) fn say_again(&mut self, now: Moment) {
-        let mut write = std::mem::take(&mut self.said.write);
+    /// The owner may not have heard what was assigned last, or has not come to the end of it.
+    pub(crate) fn assign_again(&mut self, now: Moment) {
+        let mut write = std::mem::take(&mut self.assigned.write);
         write.retain(|(key, _)| match self.jobs.get_mut(key.as_bytes()) {
             Some(job) if job.sent && job.valid => {
                 job.since = now;
@@ -333,18 +334,18 @@ impl DiskOwnerState {
             }
             // The value is gone. Whether the owner has written it, or has an older one, is not known.
             Some(job) if job.sent => {
-                let again = job.again;
-                self.end(key.as_bytes());
-                if let Some(len) = again {
-                    self.add(key, len, now);
+                let next_len = job.next_len;
+                self.end_job(key.as_bytes());
+                if let Some(len) = next_len {
+                    self.add_job(key, len, now);
                 }
-                self.drop_copy(key);
+                self.mark_dropped(key);
                 false
             }
-            // Reported, and perhaps in line again.
+            // Reported, and perhaps in line next_len.
             _ => false,
         });
-        self.said.write = write;
+        self.assigned.write = write;
     }
 }
 

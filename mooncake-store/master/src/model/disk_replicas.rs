@@ -21,7 +21,7 @@ pub(crate) struct DiskReplicas {
 pub(crate) struct DiskReplica {
     pub(crate) id: ReplicaId,
     pub(crate) len: u64,
-    pub(crate) place: DiskLocation,
+    pub(crate) location: DiskLocation,
 }
 
 pub(crate) enum DiskLocation {
@@ -35,11 +35,11 @@ impl DiskReplica {
     pub(crate) fn new(id: ReplicaId, owner: &Arc<DiskOwner>, len: u64, endpoint: &str) -> Self {
         owner.used.fetch_add(len, Relaxed);
         owner.objects.fetch_add(1, Relaxed);
-        Self { id, len, place: DiskLocation::Owned(owner.clone(), endpoint.to_owned()) }
+        Self { id, len, location: DiskLocation::Owned(owner.clone(), endpoint.to_owned()) }
     }
 
     pub(crate) fn owner(&self) -> Option<&Arc<DiskOwner>> {
-        match &self.place {
+        match &self.location {
             DiskLocation::Owned(owner, _) => Some(owner),
             DiskLocation::File(_) => None,
         }
@@ -54,16 +54,16 @@ impl DiskReplica {
     }
 
     /// What lies there does not count.
-    pub(crate) fn refuse(&self, key: &ObjectKey) {
+    pub(crate) fn reject(&self, key: &ObjectKey) {
         if let Some(owner) = self.owner() {
-            owner.state.lock().drop_copy(key);
+            owner.state.lock().mark_dropped(key);
         }
     }
 
     /// Whether it looks like that copy, found by the next process of the same owner: on the same host, and nothing was heard of the one before since.
-    pub(crate) fn follows(&self, before: &DiskReplica) -> bool {
+    pub(crate) fn succeeds(&self, before: &DiskReplica) -> bool {
         let (DiskLocation::Owned(ours, here), DiskLocation::Owned(theirs, there)) =
-            (&self.place, &before.place)
+            (&self.location, &before.location)
         else {
             return false;
         };
@@ -75,12 +75,12 @@ impl DiskReplica {
 
 impl Drop for DiskReplica {
     fn drop(&mut self) {
-        match &self.place {
+        match &self.location {
             DiskLocation::Owned(owner, _) => {
                 owner.used.fetch_sub(self.len, Relaxed);
                 owner.objects.fetch_sub(1, Relaxed);
             }
-            DiskLocation::File(kept) => kept.leave(self.len),
+            DiskLocation::File(file) => file.subtract(self.len),
         }
     }
 }
@@ -107,13 +107,13 @@ impl DiskReplicas {
     pub(crate) fn describe(&self) -> impl Iterator<Item = Replica> {
         self.live().map(|copy| Replica {
             id: copy.id,
-            location: match &copy.place {
+            location: match &copy.location {
                 DiskLocation::Owned(owner, endpoint) => ReplicaLocation::LocalDisk {
                     client: owner.client,
                     size: self.len,
                     endpoint: endpoint.clone(),
                 },
-                DiskLocation::File(kept) => ReplicaLocation::Disk { path: kept.path.clone(), size: self.len },
+                DiskLocation::File(file) => ReplicaLocation::Disk { path: file.path.clone(), size: self.len },
             },
             status: ReplicaStatus::Complete,
         })
@@ -123,11 +123,11 @@ impl DiskReplicas {
         self.live_owners().map(|owner| owner.client)
     }
 
-    pub(crate) fn is_with(&self, client: ClientId) -> bool {
+    pub(crate) fn has_owner(&self, client: ClientId) -> bool {
         self.owners().any(|owner| owner == client)
     }
 
-    pub(crate) fn first(&self) -> Option<&Arc<DiskOwner>> {
+    pub(crate) fn first_owner(&self) -> Option<&Arc<DiskOwner>> {
         self.live_owners().next()
     }
 }
@@ -176,7 +176,7 @@ pub(crate) struct StoredFile {
 }
 
 impl StoredFile {
-    pub(crate) fn leave(&self, len: u64) {
+    pub(crate) fn subtract(&self, len: u64) {
         self.files.objects.fetch_sub(1, Relaxed);
         self.files.used.fetch_sub(len, Relaxed);
     }
@@ -187,26 +187,26 @@ impl StoredFile {
 pub(crate) struct DiskTier {
     pub(crate) on_disk: Option<DiskReplicas>,
     /// What a restarted owner has found, before the one it was is given up.
-    pub(crate) heir: Option<Box<DiskReplica>>,
+    pub(crate) successor: Option<Box<DiskReplica>>,
     /// Its file, which is being written.
     pub(crate) pending: Option<PendingFile>,
     /// Who is to write it to disk.
     pub(crate) offload: Option<Arc<DiskOwner>>,
     /// It could not be written.
-    pub(crate) gave_up: bool,
+    pub(crate) offload_failed: bool,
 }
 
 /// Longest part of a key in a name, in bytes. File systems take names of 255.
-const NAME: usize = 200;
+const MAX_NAME: usize = 200;
 
 /// The path of a copy: two folders by the key's hash, and the key with its number.
 fn path(dir: &str, key: &[u8], id: ReplicaId) -> String {
     let hash = folder_hash(key);
     let letter = |shift: u32| char::from(b'a' + (hash >> shift & 15) as u8);
-    let mut name = String::with_capacity(NAME);
+    let mut name = String::with_capacity(MAX_NAME);
     for c in String::from_utf8_lossy(key).chars() {
         let c = if c.is_control() || r#"/\:*?"<>|"#.contains(c) { '_' } else { c };
-        if name.len() + c.len_utf8() > NAME {
+        if name.len() + c.len_utf8() > MAX_NAME {
             break;
         }
         name.push(c);

@@ -15,19 +15,19 @@ use super::group::Group;
 use super::value::Stamp;
 
 /// Most changes that wait for a client. One that has not asked for so long learns that it knows nothing.
-const MOST_WAITING: usize = 1 << 19;
+const MAX_PENDING_CHANGES: usize = 1 << 19;
 
 /// Most changes in one answer.
 const PAGE: usize = 4096;
 
-/// Changes in the segments of one client, until it has heard of them.
+/// Changes in the segments of one client, until it has acknowledged of them.
 pub(crate) struct Ledger(Mutex<LedgerState>);
 
 struct LedgerState {
     /// Number of the first that waits; counted from 1.
     first: u64,
-    /// Number of the last that was told, heard or not.
-    told: u64,
+    /// Number of the last that was sent, acknowledged or not.
+    sent: u64,
     changes: VecDeque<LedgerChange>,
     /// Some were dropped.
     lost: bool,
@@ -56,7 +56,7 @@ pub(crate) struct StoredChange {
 
 impl Ledger {
     pub(crate) fn new(now: Moment) -> Self {
-        Self(Mutex::new(LedgerState { first: 1, told: 0, changes: VecDeque::new(), lost: false, asked: now }))
+        Self(Mutex::new(LedgerState { first: 1, sent: 0, changes: VecDeque::new(), lost: false, asked: now }))
     }
 
     /// Records a replica that can be read.
@@ -74,10 +74,10 @@ impl Ledger {
         if waiting.lost {
             return;
         }
-        // What came and went untold need not be told of. What was told must be, acknowledged or not.
+        // What came and went untold need not be sent of. What was sent must be, acknowledged or not.
         let last = waiting.first - 1 + waiting.changes.len() as u64;
         if change.stored.is_none()
-            && waiting.told < last
+            && waiting.sent < last
             && waiting
                 .changes
                 .back()
@@ -86,7 +86,7 @@ impl Ledger {
             waiting.changes.pop_back();
             return;
         }
-        if waiting.changes.len() == MOST_WAITING {
+        if waiting.changes.len() == MAX_PENDING_CHANGES {
             waiting.lost = true;
             waiting.changes = VecDeque::new();
             return;
@@ -98,26 +98,26 @@ impl Ledger {
     pub(crate) fn page(&self, after: u64, epoch: u64, now: Moment) -> InventoryPage {
         let mut waiting = self.0.lock();
         waiting.asked = now;
-        let heard = after.saturating_sub(waiting.first - 1);
+        let acknowledged = after.saturating_sub(waiting.first - 1);
         let lost = std::mem::take(&mut waiting.lost)
             || after.saturating_add(1) < waiting.first
-            || heard > waiting.changes.len() as u64;
+            || acknowledged > waiting.changes.len() as u64;
         if lost {
             waiting.first += waiting.changes.len() as u64;
             waiting.changes.clear();
         } else {
-            waiting.changes.drain(..heard as usize);
-            waiting.first += heard;
+            waiting.changes.drain(..acknowledged as usize);
+            waiting.first += acknowledged;
         }
-        let told: Vec<_> = waiting.changes.iter().take(PAGE).map(|change| change.tell(now)).collect();
-        let next = waiting.first - 1 + told.len() as u64;
-        waiting.told = waiting.told.max(next);
-        InventoryPage { epoch, next, lost, whole: told.len() == waiting.changes.len(), changes: told }
+        let sent: Vec<_> = waiting.changes.iter().take(PAGE).map(|change| change.to_message(now)).collect();
+        let next = waiting.first - 1 + sent.len() as u64;
+        waiting.sent = waiting.sent.max(next);
+        InventoryPage { epoch, next, lost, whole: sent.len() == waiting.changes.len(), changes: sent }
     }
 }
 
 impl LedgerChange {
-    fn tell(&self, now: Moment) -> InventoryChange {
+    fn to_message(&self, now: Moment) -> InventoryChange {
         let stored = self.stored.as_ref().map(|stored| StoredReplica {
             segment: stored.segment,
             offset: stored.offset,

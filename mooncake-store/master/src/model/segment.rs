@@ -39,9 +39,9 @@ pub(crate) struct MountedSegment<A> {
     doubted: AtomicBool,
     /// Its owner has not yet said what lies in it.
     closed: AtomicBool,
-    /// Where its owner is told of what comes and goes, if it asks.
+    /// Where its owner is told of what comes and is_evictable_noting, if it asks.
     pub(crate) ledger: Option<Arc<Ledger>>,
-    space: Mutex<Space<A>>,
+    space: Mutex<SegmentSpace<A>>,
     // Copies of what the space says, to look at without its lock.
     used: AtomicU64,
     largest: AtomicU64,
@@ -49,11 +49,11 @@ pub(crate) struct MountedSegment<A> {
     next_release: AtomicU64,
 }
 
-struct Space<A> {
+struct SegmentSpace<A> {
     allocator: A,
     /// Taken, but nobody's any more: free from the moment given.
-    resting: BinaryHeap<Reverse<(Moment, Extent)>>,
-    resting_bytes: u64,
+    quarantined: BinaryHeap<Reverse<(Moment, Extent)>>,
+    quarantined_bytes: u64,
     /// Taken for objects that the owner is going to announce: lengths by offset.
     kept: BTreeMap<u64, u64>,
 }
@@ -69,10 +69,10 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     ) -> Self {
         let mut allocator = A::new(info.size, config);
         let mut heap = BinaryHeap::new();
-        let mut resting_bytes = 0;
+        let mut quarantined_bytes = 0;
         for &(until, extent) in resting {
             if allocator.reserve(extent).is_ok() {
-                resting_bytes += extent.len;
+                quarantined_bytes += extent.len;
                 heap.push(Reverse((until, extent)));
             }
         }
@@ -91,7 +91,12 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             largest: AtomicU64::new(0),
             resting: AtomicU64::new(0),
             next_release: AtomicU64::new(u64::MAX),
-            space: Mutex::new(Space { allocator, resting: heap, resting_bytes, kept: BTreeMap::new() }),
+            space: Mutex::new(SegmentSpace {
+                allocator,
+                quarantined: heap,
+                quarantined_bytes,
+                kept: BTreeMap::new(),
+            }),
         };
         mounted.publish(&mounted.space.lock());
         mounted
@@ -106,13 +111,13 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 
     /// Gives an extent back from `until` on. The past means now.
-    pub(crate) fn retire(&self, extent: Extent, until: Moment, now: Moment) {
+    pub(crate) fn quarantine(&self, extent: Extent, until: Moment, now: Moment) {
         let mut space = self.space.lock();
         if until <= now {
             space.allocator.release(extent);
         } else {
-            space.resting_bytes += extent.len;
-            space.resting.push(Reverse((until, extent)));
+            space.quarantined_bytes += extent.len;
+            space.quarantined.push(Reverse((until, extent)));
         }
         self.publish(&space);
     }
@@ -139,7 +144,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 
     /// Whether this space was kept; from now on it is the caller's.
-    pub(crate) fn take_kept(&self, extent: Extent) -> bool {
+    pub(crate) fn take_reserved(&self, extent: Extent) -> bool {
         let mut space = self.space.lock();
         let kept = space.kept.get(&extent.offset) == Some(&extent.len);
         if kept {
@@ -167,51 +172,51 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 
     /// Whether its owner has announced all that was kept.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn is_fully_announced(&self) -> bool {
         !self.closed.load(Relaxed) && self.space.lock().kept.is_empty()
     }
 
     /// Frees what has rested long enough, a slice of it at most: a million readers' leases may end at once, and puts wait for the
     /// same lock. How many bytes.
     pub(crate) fn reclaim(&self, now: Moment) -> u64 {
-        if !self.has_rested(now) {
+        if !self.has_reclaimable(now) {
             return 0;
         }
         let mut space = self.space.lock();
-        let before = space.resting_bytes;
+        let before = space.quarantined_bytes;
         for _ in 0..SLICE {
-            let Some(&Reverse((until, extent))) = space.resting.peek() else { break };
+            let Some(&Reverse((until, extent))) = space.quarantined.peek() else { break };
             if until > now {
                 break;
             }
-            space.resting.pop();
-            space.resting_bytes -= extent.len;
+            space.quarantined.pop();
+            space.quarantined_bytes -= extent.len;
             space.allocator.release(extent);
         }
         self.publish(&space);
-        let freed = before - space.resting_bytes;
+        let freed = before - space.quarantined_bytes;
         MutexGuard::unlock_fair(space);
         freed
     }
 
     /// Whether there is something to reclaim.
-    pub(crate) fn has_rested(&self, now: Moment) -> bool {
+    pub(crate) fn has_reclaimable(&self, now: Moment) -> bool {
         self.next_release.load(Relaxed) <= now.0
     }
 
     /// What rests, as absolute addresses.
-    pub(crate) fn resting_addresses(&self) -> Vec<(Moment, Extent)> {
+    pub(crate) fn quarantined_addresses(&self) -> Vec<(Moment, Extent)> {
         let space = self.space.lock();
         let absolute = |extent: Extent| Extent { offset: self.info.base + extent.offset, len: extent.len };
-        space.resting.iter().map(|Reverse((until, extent))| (*until, absolute(*extent))).collect()
+        space.quarantined.iter().map(|Reverse((until, extent))| (*until, absolute(*extent))).collect()
     }
 
-    fn publish(&self, space: &Space<A>) {
+    fn publish(&self, space: &SegmentSpace<A>) {
         self.used.store(space.allocator.used(), Relaxed);
         self.largest.store(space.allocator.largest_free(), Relaxed);
-        self.resting.store(space.resting_bytes, Relaxed);
+        self.resting.store(space.quarantined_bytes, Relaxed);
         self.next_release
-            .store(space.resting.peek().map_or(u64::MAX, |Reverse((until, _))| until.0), Relaxed);
+            .store(space.quarantined.peek().map_or(u64::MAX, |Reverse((until, _))| until.0), Relaxed);
     }
 
     /// Bytes taken, those that rest included.
@@ -267,7 +272,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.doubted.load(Relaxed)
     }
 
-    pub(crate) fn doubt(&self, doubted: bool) {
+    pub(crate) fn set_doubted(&self, doubted: bool) {
         self.doubted.store(doubted, Relaxed);
     }
 
@@ -276,7 +281,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.alive.load(SeqCst)
     }
 
-    /// Marks the mount as one whose client expired. Call before [`bury`](Self::bury).
+    /// Marks the mount as one whose client expired. Call before [`retire`](Self::retire).
     pub(crate) fn expire(&self) {
         self.expired.store(true, SeqCst);
     }
@@ -286,17 +291,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         !self.is_alive() && self.expired.load(SeqCst)
     }
 
-    pub(crate) fn bury(&self) {
+    pub(crate) fn retire(&self) {
         self.alive.store(false, SeqCst);
     }
 
     /// Begins a graceful unmount that ends at `at`.
-    pub(crate) fn leave_at(&self, at: Moment) {
+    pub(crate) fn set_unmount_at(&self, at: Moment) {
         self.leaves.store(at.0.max(1), Relaxed);
     }
 
     /// When a graceful unmount ends, if one has begun.
-    pub(crate) fn leaves(&self) -> Option<Moment> {
+    pub(crate) fn unmount_at(&self) -> Option<Moment> {
         match self.leaves.load(Relaxed) {
             0 => None,
             at => Some(Moment(at)),
@@ -304,7 +309,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 
     pub(crate) fn status(&self) -> SegmentStatus {
-        match (self.is_alive(), self.leaves()) {
+        match (self.is_alive(), self.unmount_at()) {
             (false, _) => SegmentStatus::Unmounting,
             (true, Some(_)) => SegmentStatus::GracefullyUnmounting,
             (true, None) if !self.is_draining() => SegmentStatus::Ok,
@@ -323,7 +328,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 }
 
-/// Space held for a replica. Not `Clone`: it must be retired exactly once.
+/// SegmentSpace held for a replica. Not `Clone`: it must be retired exactly once.
 pub(crate) struct Allocation<A> {
     pub(crate) id: ReplicaId,
     pub(crate) segment: Arc<MountedSegment<A>>,
@@ -331,12 +336,12 @@ pub(crate) struct Allocation<A> {
 }
 
 impl<A: SegmentAllocator> Allocation<A> {
-    pub(crate) fn retire(self, until: Moment, now: Moment) {
-        self.segment.retire(self.extent, until, now);
+    pub(crate) fn quarantine(self, until: Moment, now: Moment) {
+        self.segment.quarantine(self.extent, until, now);
     }
 
     /// Number, address and segment.
-    pub(crate) fn place(&self) -> (ReplicaId, u64, &Segment) {
+    pub(crate) fn position(&self) -> (ReplicaId, u64, &Segment) {
         (self.id, self.segment.info.base + self.extent.offset, &self.segment.info)
     }
 

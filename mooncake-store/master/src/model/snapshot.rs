@@ -94,7 +94,7 @@ impl Snapshot {
 
     /// As bytes, so that what was read can be compared.
     pub fn write(&self) -> Vec<u8> {
-        let mut bytes = begin(&self.head);
+        let mut bytes = encode_head(&self.head);
         let Self { objects, tasks, drains, .. } = self.clone();
         append(&SnapshotPart { number: 0, objects, tasks, drains, last: true }, &mut bytes);
         bytes
@@ -102,7 +102,7 @@ impl Snapshot {
 }
 
 /// The beginning of a snapshot.
-pub(crate) fn begin(head: &SnapshotHead) -> Vec<u8> {
+pub(crate) fn encode_head(head: &SnapshotHead) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     append(head, &mut out);
     out
@@ -194,7 +194,7 @@ pub(crate) struct SnapshotObject {
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin_ms: u64,
     /// Where it lay in memory.
-    pub(crate) places: Vec<ReplicaPosition>,
+    pub(crate) positions: Vec<ReplicaPosition>,
     /// On whose disks it lay.
     pub(crate) disks: Vec<ClientId>,
 }
@@ -208,7 +208,7 @@ wire_fields!(structure SnapshotObject {
     group: String,
     hard_pin: bool,
     soft_pin_ms: u64,
-    places: Vec<ReplicaPosition>,
+    positions: Vec<ReplicaPosition>,
     disks: Vec<ClientId>,
 });
 

@@ -91,7 +91,7 @@ struct TenantAccount {
 pub(crate) enum QuotaRefusal {
     /// It is not registered.
     Unknown,
-    /// So many bytes are too much, whatever goes.
+    /// So many bytes are too much, whatever is_evictable_noting.
     TooLarge,
     /// Something has to go first.
     Full,
@@ -213,7 +213,7 @@ impl Tenants {
             return;
         }
         if let Some(account) = self.table.read().numbered(number) {
-            // Two's complement: adds the difference, whichever way it goes.
+            // Two's complement: adds the difference, whichever way it is_evictable_noting.
             account.charged.fetch_add(after.wrapping_sub(before), SeqCst);
         }
     }
@@ -223,7 +223,7 @@ impl Tenants {
         if self.on {
             let mut table = self.table.write();
             table.capacity = capacity;
-            table.share_out();
+            table.divide_capacity();
         }
     }
 
@@ -251,7 +251,7 @@ impl Tenants {
             let account = &mut table.accounts[number as usize - 1];
             (account.requested, account.effective) = (None, 0);
         }
-        table.share_out();
+        table.divide_capacity();
         Ok(())
     }
 
@@ -312,11 +312,11 @@ impl TenantTable {
             });
         }
         self.accounts[number as usize - 1].requested = Some(tenant.bytes);
-        self.share_out();
+        self.divide_capacity();
     }
 
     /// Gives each what it asked for, or its part of what there is.
-    pub(crate) fn share_out(&mut self) {
+    pub(crate) fn divide_capacity(&mut self) {
         let registered: Vec<_> = self
             .by_name
             .values()

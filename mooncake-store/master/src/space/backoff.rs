@@ -6,15 +6,15 @@ use super::gap_searches::GapSearches;
 
 #[derive(Default)]
 pub(crate) struct EvictionBackoff {
-    pub(crate) futile_until: AtomicU64,
+    pub(crate) paused_until: AtomicU64,
     pub(crate) searches: GapSearches,
 }
 
 impl EvictionBackoff {
     /// An object became readable, or space came free: looking again may help.
-    pub(crate) fn something_changed(&self) {
-        if self.futile_until.load(Relaxed) != 0 {
-            self.futile_until.store(0, Relaxed);
+    pub(crate) fn end_backoff(&self) {
+        if self.paused_until.load(Relaxed) != 0 {
+            self.paused_until.store(0, Relaxed);
         }
     }
 }

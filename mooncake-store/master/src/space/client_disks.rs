@@ -20,7 +20,7 @@ pub(crate) struct ClientDisks {
     /// Their number, so that a cluster without disks locks nothing.
     pub(crate) count: AtomicUsize,
     /// Objects that eviction passed over because they are to be written first.
-    pub(crate) wanted: Mutex<OffloadRequests>,
+    pub(crate) offload_requests: Mutex<OffloadRequests>,
     pub(crate) promotions: Arc<PromotionCounters>,
     pub(crate) files: Arc<FileTotals>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct OffloadRequests {
     /// Bytes of these.
     pub(crate) bytes: u64,
     /// Bytes of more that may come.
-    pub(crate) room: u64,
+    pub(crate) budget: u64,
 }
 
 impl ClientDisks {
@@ -107,7 +107,7 @@ impl ClientDisks {
     }
 
     /// The client lives.
-    pub(crate) fn hear(&self, client: ClientId, now: Moment) {
+    pub(crate) fn mark_seen(&self, client: ClientId, now: Moment) {
         self.get(client).into_iter().for_each(|owner| owner.state.lock().seen = now);
     }
 

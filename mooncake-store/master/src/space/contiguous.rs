@@ -14,7 +14,7 @@ use crate::directory::Pass;
 use crate::model::segment::{Allocation, GRAIN, MountedSegment};
 
 /// A used object costs up to this many times what an unused one of its size does.
-const HEAT: u64 = 4;
+const MAX_USE_COST: u64 = 4;
 
 /// Something that takes space.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ struct Block {
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Evicts neighbours in one segment so that `len` bytes fit between what stays; whether it could.
-    pub(crate) fn clear_window(
+    pub(crate) fn evict_contiguous(
         &self,
         len: u64,
         takes: impl Fn(&MountedSegment<A>) -> bool,
@@ -46,7 +46,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         for segment in segments {
             let blocks = self.blocks(&segment, pass, now);
             let need = len.next_multiple_of(GRAIN);
-            if let Some(run) = cheapest(&blocks, need, segment.info.size) {
+            if let Some(run) = cheapest_run(&blocks, need, segment.info.size) {
                 for block in run {
                     self.evict_block(block, pass, now);
                 }
@@ -63,7 +63,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let here = |held: &&Allocation<A>| Arc::ptr_eq(&held.segment, segment);
         let oldest = now.0.saturating_sub(self.options.lease_ttl.as_nanos() as u64 * 8);
         let mut blocks: Vec<_> = segment
-            .resting_addresses()
+            .quarantined_addresses()
             .into_iter()
             .map(|(_, at)| Extent { offset: at.offset - segment.info.base, len: at.len })
             .map(|extent| Block { extent, cost: None, object: None })
@@ -80,11 +80,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             let Some(value) = object.value() else { return };
             for held in value.replicas.iter().filter(here) {
                 // The lease says when it was last read.
-                let heat =
-                    object.lease.0.saturating_sub(oldest).saturating_mul(HEAT - 1) / (now.0 - oldest).max(1);
+                let use_cost = object.lease.0.saturating_sub(oldest).saturating_mul(MAX_USE_COST - 1)
+                    / (now.0 - oldest).max(1);
                 let cost = self
-                    .evictable(object, pass, now)
-                    .then(|| held.extent.len.saturating_mul(1 + heat.min(HEAT - 1)));
+                    .is_evictable(object, pass, now)
+                    .then(|| held.extent.len.saturating_mul(1 + use_cost.min(MAX_USE_COST - 1)));
                 blocks.push(Block { extent: held.extent, cost, object: Some((object.key.clone(), held.id)) });
             }
         });
@@ -100,21 +100,21 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let Some(slot) = shard.find(hash, key.as_bytes()) else { return };
         let object = &shard[slot];
         let same = object.value().is_some_and(|value| value.replicas.iter().any(|held| held.id == *id));
-        if !same || !self.evictable(object, pass, now) {
+        if !same || !self.is_evictable(object, pass, now) {
             return;
         }
         let group = object.group().cloned();
-        let mut victim = Victim::none();
+        let mut victim = Victim::empty();
         self.evict_slot(&mut shard, slot, now, &mut victim);
         drop(shard);
         if let Some(group) = group {
-            self.evict_rest(&group, pass, now, &mut victim);
+            self.evict_group(&group, pass, now, &mut victim);
         }
     }
 }
 
 /// The run of neighbours that is cheapest to lose and leaves a gap of `need` bytes, if there is one.
-fn cheapest(blocks: &[Block], need: u64, size: u64) -> Option<&[Block]> {
+fn cheapest_run(blocks: &[Block], need: u64, size: u64) -> Option<&[Block]> {
     let mut best: Option<(u64, &[Block])> = None;
     let (mut first, mut cost) = (0, 0u64);
     for (last, block) in blocks.iter().enumerate() {
@@ -163,21 +163,21 @@ mod tests {
             block(60, 10, None),
         ];
         let offsets = |need| {
-            cheapest(&blocks, need, 75).map(|run| run.iter().map(|b| b.extent.offset).collect::<Vec<_>>())
+            cheapest_run(&blocks, need, 75).map(|run| run.iter().map(|b| b.extent.offset).collect::<Vec<_>>())
         };
         assert_eq!(offsets(10), Some(vec![10]));
         assert_eq!(offsets(20), Some(vec![50]), "the free bytes beside a block count");
         assert_eq!(offsets(30), Some(vec![0, 10, 20]));
         assert_eq!(offsets(31), None);
-        assert!(cheapest(&[], 1, 75).is_none());
+        assert!(cheapest_run(&[], 1, 75).is_none());
     }
 
     #[test]
     fn neighbours_that_overlap_leave_no_gap() {
         let blocks =
             [block(0, 30, Some(1)), block(10, 5, Some(1)), block(12, 3, Some(1)), block(60, 15, None)];
-        assert!(cheapest(&blocks[..2], 71, 75).is_some());
-        assert!(cheapest(&blocks, 61, 75).is_none());
-        assert_eq!(cheapest(&blocks, 60, 75).map(<[Block]>::len), Some(3));
+        assert!(cheapest_run(&blocks[..2], 71, 75).is_some());
+        assert!(cheapest_run(&blocks, 61, 75).is_none());
+        assert_eq!(cheapest_run(&blocks, 60, 75).map(<[Block]>::len), Some(3));
     }
 }

@@ -18,40 +18,40 @@ use crate::model::segment::{GRAIN, MountedSegment};
 const HYSTERESIS: f64 = 0.01;
 
 /// After every object was refused, nobody looks again for this long, or until something changes.
-const FUTILE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// So many objects the background evicts before it lets others run: some tens of microseconds.
-const COURTEOUS: u32 = 32;
+const YIELD_EVERY: u32 = 32;
 
 /// What came of evicting the next in line if it is of use.
 enum NextVictim<A> {
-    Gone(Victim<A>),
+    Evicted(Victim<A>),
     /// It would be of no use.
     Kept,
     /// Nothing may go.
-    Nobody,
+    NoVictim,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Frees what a put of `len` bytes needs, and hardly more, in the segment named or else in any; whether it may look again. Nothing
     /// goes for a put that could not be placed afterwards.
-    pub(crate) fn make_room(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
-        let takes = self.taking(only, now);
-        let Some(need) = len.checked_next_multiple_of(GRAIN).filter(|need| self.could_take(*need, &takes))
+    pub(crate) fn free_space_for(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
+        let takes = self.accepts(only, now);
+        let Some(need) = len.checked_next_multiple_of(GRAIN).filter(|need| self.could_hold_in(*need, &takes))
         else {
             return false;
         };
-        if self.reclaim(now) > 0 && self.has_room(len, &takes) {
+        if self.reclaim(now) > 0 && self.has_space_for(len, &takes) {
             return true;
         }
-        if self.eviction.futile_until.load(Relaxed) > now.0 {
+        if self.eviction.paused_until.load(Relaxed) > now.0 {
             return false;
         }
         self.counters.eviction_attempted();
-        if self.drop_hot(len, now) > 0 && self.has_room(len, &takes) {
+        if self.drop_hot_replicas(len, now) > 0 && self.has_space_for(len, &takes) {
             return true;
         }
-        self.want_room(len);
+        self.set_offload_budget(len);
         let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
         'passes: for pass in self.passes() {
             // Several small victims in a row leave a gap by chance only, so they go in the policy's order only where there are gaps to be
@@ -59,19 +59,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             let by_chance = match outlook {
                 GapOutlook::Likely => pass == Pass::Ordinary,
                 GapOutlook::Unknown => pass == Pass::Ordinary && large,
-                GapOutlook::Doubtful | GapOutlook::Barred => false,
+                GapOutlook::Doubtful | GapOutlook::Suspended => false,
             };
             let mut freed = 0;
             while only.is_none() && freed < len.max(1) {
                 let of_use = |object: &Object<A>| by_chance || leaves_a_gap(object, need, &takes);
                 let victim = match self.evict_next(pass, now, of_use) {
-                    NextVictim::Gone(victim) => victim,
+                    NextVictim::Evicted(victim) => victim,
                     NextVictim::Kept => break,
-                    NextVictim::Nobody if pass == Pass::Ordinary && self.options.evict_soft_pinned => {
+                    NextVictim::NoVictim if pass == Pass::Ordinary && self.options.evict_soft_pinned => {
                         continue 'passes;
                     }
-                    NextVictim::Nobody => {
-                        self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+                    NextVictim::NoVictim => {
+                        self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
                         return false;
                     }
                 };
@@ -83,37 +83,37 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                     return true;
                 }
             }
-            if !large && outlook != GapOutlook::Barred && self.clear_window(len, &takes, pass, now) {
+            if !large && outlook != GapOutlook::Suspended && self.evict_contiguous(len, &takes, pass, now) {
                 if pass == Pass::Ordinary {
-                    self.eviction.searches.found(only, len, now);
+                    self.eviction.searches.record_success(only, len, now);
                 }
                 return true;
             }
         }
-        if outlook == GapOutlook::Barred {
+        if outlook == GapOutlook::Suspended {
             return false;
         }
         // Looking for the cheapest gap means looking at every object. Among many that is the tick's; who waits asks again.
         if large {
-            self.eviction.searches.want(only, len);
+            self.eviction.searches.request(only, len);
         } else {
-            self.eviction.searches.in_vain(only, len, now, self.clock.now());
+            self.eviction.searches.record_failure(only, len, now, self.clock.now());
         }
         false
     }
 
     /// Opens the gaps that puts did not find among many objects.
-    pub(crate) fn clear_wanted_windows(&self, now: Moment) {
-        for (only, len) in self.eviction.searches.wanted() {
+    pub(crate) fn evict_requested_gaps(&self, now: Moment) {
+        for (only, len) in self.eviction.searches.requested() {
             let only = only.as_deref();
-            let takes = self.taking(only, now);
-            let found = self.has_room(len, &takes)
-                || self.passes().any(|pass| self.clear_window(len, &takes, pass, now));
+            let takes = self.accepts(only, now);
+            let found = self.has_space_for(len, &takes)
+                || self.passes().any(|pass| self.evict_contiguous(len, &takes, pass, now));
             if found {
-                self.eviction.searches.found(only, len, self.clock.now());
-                self.eviction.something_changed();
+                self.eviction.searches.record_success(only, len, self.clock.now());
+                self.eviction.end_backoff();
             } else {
-                self.eviction.searches.in_vain(only, len, now, self.clock.now());
+                self.eviction.searches.record_failure(only, len, now, self.clock.now());
             }
         }
     }
@@ -122,13 +122,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     pub(crate) fn evict_to_watermark(&self, now: Moment) {
         let (used, capacity) = self.occupancy();
         let watermark = (self.options.high_watermark * capacity as f64) as u64;
-        if used <= watermark || self.eviction.futile_until.load(Relaxed) > now.0 {
+        if used <= watermark || self.eviction.paused_until.load(Relaxed) > now.0 {
             return;
         }
         self.counters.eviction_attempted();
         let below = (self.options.eviction_ratio.min(HYSTERESIS) * capacity as f64) as u64;
-        let mut left = used.saturating_sub(self.drop_hot(used - watermark, now));
-        self.want_room(left.saturating_sub(watermark - below.min(watermark)));
+        let mut left = used.saturating_sub(self.drop_hot_replicas(used - watermark, now));
+        self.set_offload_budget(left.saturating_sub(watermark - below.min(watermark)));
         for pass in self.passes() {
             let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
             for count in 1u32.. {
@@ -137,14 +137,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                 }
                 let Some(victim) = self.evict_one(pass, now) else { break };
                 left = left.saturating_sub(victim.bytes);
-                if count.is_multiple_of(COURTEOUS) {
+                if count.is_multiple_of(YIELD_EVERY) {
                     // Requests go first, where there are no more processors than threads.
                     std::thread::yield_now();
                 }
             }
         }
         if left > watermark {
-            self.eviction.futile_until.store(now.after(FUTILE).0, Relaxed);
+            self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
         }
     }
 
@@ -153,8 +153,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// shard emptied by itself, every prefix would soon have a hole.)
     pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
         match self.evict_next(pass, now, |_| true) {
-            NextVictim::Gone(victim) => Some(victim),
-            NextVictim::Kept | NextVictim::Nobody => None,
+            NextVictim::Evicted(victim) => Some(victim),
+            NextVictim::Kept | NextVictim::NoVictim => None,
         }
     }
 
@@ -162,7 +162,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> NextVictim<A> {
         let mut unwritten = Vec::new();
         let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
-        self.ask_for(unwritten);
+        self.request_offloads(unwritten);
         next
     }
 
@@ -178,7 +178,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             let (index, age) = self.directory.oldest();
             let mut shard = self.directory.lock_at(index);
             let mut passed = Vec::new();
-            let found = shard.choose(pass, now, |object| self.goes(object, pass, now, &mut passed));
+            let found =
+                shard.choose(pass, now, |object| self.is_evictable_noting(object, pass, now, &mut passed));
             unwritten.extend(passed);
             if found.is_none_or(|found| found > age) {
                 self.directory.note_age(index, found);
@@ -189,17 +190,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                 return NextVictim::Kept;
             }
             let group = shard[slot].group().cloned();
-            let mut victim = Victim::none();
+            let mut victim = Victim::empty();
             self.evict_slot(&mut shard, slot, now, &mut victim);
-            let next = shard.choose(pass, now, |object| self.evictable(object, pass, now));
+            let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
             self.directory.note_age(index, next);
             drop(shard);
             if let Some(group) = group {
-                self.evict_rest(&group, pass, now, &mut victim);
+                self.evict_group(&group, pass, now, &mut victim);
             }
-            return NextVictim::Gone(victim);
+            return NextVictim::Evicted(victim);
         }
-        NextVictim::Nobody
+        NextVictim::NoVictim
     }
 
     /// Frees what has rested long enough, a slice of each segment; how many bytes.
@@ -212,11 +213,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     pub(crate) fn reclaim_all(&self, now: Moment) -> bool {
         let due: Vec<_> = {
             let registry = self.segments.read();
-            registry.list.iter().filter(|segment| segment.has_rested(now)).cloned().collect()
+            registry.list.iter().filter(|segment| segment.has_reclaimable(now)).cloned().collect()
         };
         // Nothing new becomes due: `now` stays.
         for segment in &due {
-            while segment.has_rested(now) {
+            while segment.has_reclaimable(now) {
                 segment.reclaim(now);
             }
         }
@@ -224,17 +225,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     }
 
     /// Whether a segment that takes it could ever hold it.
-    fn could_take(&self, need: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
+    fn could_hold_in(&self, need: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
         self.segments.read().list.iter().any(|segment| need <= segment.info.size && takes(segment))
     }
 
-    fn has_room(&self, len: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
+    fn has_space_for(&self, len: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
         self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
     }
 
     /// Which segments placement would take an object to: open ones, of that name if it is bound to one, and doubted ones only if
     /// there are no others.
-    pub(crate) fn taking<'o>(
+    pub(crate) fn accepts<'o>(
         &self,
         only: Option<&'o str>,
         now: Moment,
@@ -246,24 +247,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                 && segment.would_open(now)
                 && (all_doubted || !segment.is_doubted())
         }
-    }
-
-    /// Whether memory is filled beyond what the background leaves.
-    pub(crate) fn is_above_watermark(&self) -> bool {
-        let (used, capacity) = self.occupancy();
-        used as f64 > self.options.high_watermark * capacity as f64
-    }
-
-    /// Bytes in use that eviction could free sooner or later, and capacity.
-    pub(crate) fn occupancy(&self) -> (u64, u64) {
-        let registry = self.segments.read();
-        registry.list.iter().fold((0, 0), |(used, capacity), segment| {
-            // What rests is free soon without evicting anything for it.
-            (
-                used.saturating_add(segment.used().saturating_sub(segment.resting())),
-                capacity.saturating_add(segment.info.size),
-            )
-        })
     }
 }
 

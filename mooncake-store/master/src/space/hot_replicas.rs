@@ -7,7 +7,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::evict::EvictionPolicy;
 use mooncake_core::ids::{ObjectKey, ReplicaId};
 
-use super::hot_table::{HotTable, RECREATE};
+use super::hot_table::{HotTable, PAUSE_AFTER_DROP};
 use super::state::Space;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
@@ -19,18 +19,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         if shard[slot].copying().is_some() {
             return;
         }
-        let lease = self.rest_until(self.in_use_until(&shard[slot]));
+        let lease = self.quarantine_end(self.in_use_until(&shard[slot]));
         shard.change_replicas(slot, |replicas| {
             let at = replicas.iter().position(|held| held.id == replica);
             if let Some(at) = at.filter(|_| replicas.len() > 1) {
-                replicas.remove(at).retire(lease, now);
+                replicas.remove(at).quarantine(lease, now);
                 hot.dropped.fetch_add(1, Relaxed);
             }
         });
     }
 
-    /// Drops replicas of hot objects before any object goes, `bytes` of them at most and the oldest first; how many bytes.
-    pub(crate) fn drop_hot(&self, bytes: u64, now: Moment) -> u64 {
+    /// Drops replicas of hot objects before any object is_evictable_noting, `bytes` of them at most and the oldest first; how many bytes.
+    pub(crate) fn drop_hot_replicas(&self, bytes: u64, now: Moment) -> u64 {
         let Some(hot) = &self.hot else { return 0 };
         let mut going = Vec::new();
         let mut freed = 0;
@@ -51,7 +51,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                         table.extras.remove(&key);
                     }
                 }
-                table.pauses.insert(key.clone(), now.after(RECREATE));
+                table.pauses.insert(key.clone(), now.after(PAUSE_AFTER_DROP));
                 going.push((key, replica));
             }
         }

@@ -14,16 +14,16 @@ use crate::directory::read_rates::ReadRates;
 use crate::model::options::HotOptions;
 
 /// A replica is kept this long, and again while its object is read often.
-pub(crate) const KEPT: Duration = Duration::from_secs(30);
+pub(crate) const KEPT_FOR: Duration = Duration::from_secs(30);
 
 /// After a decision nothing is decided about a key for this long.
 pub(crate) const PAUSE: Duration = Duration::from_secs(30);
 
 /// After a replica went, none is made again for this long.
-pub(crate) const RECREATE: Duration = Duration::from_secs(60);
+pub(crate) const PAUSE_AFTER_DROP: Duration = Duration::from_secs(60);
 
 /// Most keys that wait for a decision, and most keys of a shard whose reads are counted.
-const CANDIDATES: usize = 1024;
+const MAX_CANDIDATES: usize = 1024;
 
 /// A replica that was asked for.
 #[derive(Debug)]
@@ -78,17 +78,23 @@ impl HotTable {
     }
 
     /// An object was read.
-    pub(crate) fn read(&self, heats: &mut ReadRates, slot: SlotId, key: &ObjectKey, now: Moment) {
-        if heats.note(slot, &self.options, now) {
+    pub(crate) fn count_read(&self, read_rates: &mut ReadRates, slot: SlotId, key: &ObjectKey, now: Moment) {
+        if read_rates.count(slot, &self.options, now) {
             let mut table = self.table.lock();
-            if table.candidates.len() < CANDIDATES {
+            if table.candidates.len() < MAX_CANDIDATES {
                 table.candidates.push(key.clone());
             }
         }
     }
 
     /// Whether a client may begin the copy of this token.
-    pub(crate) fn check(&self, key: &[u8], client: ClientId, token: CopyToken, now: Moment) -> Result<()> {
+    pub(crate) fn check_copy(
+        &self,
+        key: &[u8],
+        client: ClientId,
+        token: CopyToken,
+        now: Moment,
+    ) -> Result<()> {
         let table = self.table.lock();
         let asked = table.extras.iter().find(|(other, _)| other.as_bytes() == key).map(|(_, extras)| extras);
         let open =
@@ -99,23 +105,29 @@ impl HotTable {
             None if open().next().is_some() => {
                 Err(Error::new(ErrorCode::InvalidVersion, "that copy is not the one that was asked for"))
             }
-            None => Err(not_asked_for()),
+            None => Err(copy_not_requested()),
         }
     }
 
     /// The copy of a token is there.
-    pub(crate) fn made(&self, key: &ObjectKey, token: CopyToken, replica: (ReplicaId, u64), now: Moment) {
+    pub(crate) fn record_made(
+        &self,
+        key: &ObjectKey,
+        token: CopyToken,
+        replica: (ReplicaId, u64),
+        now: Moment,
+    ) {
         let mut table = self.table.lock();
         let extras = table.extras.get_mut(key);
         if let Some(extra) = extras.into_iter().flatten().find(|extra| extra.token == token) {
             extra.replica = Some(replica);
-            extra.until = now.after(KEPT);
+            extra.until = now.after(KEPT_FOR);
             self.made.fetch_add(1, Relaxed);
         }
     }
 
     /// The copy of a token failed.
-    pub(crate) fn failed(&self, key: &ObjectKey, token: CopyToken, now: Moment) {
+    pub(crate) fn record_failed(&self, key: &ObjectKey, token: CopyToken, now: Moment) {
         let mut table = self.table.lock();
         if let Some(extras) = table.extras.get_mut(key) {
             extras.retain(|extra| extra.token != token);
@@ -135,7 +147,7 @@ impl HotTable {
 }
 
 #[cold]
-pub(crate) fn not_asked_for() -> Error {
+pub(crate) fn copy_not_requested() -> Error {
     let text = "this master has not asked for that copy, or does not want it any more";
     Error::new(ErrorCode::UnavailableInCurrentStatus, text)
 }

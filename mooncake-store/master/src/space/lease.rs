@@ -34,7 +34,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     }
 
     /// When space that must rest until `until` is free.
-    pub(crate) fn rest_until(&self, until: Moment) -> Moment {
+    pub(crate) fn quarantine_end(&self, until: Moment) -> Moment {
         #[cfg(feature = "testkit")]
         if self.injected_bug.is(Bug::ReuseEarly) {
             return Moment(0);
@@ -52,13 +52,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
 
     /// Who has an object on disk, the first of them.
     pub(crate) fn disk_owner(&self, object: &Object<A>) -> Option<Arc<DiskOwner>> {
-        object.disk().and_then(DiskReplicas::first).cloned()
+        object.disk().and_then(DiskReplicas::first_owner).cloned()
     }
 
     /// Takes back a write whose writer may still be at it.
-    pub(crate) fn retire_write(&self, write: Write<A>, now: Moment) {
+    pub(crate) fn quarantine_write(&self, write: Write<A>, now: Moment) {
         self.counters.discarded();
         let until = write.started.after(self.options.put_release);
-        write.retire(self.rest_until(until), now);
+        write.quarantine(self.quarantine_end(until), now);
     }
 }

@@ -27,6 +27,7 @@ pub(crate) mod registry;
 pub(crate) mod retired;
 pub(crate) mod state;
 pub(crate) mod timers;
+mod usage;
 mod victim;
 
 pub(crate) use self::state::Space;

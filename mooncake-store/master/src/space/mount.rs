@@ -22,13 +22,13 @@ pub(crate) enum Mount {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    pub(crate) fn trust(&self, client: ClientId) {
+    pub(crate) fn clear_doubts(&self, client: ClientId) {
         let doubts = self.doubts.load(Relaxed);
         if doubts == 0 {
             return;
         }
         let registry = self.segments.read();
-        registry.list.iter().filter(|s| s.client == client).for_each(|s| s.doubt(false));
+        registry.list.iter().filter(|s| s.client == client).for_each(|s| s.set_doubted(false));
         if registry.list.iter().all(|s| !s.is_doubted()) {
             // Unless somebody has raised one since.
             let _ = self.doubts.compare_exchange(doubts, 0, Relaxed, Relaxed);
@@ -46,12 +46,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             return same_mount(mounted, client, segment, mount);
         }
         self.displace(retired, client, segment)?;
-        if retired.is_under(segment) {
+        if retired.has_unswept_replicas_in(segment) {
             self.sweep(retired);
         }
         let now = self.clock.now();
-        let known = retired.knows(segment.id);
-        let resting = retired.inherit(segment);
+        let known = retired.contains(segment.id);
+        let resting = retired.take_quarantined(segment);
         let opens = match mount {
             Mount::Again if !known => self.started.after(self.rest_after_start()),
             _ => now,
@@ -61,10 +61,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         if mount == Mount::Kept {
             mounted.close();
         }
-        self.timers.at(mounted.next_release());
+        self.timers.schedule(mounted.next_release());
         self.segments.write().insert(Arc::new(mounted));
-        self.count_capacity();
-        self.eviction.something_changed();
+        self.update_tenant_capacity();
+        self.eviction.end_backoff();
         tracing::info!(segment = %segment.id, name = segment.name, size = segment.size, %client, "segment mounted");
         Ok(())
     }
@@ -84,23 +84,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
         for mounted in others {
             tracing::warn!(segment = %mounted.info.id, by = %segment.id, "segment displaced: its memory was mounted by another client");
-            self.bury(retired, &mounted);
+            self.retire_segment(retired, &mounted);
         }
         Ok(())
     }
 
-    pub(crate) fn bury(&self, retired: &mut RetiredSegments<A>, mounted: &Arc<MountedSegment<A>>) {
+    pub(crate) fn retire_segment(&self, retired: &mut RetiredSegments<A>, mounted: &Arc<MountedSegment<A>>) {
         self.segments.write().remove(mounted.info.id);
-        self.count_capacity();
-        mounted.bury();
+        self.update_tenant_capacity();
+        mounted.retire();
         retired.add(mounted.clone());
-        self.timers.at(self.clock.now());
-        self.eviction.something_changed();
+        self.timers.schedule(self.clock.now());
+        self.eviction.end_backoff();
         tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment unmounted");
     }
 
     /// Tenants share what there is.
-    fn count_capacity(&self) {
+    fn update_tenant_capacity(&self) {
         if self.tenants.are_on() {
             let registry = self.segments.read();
             let sizes = registry.list.iter().map(|mounted| mounted.info.size);
@@ -125,7 +125,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Drops every replica in a dead segment. Slow (it sees every object), so only `tick` does it, and a mount of memory that is among
     /// the dead's.
     pub(crate) fn sweep(&self, retired: &mut RetiredSegments<A>) {
-        self.drop_dead();
+        self.drop_retired();
         retired.mark_all_swept();
     }
 
@@ -135,24 +135,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         if dead.is_empty() {
             return;
         }
-        self.drop_dead();
+        self.drop_retired();
         self.retired.lock().mark_swept(&dead);
     }
 
     /// A replica placed before a burial is in its shard before this comes by: puts hold the shard's lock throughout.
-    fn drop_dead(&self) {
+    fn drop_retired(&self) {
         let now = self.clock.now();
         self.directory.visit(|shard, slot| {
             shard.prune(slot, now, self.options.put_release);
-            shard.settle(slot);
+            shard.remove_if_empty(slot);
         });
     }
 
     /// Forgets what lies on disks that are gone.
     pub(crate) fn sweep_disks(&self) {
         self.directory.visit(|shard, slot| {
-            shard[slot].retain_disk(|_| true);
-            shard.settle(slot);
+            shard[slot].retain_disk_replicas(|_| true);
+            shard.remove_if_empty(slot);
         });
     }
 }
@@ -171,7 +171,7 @@ fn same_mount<A: SegmentAllocator>(
         return refuse(ErrorCode::SegmentAlreadyExists, "mounted with another address, size or name");
     }
     // Whoever mounts all it has again must not fail for what it is about to take back anyway.
-    if mounted.leaves().is_some() && mount != Mount::Again {
+    if mounted.unmount_at().is_some() && mount != Mount::Again {
         return refuse(ErrorCode::UnavailableInCurrentStatus, "being unmounted");
     }
     Ok(())

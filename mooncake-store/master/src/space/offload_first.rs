@@ -29,37 +29,37 @@ enum MemoryExit {
     /// It is on its way to a disk.
     Later,
     /// Once somebody has asked for it to be written.
-    Unwritten,
+    NotWritten,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Whether memory may let go of an object now, as far as disks are concerned.
     pub(crate) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
-        match self.leave(object, now) {
+        match self.memory_exit(object, now) {
             MemoryExit::Now => true,
             MemoryExit::Later => false,
-            MemoryExit::Unwritten => {
-                let wanted = self.disks.wanted.lock();
-                !wanted.known.contains(&object.key) && self.is_let_go(&wanted)
+            MemoryExit::NotWritten => {
+                let requests = self.disks.offload_requests.lock();
+                !requests.known.contains(&object.key) && self.may_skip_offload(&requests)
             }
         }
     }
 
     /// As [`may_leave_memory`](Self::may_leave_memory), for whoever looks for the next object to go: notes the first of those passed over that could go if
     /// they were written. One list for each shard.
-    pub(crate) fn leaves_memory(
+    pub(crate) fn may_leave_memory_noting(
         &self,
         object: &Object<A>,
         now: Moment,
         passed: &mut Vec<SkippedObject>,
     ) -> bool {
-        match self.leave(object, now) {
+        match self.memory_exit(object, now) {
             MemoryExit::Now => true,
             MemoryExit::Later => false,
-            MemoryExit::Unwritten => {
-                let wanted = self.disks.wanted.lock();
-                if !wanted.known.contains(&object.key) {
-                    if self.is_let_go(&wanted) {
+            MemoryExit::NotWritten => {
+                let requests = self.disks.offload_requests.lock();
+                if !requests.known.contains(&object.key) {
+                    if self.may_skip_offload(&requests) {
                         return true;
                     }
                     if passed.len() < PASSED {
@@ -72,27 +72,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Of the objects passed over, those used least are asked for with the next tick: no more than [`want_room`](Self::want_room) said.
-    pub(crate) fn ask_for(&self, mut passed: Vec<SkippedObject>) {
+    /// Of the objects passed over, those used least are asked for with the next tick: no more than [`set_offload_budget`](Self::set_offload_budget) said.
+    pub(crate) fn request_offloads(&self, mut passed: Vec<SkippedObject>) {
         if passed.is_empty() {
             return;
         }
         passed.sort_unstable_by_key(|object| object.used);
-        let mut wanted = self.disks.wanted.lock();
+        let mut requests = self.disks.offload_requests.lock();
         for SkippedObject { key, len, .. } in passed {
-            if wanted.room == 0 || self.is_full(&wanted) {
+            if requests.budget == 0 || self.is_full(&requests) {
                 return;
             }
-            if wanted.known.insert(key.clone()) {
-                wanted.room = wanted.room.saturating_sub(len);
-                wanted.bytes = wanted.bytes.saturating_add(len);
-                wanted.keys.push(key);
+            if requests.known.insert(key.clone()) {
+                requests.budget = requests.budget.saturating_sub(len);
+                requests.bytes = requests.bytes.saturating_add(len);
+                requests.keys.push(key);
             }
         }
     }
 
     /// Somebody looks for so many bytes: at most that much, or what eviction takes at a time, is to be on its way to disks for it.
-    pub(crate) fn want_room(&self, bytes: u64) {
+    pub(crate) fn set_offload_budget(&self, bytes: u64) {
         if !self.options.disks.as_ref().is_some_and(|options| options.on_evict) {
             return;
         }
@@ -101,11 +101,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             let owners = self.disks.owners.lock();
             owners.values().map(|owner| owner.state.lock().under_way).sum()
         };
-        let mut wanted = self.disks.wanted.lock();
-        wanted.room = bytes.max(at_a_time).saturating_sub(under_way.saturating_add(wanted.bytes));
+        let mut requests = self.disks.offload_requests.lock();
+        requests.budget = bytes.max(at_a_time).saturating_sub(under_way.saturating_add(requests.bytes));
     }
 
-    fn leave(&self, object: &Object<A>, now: Moment) -> MemoryExit {
+    fn memory_exit(&self, object: &Object<A>, now: Moment) -> MemoryExit {
         if object.awaits_file(now) {
             return MemoryExit::Later;
         }
@@ -114,27 +114,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             return MemoryExit::Now;
         }
         if let Some(owner) = object.offload() {
-            let held = owner.holds(object.key.as_bytes(), now, self.options.put_release);
+            let held = owner.is_offloading(object.key.as_bytes(), now, self.options.put_release);
             return if held { MemoryExit::Later } else { MemoryExit::Now };
         }
         let takes = |client| self.disks.get(client).is_some_and(|owner| owner.state.lock().enabled);
         let has_owner =
             || object.value().is_some_and(|value| value.live().any(|held| takes(held.segment.client)));
-        if !options.on_evict || object.gave_up_offload() || !has_owner() {
+        if !options.on_evict || object.has_failed_offload() || !has_owner() {
             MemoryExit::Now
         } else {
-            MemoryExit::Unwritten
+            MemoryExit::NotWritten
         }
     }
 
     /// Whether no more can wait for disks before the next tick.
-    fn is_full(&self, wanted: &OffloadRequests) -> bool {
+    fn is_full(&self, requests: &OffloadRequests) -> bool {
         let limit = |options: &DiskOptions| (options.queue_limit as f64 * options.queue_part) as usize;
-        self.options.disks.as_ref().is_some_and(|options| wanted.keys.len() >= limit(options))
+        self.options.disks.as_ref().is_some_and(|options| requests.keys.len() >= limit(options))
     }
 
     /// Whether objects go although they were to be written first.
-    fn is_let_go(&self, wanted: &OffloadRequests) -> bool {
-        self.options.disks.as_ref().is_some_and(|options| options.force_evict) && self.is_full(wanted)
+    fn may_skip_offload(&self, requests: &OffloadRequests) -> bool {
+        self.options.disks.as_ref().is_some_and(|options| options.force_evict) && self.is_full(requests)
     }
 }

@@ -166,10 +166,10 @@ impl<A: SegmentAllocator> Search<'_, A> {
     /// The rest anywhere; with `hosts`, only on hosts that hold no replica yet.
     fn spread(&mut self, placement: Placement, hosts: bool) {
         match placement {
-            Placement::FreeRatioFirst => self.roomiest(hosts, |segment| segment.free_ratio()),
+            Placement::FreeRatioFirst => self.spread_by_free_ratio(hosts, |segment| segment.free_ratio()),
             Placement::SsdFreeRatioFirst => {
                 let disks = self.disks;
-                self.roomiest(hosts, |segment| disks.free_ratio(segment.client));
+                self.spread_by_free_ratio(hosts, |segment| disks.free_ratio(segment.client));
             }
             Placement::Random | Placement::LocalFirst | Placement::Cxl => {}
         }
@@ -208,7 +208,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
     }
 
     /// A window from a random start on, in an order drawn with free ratios as weights.
-    fn roomiest(&mut self, hosts: bool, free_ratio: impl Fn(&MountedSegment<A>) -> f64) {
+    fn spread_by_free_ratio(&mut self, hosts: bool, free_ratio: impl Fn(&MountedSegment<A>) -> f64) {
         let list = &self.registry.list;
         if list.is_empty() {
             return;

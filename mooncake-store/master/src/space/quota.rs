@@ -12,9 +12,9 @@ use crate::directory::{Object, Pass};
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Evicts what a tenant used least until `bytes` more are within its quota, once `freed` bytes are gone; whether it is worth
     /// asking again.
-    pub(crate) fn make_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
+    pub(crate) fn evict_for_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
         let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
-        self.want_room(bytes);
+        self.set_offload_budget(bytes);
         for pass in self.passes() {
             while !fits() {
                 let Some(victim) = self.evict_of(number, pass, now) else { break };
@@ -30,7 +30,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         for index in 0..self.directory.len() {
             let mut shard = self.directory.lock_at(index);
             let mut passed = Vec::new();
-            let goes = |object: &Object<A>| self.goes(object, pass, now, &mut passed);
+            let goes = |object: &Object<A>| self.is_evictable_noting(object, pass, now, &mut passed);
             let found = shard.choose_of(number, pass, now, goes);
             unwritten.extend(passed);
             if let Some((_, age)) = found
@@ -39,22 +39,22 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                 oldest = Some((age, index));
             }
         }
-        self.ask_for(unwritten);
+        self.request_offloads(unwritten);
         let (_, index) = oldest?;
         let mut shard = self.directory.lock_at(index);
-        let (slot, _) = shard.choose_of(number, pass, now, |object| self.evictable(object, pass, now))?;
+        let (slot, _) = shard.choose_of(number, pass, now, |object| self.is_evictable(object, pass, now))?;
         let group = shard[slot].group().cloned();
-        let mut victim = Victim::none();
+        let mut victim = Victim::empty();
         self.evict_slot(&mut shard, slot, now, &mut victim);
         drop(shard);
         if let Some(group) = group {
-            self.evict_rest(&group, pass, now, &mut victim);
+            self.evict_group(&group, pass, now, &mut victim);
         }
         Some(victim)
     }
 
     /// A put is refused for its tenant's sake.
-    pub(crate) fn over_quota(&self, number: u32, key: &[u8], len: u64) -> Error {
+    pub(crate) fn quota_exceeded(&self, number: u32, key: &[u8], len: u64) -> Error {
         self.tenants.count_rejected(number);
         let (tenant, _) = self.tenants.split(key);
         let text = format!(

@@ -16,12 +16,17 @@ pub(crate) struct Registry<A> {
     by_id: HashMap<SegmentId, Arc<MountedSegment<A>>>,
     by_name: HashMap<String, Vec<Arc<MountedSegment<A>>>>,
     /// To which state drains under a master before have brought segments, for when they are mounted again.
-    pub(crate) brought: HashMap<SegmentId, SegmentStatus>,
+    pub(crate) drain_states: HashMap<SegmentId, SegmentStatus>,
 }
 
 impl<A> Default for Registry<A> {
     fn default() -> Self {
-        Self { list: Vec::new(), by_id: HashMap::new(), by_name: HashMap::new(), brought: HashMap::new() }
+        Self {
+            list: Vec::new(),
+            by_id: HashMap::new(),
+            by_name: HashMap::new(),
+            drain_states: HashMap::new(),
+        }
     }
 }
 
@@ -36,7 +41,7 @@ impl<A: SegmentAllocator> Registry<A> {
     }
 
     pub(crate) fn insert(&mut self, mounted: Arc<MountedSegment<A>>) {
-        if let Some(status) = self.brought.get(&mounted.info.id) {
+        if let Some(status) = self.drain_states.get(&mounted.info.id) {
             mounted.set_drain(*status);
         }
         self.by_name.entry(mounted.info.name.clone()).or_default().push(mounted.clone());

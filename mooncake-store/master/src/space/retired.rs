@@ -39,39 +39,39 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
     }
 
     /// Whether this master has seen the segment before.
-    pub(crate) fn knows(&self, id: SegmentId) -> bool {
-        self.list.iter().any(|grave| grave.mounted.info.id == id)
+    pub(crate) fn contains(&self, id: SegmentId) -> bool {
+        self.list.iter().any(|retired| retired.mounted.info.id == id)
     }
 
     /// Whether replicas may still be in memory that this segment has, or in one of its name.
-    pub(crate) fn is_under(&self, segment: &Segment) -> bool {
-        self.list.iter().any(|grave| !grave.swept && grave.was_in(segment))
+    pub(crate) fn has_unswept_replicas_in(&self, segment: &Segment) -> bool {
+        self.list.iter().any(|retired| !retired.swept && retired.shares_memory_with(segment))
     }
 
     pub(crate) fn unswept(&self) -> Vec<Arc<MountedSegment<A>>> {
-        self.list.iter().filter(|grave| !grave.swept).map(|grave| grave.mounted.clone()).collect()
+        self.list.iter().filter(|retired| !retired.swept).map(|retired| retired.mounted.clone()).collect()
     }
 
     /// What must rest in a segment that is about to be mounted: extents in it, none overlapping. Call after a sweep of what
-    /// [is under it](Self::is_under).
-    pub(crate) fn inherit(&mut self, segment: &Segment) -> Vec<(Moment, Extent)> {
+    /// [is under it](Self::has_unswept_replicas_in).
+    pub(crate) fn take_quarantined(&mut self, segment: &Segment) -> Vec<(Moment, Extent)> {
         let end = segment.base.saturating_add(segment.size);
         let mut inherited = Vec::new();
-        self.list.retain(|grave| {
-            let dead = &grave.mounted;
-            if !grave.was_in(segment) {
+        self.list.retain(|retired| {
+            let dead = &retired.mounted;
+            if !retired.shares_memory_with(segment) {
                 return true;
             }
-            for (until, at) in dead.resting_addresses() {
+            for (until, at) in dead.quarantined_addresses() {
                 let (from, to) = (at.offset.max(segment.base), (at.offset + at.len).min(end));
                 if from < to {
                     inherited.push((until, Extent { offset: from - segment.base, len: to - from }));
                 }
             }
-            // What lies outside of the new segment still needs its grave.
+            // What lies outside of the new segment still needs its retired.
             dead.info.base < segment.base || dead.info.base.saturating_add(dead.info.size) > end
         });
-        merge(inherited)
+        merge_extents(inherited)
     }
 }
 
@@ -98,13 +98,13 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
 }
 
 impl<A: SegmentAllocator> RetiredSegment<A> {
-    fn was_in(&self, segment: &Segment) -> bool {
+    fn shares_memory_with(&self, segment: &Segment) -> bool {
         self.mounted.info.id == segment.id || self.mounted.overlaps(segment)
     }
 }
 
 /// Joins what overlaps; the later time counts for both.
-fn merge(mut extents: Vec<(Moment, Extent)>) -> Vec<(Moment, Extent)> {
+fn merge_extents(mut extents: Vec<(Moment, Extent)>) -> Vec<(Moment, Extent)> {
     extents.sort_unstable_by_key(|(_, extent)| extent.offset);
     let mut merged: Vec<(Moment, Extent)> = Vec::with_capacity(extents.len());
     for (until, extent) in extents {
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn merging_joins_overlaps_and_keeps_the_later_time() {
         let at = |until, offset, len| (Moment(until), Extent { offset, len });
-        let merged = merge(vec![at(1, 10, 5), at(9, 0, 4), at(5, 12, 10), at(2, 4, 2), at(3, 13, 1)]);
+        let merged = merge_extents(vec![at(1, 10, 5), at(9, 0, 4), at(5, 12, 10), at(2, 4, 2), at(3, 13, 1)]);
         assert_eq!(merged, [at(9, 0, 4), at(2, 4, 2), at(5, 10, 12)]);
     }
 }

@@ -8,17 +8,17 @@ use mooncake_core::clock::Moment;
 pub(crate) struct Timers {
     /// ClientTable, graves, grace periods: the earliest moment one of them may be due.
     pub(crate) membership: AtomicU64,
-    pub(crate) zombies: AtomicU64,
+    pub(crate) abandoned: AtomicU64,
 }
 
 impl Default for Timers {
     fn default() -> Self {
-        Self { membership: AtomicU64::new(u64::MAX), zombies: AtomicU64::new(0) }
+        Self { membership: AtomicU64::new(u64::MAX), abandoned: AtomicU64::new(0) }
     }
 }
 
 impl Timers {
-    pub(crate) fn at(&self, moment: Moment) {
+    pub(crate) fn schedule(&self, moment: Moment) {
         self.membership.fetch_min(moment.0, SeqCst);
     }
 }

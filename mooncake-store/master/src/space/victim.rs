@@ -21,7 +21,7 @@ pub(crate) struct Victim<A> {
 }
 
 impl<A> Victim<A> {
-    pub(crate) fn none() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { bytes: 0, segments: SmallVec::new() }
     }
 }
@@ -40,27 +40,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
         victim.bytes = victim.bytes.saturating_add(bytes);
         victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
-        value.retire(self.rest_until(lease), now);
-        shard.settle(slot);
+        value.quarantine(self.quarantine_end(lease), now);
+        shard.remove_if_empty(slot);
         self.counters.evicted(1, bytes);
     }
 
-    pub(crate) fn evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
-        self.is_loose(object, pass, now) && self.may_leave_memory(object, now)
+    pub(crate) fn is_evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        self.is_unprotected(object, pass, now) && self.may_leave_memory(object, now)
     }
 
-    /// As [`evictable`](Self::evictable), noting some objects of those passed over that a disk would have to have first.
-    pub(crate) fn goes(
+    /// As [`evictable`](Self::is_evictable), noting some objects of those passed over that a disk would have to have first.
+    pub(crate) fn is_evictable_noting(
         &self,
         object: &Object<A>,
         pass: Pass,
         now: Moment,
         passed: &mut Vec<SkippedObject>,
     ) -> bool {
-        self.is_loose(object, pass, now) && self.leaves_memory(object, now, passed)
+        self.is_unprotected(object, pass, now) && self.may_leave_memory_noting(object, now, passed)
     }
 
-    fn is_loose(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+    fn is_unprotected(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
         object.value().is_some()
             && object.write().is_none()
             && object.copying().is_none()
@@ -76,13 +76,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     }
 
     /// Evicts what is left of a group one of whose members has just gone. What is pinned, or leased since, stays.
-    pub(crate) fn evict_rest(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
+    pub(crate) fn evict_group(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
         let members: Vec<ObjectKey> = group.members.lock().iter().cloned().collect();
         for key in members {
             let hash = self.directory.hash(key.as_bytes());
             let mut shard = self.directory.lock(hash);
             let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
-            if self.evictable(&shard[slot], pass, now) {
+            if self.is_evictable(&shard[slot], pass, now) {
                 self.evict_slot(&mut shard, slot, now, victim);
             }
         }

@@ -1,0 +1,26 @@
+//! Memory in use.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+
+use super::state::Space;
+
+impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+    /// Whether memory is filled beyond what the background leaves.
+    pub(crate) fn is_above_watermark(&self) -> bool {
+        let (used, capacity) = self.occupancy();
+        used as f64 > self.options.high_watermark * capacity as f64
+    }
+
+    /// Bytes in use that eviction could free sooner or later, and capacity.
+    pub(crate) fn occupancy(&self) -> (u64, u64) {
+        let registry = self.segments.read();
+        registry.list.iter().fold((0, 0), |(used, capacity), segment| {
+            // What rests is free soon without evicting anything for it.
+            (
+                used.saturating_add(segment.used().saturating_sub(segment.resting())),
+                capacity.saturating_add(segment.info.size),
+            )
+        })
+    }
+}
