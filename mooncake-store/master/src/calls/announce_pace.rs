@@ -6,17 +6,17 @@ use mooncake_core::clock::Moment;
 use mooncake_core::fault_injection::is_planted;
 use parking_lot::Mutex;
 
-/// Time between two clients that begin to announce objects: summing up and announcing takes time on both sides.
+/// Time between the beginnings of two clients. Summing up and announcing takes time on both sides.
 const SPACING: Duration = Duration::from_millis(10);
-/// Longest time that a client waits for its turn.
+/// Longest time for which a client waits for its turn.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// When the next client begins to announce objects.
+/// Time at which the next client begins to announce objects.
 #[derive(Debug, Default)]
 pub(crate) struct AnnouncePace(Mutex<Moment>);
 
 impl AnnouncePace {
-    /// Gives the next turn away. Returns the time until then.
+    /// Assigns the next turn. Returns the time until then.
     pub(crate) fn next(&self, now: Moment) -> Duration {
         if is_planted("announce-at-once") {
             return Duration::ZERO;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::ClientId;
 
-/// When each client was last heard of.
+/// Time of the last heartbeat of each client.
 #[derive(Default)]
 pub(crate) struct ClientTable {
     pub(crate) seen: HashMap<ClientId, Moment>,

@@ -1,4 +1,4 @@
-//! ClientTable and their segments: mount, unmount, ping, expiry.
+//! Clients and their segments: mount, unmount, ping, expiry.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::space::mount::{Mount, check_segment, unknown};
 use crate::space::retired::RetiredSegments;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// The client lives. One that is not known is told to mount again.
+    /// Records a heartbeat. A client that is not known is asked to mount its segments again.
     pub fn ping(&self, client: ClientId) -> PingReply {
         let now = self.space().clock.now();
         let mut clients = self.clients.lock();
@@ -36,7 +36,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         PingReply { view: 0, need_remount }
     }
 
-    /// This process was stopped for so long, and could hear nobody: no client counts as silent for that.
+    /// Extends the last heartbeat of every client by `span`, during which this process was stopped
+    /// and could receive none.
     pub fn was_stopped(&self, span: Duration) {
         let now = self.space().clock.now();
         for seen in self.clients.lock().seen.values_mut() {
@@ -45,8 +46,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.space().disks.was_stopped(span, now);
     }
 
-    /// Somebody could not reach the member at `endpoint`: nothing is placed there until it is heard of, which takes a live
-    /// one a ping interval. What lies there stays readable for those who can reach it.
+    /// Records that `by` could not reach the client at `endpoint`. Nothing is placed there until
+    /// the next heartbeat of that client, which takes a ping interval if it is alive. Its objects
+    /// stay readable for clients that can reach it.
     pub fn doubt(&self, by: ClientId, endpoint: &str) {
         let registry = self.space().segments.read();
         for segment in registry.list.iter().filter(|s| s.info.endpoint == endpoint && s.client != by) {
@@ -56,11 +58,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    /// Opens a client's memory for objects. Repeated, it is fine.
+    /// Mounts memory of a client. Repeating the call has no effect.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` (base or size 0, or beyond 57 bits); `SEGMENT_ALREADY_EXISTS` (the id is mounted with other data, or the memory
-    /// under another id); `ILLEGAL_CLIENT` (another client's); `UNAVAILABLE_IN_CURRENT_STATUS` (it is being unmounted).
+    /// `INVALID_PARAMS` (base or size 0, or beyond 57 bits); `SEGMENT_ALREADY_EXISTS` (the id is
+    /// mounted with other data, or the memory under another id); `ILLEGAL_CLIENT` (mounted by
+    /// another client); `UNAVAILABLE_IN_CURRENT_STATUS` (being unmounted).
     pub fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
         self.mount_as(client, segment, Mount::New)
     }
@@ -73,25 +76,27 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Makes a client known (again), with the segments it has. What this master still knows of promises in them is kept. Segments
-    /// it has never seen take no objects until [`MasterOptions::remount_rest`](super::MasterOptions::remount_rest) after its own start.
+    /// Registers a client again with its segments. Promises in them that this master still knows
+    /// are kept. Segments that it has never seen accept no objects until
+    /// [`MasterOptions::remount_rest`](crate::MasterOptions::remount_rest) after its own start.
     ///
     /// # Errors
-    /// As [`Master::mount`], for the first segment that fails; those before it are mounted.
+    /// Those of [`Master::mount`], for the first segment that fails; the segments before it are
+    /// mounted.
     pub fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
         segments.iter().try_for_each(check_segment)?;
         let mut retired = self.space().retired.lock();
-        // First, so that what is mounted before a failure goes when the client does.
+        // First, so that segments mounted before a failure expire with the client.
         self.mark_seen(client);
         segments
             .iter()
             .try_for_each(|segment| self.space().mount_one(&mut retired, client, segment, Mount::Again))
     }
 
-    /// Takes a segment out: its objects are gone at once. An unknown id is fine.
+    /// Unmounts a segment. Its objects are gone at once. An unknown id is no error.
     ///
     /// # Errors
-    /// `ILLEGAL_CLIENT` when another client mounted it.
+    /// `ILLEGAL_CLIENT` if another client mounted it.
     pub fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         let mut retired = self.space().retired.lock();
         if let Some(mounted) = self.space().own_segment(client, segment)? {
@@ -100,11 +105,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Takes a segment out after `grace`: until then its objects are readable, and none are added. Repeated, the first grace
-    /// counts.
+    /// Unmounts a segment after `grace`. Until then its objects are readable, and none are added.
+    /// If the call is repeated, the first grace period counts.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when it is not mounted, or by another client.
+    /// `INVALID_PARAMS` if the client has not mounted the segment.
     pub fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
         let _retired = self.space().retired.lock();
         let mounted =
@@ -118,7 +123,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// State of a segment.
+    /// Returns the status of a segment.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`.
@@ -127,7 +132,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         registry.get(segment).map(|mounted| mounted.status()).ok_or_else(|| unknown(&segment))
     }
 
-    /// State of the first segment of a name.
+    /// Returns the status of the first segment of a name.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`.
@@ -136,7 +141,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         registry.named(name).first().map(|mounted| mounted.status()).ok_or_else(|| unknown(&name))
     }
 
-    /// Addresses of clients, from their segments' endpoints, without ports and each once. ClientTable without segments are left out.
+    /// Returns the addresses of clients: the hosts of their segments' endpoints, each once. Clients
+    /// without segments are omitted.
     pub fn addresses(&self, clients: &[ClientId]) -> Vec<(ClientId, Vec<String>)> {
         let wanted: HashSet<ClientId> = clients.iter().copied().collect();
         let registry = self.space().segments.read();
@@ -148,11 +154,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 addresses.push(host.to_owned());
             }
         }
-        // In the order they were asked for, each once.
+        // In the order of the request, each once.
         clients.iter().filter_map(|client| found.remove_entry(client)).collect()
     }
 
-    /// Buries the segments of clients that were silent too long, and those whose grace is over. Returns the former.
+    /// Retires the segments of clients without a recent heartbeat, and those whose grace period has
+    /// ended. Returns the former.
     pub(crate) fn expire(&self, retired: &mut RetiredSegments<A>, now: Moment) -> Vec<Segment> {
         let mut clients = self.clients.lock();
         let gone: Vec<_> = clients
@@ -195,7 +202,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 }
 
-/// `host:port` and `[v6]:port` without the port.
+/// Returns the host of `host:port` or `[v6]:port`.
 fn host_of(endpoint: &str) -> &str {
     if let Some((host, _)) = endpoint.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         return host;

@@ -11,11 +11,16 @@ use super::master::Master;
 use crate::model::disk::{AssignedWork, not_offered};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// The heartbeat of a disk whose owner counts answers: what it is to do. What it has not done is assigned again; what came to it after the
-    /// client first asked (`begin`, before it announces what it found), and not before, may be something that is to be dropped.
+    /// Records the heartbeat of a disk whose owner numbers its work. Returns the work of the owner.
+    /// Work that is not done is returned again.
+    ///
+    /// With `begin`, the client asks for the first time, before it announces the objects that it
+    /// found. An object that arrived on the disk later, and only such an object, may be one that is
+    /// to be dropped.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` when the client has offered no disk, or was silent too long: it offers it again, and says what lies there.
+    /// `SEGMENT_NOT_FOUND` if the client has offered no disk, or has expired: it offers the disk
+    /// again and reports its objects.
     pub fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
         let tenants = self.space().tenants.are_on();
         let mut owner = self.space().disks.get(client).ok_or_else(not_offered)?;
@@ -26,7 +31,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let over = owner.state.lock().assigned.number == done;
         if over && self.clear_disk(&owner, true) {
-            // Another takes its place, of whose disk nothing is known.
+            // The owner is replaced by one whose disk is taken as empty.
             owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         }
         let mut state = owner.state.lock();

@@ -17,10 +17,11 @@ use crate::model::disk_replicas::DiskReplica;
 use crate::space::mount::MAX_WORD;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// A client offers its disk, or says whether objects may go there. Its copies of an earlier offer stay.
+    /// Offers the disk of a client, or changes whether objects may be written there. Replicas of an
+    /// earlier offer stay.
     ///
     /// # Errors
-    /// `UNABLE_OFFLOAD` when this master uses no disks.
+    /// `UNABLE_OFFLOAD` if this master uses no disks.
     pub fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
         if self.space().options.disks.is_none() {
             return Err(Error::new(
@@ -42,10 +43,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// It takes it back: what lies there is gone at once.
+    /// Withdraws the disk of a client. Its replicas are gone at once.
     ///
     /// # Errors
-    /// `UNABLE_OFFLOAD` when this master uses no disks; `SEGMENT_NOT_FOUND` when there is no such disk.
+    /// `UNABLE_OFFLOAD` if this master uses no disks; `SEGMENT_NOT_FOUND` if there is no such disk.
     pub fn unmount_disk(&self, client: ClientId) -> Result<()> {
         if self.space().options.disks.is_none() {
             return Err(Error::new(
@@ -60,10 +61,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// The heartbeat of a disk: what its owner is to write there. It is told once.
+    /// Records the heartbeat of a disk. Returns the objects that its owner is to write. They are
+    /// returned once.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` when the client has offered none, or was silent too long: it offers it again, and says what lies there.
+    /// `SEGMENT_NOT_FOUND` if the client has offered no disk, or has expired: it offers the disk
+    /// again and reports its objects.
     pub fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         let mut state = owner.state.lock();
@@ -73,11 +76,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(jobs.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect())
     }
 
-    /// An owner has written these objects, or could not (a length of -1). Of what it was not asked to write, it keeps what nobody else has, before
-    /// its first heartbeat: that is what survived its restart.
+    /// Records objects that an owner has written, or could not write (a length of -1). Of objects
+    /// that it was not asked to write, those that no other client has count before its first
+    /// heartbeat: they survived its restart.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when the lists differ in length; `SEGMENT_NOT_FOUND` when the client has offered no disk.
+    /// `INVALID_PARAMS` if the lists differ in length; `SEGMENT_NOT_FOUND` if the client has
+    /// offered no disk.
     pub fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
         if items.len() != places.len() {
             return Err(Error::invalid(format!("{} places for {} objects", places.len(), items.len())));
@@ -90,7 +95,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         for (item, place) in items.iter().zip(places) {
-            // A tenant that is gone has no objects.
+            // A tenant that was removed has no objects.
             let Ok(key) = self.scoped(&item.tenant, &item.key) else { continue };
             let Ok(key) = ObjectKey::new(&key) else { continue };
             self.note_offload(&owner, &key, place);
@@ -104,7 +109,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let hash = self.space().directory.hash(key.as_bytes());
         let mut shard = self.space().directory.lock(hash);
         if !owner.is_alive() {
-            // Whoever took the disk away looks at this shard before or after.
+            // The removal of the disk visits this shard before or afterwards.
             return;
         }
         let report = owner.end_offload(key, now);
@@ -129,7 +134,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 }
             }
             (OffloadReport::Unasked, Some(slot), Some(len)) if shard[slot].has_any_holder() => {
-                // It may have assigned so before.
+                // The owner may have reported it before.
                 shard[slot].disk().is_some_and(|disk| disk.len == len && disk.has_owner(owner.client))
                     || owner.state.lock().announcing && shard[slot].add_successor(copy)
             }
@@ -158,16 +163,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    /// Whether an owner is to empty its disk. It is told once; from then on nothing of it counts.
+    /// Returns whether an owner is to clear its disk. It is returned once; from then on nothing on
+    /// the disk counts.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` when the client has offered none.
+    /// `SEGMENT_NOT_FOUND` if the client has offered no disk.
     pub fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         Ok(self.clear_disk(&owner, false))
     }
 
-    /// From now on nothing on that disk counts, if it is to be emptied; whether it is. That it was assigned is remembered if it is numbered.
+    /// Replaces the owner of a disk that is to be cleared by one with an empty disk. Returns
+    /// whether the disk is to be cleared. If the work is numbered, the assignment is recorded.
     pub(crate) fn clear_disk(&self, owner: &Arc<DiskOwner>, numbered: bool) -> bool {
         let state = {
             let mut state = owner.state.lock();
@@ -190,15 +197,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         true
     }
 
-    /// Every owner is to empty its disk.
+    /// Asks every owner to clear its disk.
     pub(crate) fn clear_disks(&self) {
         self.space().disks.owners.lock().values().for_each(|owner| owner.state.lock().must_clear = true);
     }
 
-    /// How large a disk is.
+    /// Sets the size of a disk.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` below 0; `SEGMENT_NOT_FOUND` when the client has offered none.
+    /// `INVALID_PARAMS` below 0; `SEGMENT_NOT_FOUND` if the client has offered no disk.
     pub fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
         let bytes = u64::try_from(bytes).map_err(|_| Error::invalid(format!("a disk of {bytes} bytes")))?;
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
@@ -206,10 +213,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// An owner has dropped an object from its disk.
+    /// Records that an owner has dropped an object from its disk.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND` when there is no such object.
+    /// `OBJECT_NOT_FOUND`.
     pub fn dropped_from_disk(&self, client: ClientId, key: &[u8]) -> Result<()> {
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
@@ -219,7 +226,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Drops the disks of clients that were silent too long; whether there were any.
+    /// Drops the disks of clients without a recent heartbeat. Returns whether there were any.
     pub(crate) fn expire_disks(&self, now: Moment) -> bool {
         let due = |owner: &DiskOwner| owner.state.lock().seen.after(self.space().options.client_ttl);
         let gone = self.space().disks.remove(|owner| due(owner) <= now);

@@ -1,4 +1,4 @@
-//! The master as a client in the same process calls it.
+//! Interfaces of the master for a client in the same process.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use mooncake_protocol::wire::{
 
 use super::master::Master;
 
-/// By way of the calls that the RPC server makes, one by one.
+/// Batches, made of the calls of the RPC server one by one.
 #[async_trait]
 impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
     fn fences_writes(&self) -> bool {
@@ -189,7 +189,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
     }
 }
 
-/// Group of item `index` of a batch of `items`.
+/// Returns the group of item `index` of a batch of `items`.
 fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str> {
     match &config.group_ids {
         None => Ok(""),
@@ -198,7 +198,7 @@ fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str
     }
 }
 
-/// A client in the master's own process has nobody to announce anything to when the master is gone.
+/// Defaults: a client in the process of the master has no other master to announce objects to.
 impl<A: SegmentAllocator, E: EvictionPolicy> InventoryService for Master<A, E> {}
 
 #[async_trait]

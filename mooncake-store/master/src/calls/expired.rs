@@ -9,15 +9,17 @@ use mooncake_protocol::wire::{InventoryChange, InventoryPage};
 use super::master::Master;
 use crate::model::snapshot::SnapshotPart;
 
-/// A page of the list is complete when it has this many replicas.
+/// Number of replicas that complete a page.
 const PAGE: usize = 4096;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since. `after` is 0 at first, and
-    /// then `next` of the page before. The client mounts the memory with [`Master::mount_kept`] and tells what is still there with
-    /// [`Master::announce_expired`].
+    /// Returns a page of the replicas that a segment held when its client expired and that were not
+    /// removed or replaced since. `after` is 0 for the first page, then `next` of the page before.
+    ///
+    /// The client mounts the memory with [`Master::mount_kept`] and announces the intact replicas
+    /// with [`Master::announce_expired`].
     pub fn expired(&self, _client: ClientId, segment: SegmentId, after: u64) -> InventoryPage {
-        // The replicas are listed when their segment is swept.
+        // The sweep of a segment lists its replicas.
         self.space().sweep_beside();
         let now = self.space().clock.now();
         let mut changes = Vec::new();
@@ -39,7 +41,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    /// Writes down the replicas of expired clients. Returns how many objects they belong to.
+    /// Writes the replicas of expired clients to a snapshot. Returns the number of their objects.
     pub(crate) fn expired_to_snapshot(
         &self,
         put: &mut impl FnMut(SnapshotPart) -> Result<()>,

@@ -7,12 +7,13 @@ use super::master::Master;
 use crate::space::injected_bug::Bug;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// From now on this master makes the mistake.
+    /// Plants a bug in this master.
     pub fn plant(&self, bug: Bug) {
         self.space().injected_bug.set(bug);
     }
 
-    /// Compares what each tenant is charged with what its objects take, and says where they differ. Nobody else may be calling.
+    /// Compares the charge of each tenant with the bytes of its objects. Returns the differences as
+    /// text. No other call may be in progress.
     pub fn audit_charges(&self) -> Vec<String> {
         let mut taken = std::collections::BTreeMap::new();
         self.space().directory.visit(|shard, slot| {

@@ -1,8 +1,9 @@
-//! Copies of objects in files of a file system that clients share (`--root_fs_dir`): which file is whose.
+//! Copies of objects in files of a file system that clients share (`--root_fs_dir`).
 //!
-//! Whoever puts an object writes its file, and says when it is there. Folders are the existing system's, and so is the beginning of a file's name; the
-//! number of the copy follows, so that no file is ever of two values: neither a writer that comes late nor a key that looks the same can bring bytes
-//! under a name that somebody was told about.
+//! The writer of an object also writes its file, and reports it when it is complete. Folders and
+//! the beginning of a file name are those of Mooncake C++. The number of the copy follows, so that
+//! a file never belongs to two values. Neither a late writer nor a similar key can bring bytes
+//! under a name that was sent to a reader.
 
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
@@ -18,7 +19,7 @@ use crate::model::disk_replicas::{DiskLocation, FileGrant, PendingFile};
 use crate::model::value::Writer;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Where files of objects lie; the folder is empty if there are none.
+    /// Returns the configuration of the files; the folder is empty if there are none.
     pub fn storage(&self) -> StorageConfig {
         let files = self.space().options.files.as_ref();
         StorageConfig {
@@ -28,14 +29,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    /// A file for a write of that key, if there are to be any.
+    /// Returns a file for a write of that key, if this master uses files.
     pub(crate) fn grant_file(&self, key: &[u8]) -> Option<Box<FileGrant>> {
         let files = self.space().options.files.as_ref()?;
         let id = self.space().new_replica();
         Some(Box::new(FileGrant::new(&files.dir, key, id)))
     }
 
-    /// The value of a write can be read; its file counts when its writer says so.
+    /// Waits for the report of the file of a value that is readable now. If the report came first,
+    /// the file counts at once.
     pub(crate) fn expect_file(&self, object: &mut Object<A>, grant: FileGrant, writer: Writer, now: Moment) {
         let Some((len, checksum)) = object.value().map(|value| (value.len, value.checksum)) else { return };
         let written = grant.written;
@@ -47,7 +49,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
     }
 
-    /// A writer says that its file is there; whether one was expected of it, or is there.
+    /// Records that a writer has completed its file. Returns whether the file was expected or is
+    /// known.
     pub(crate) fn end_file(&self, object: &mut Object<A>, writer: Writer) -> bool {
         if let Some(grant) = object.file_of_write(writer) {
             grant.written = true;
@@ -62,7 +65,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         copies.any(|copy| matches!(&copy.location, DiskLocation::File(file) if file.writer.is(writer)))
     }
 
-    /// A writer says that its file will not be there; whether there was one of it.
+    /// Records that a writer gave up its file. Returns whether there was one.
     pub(crate) fn revoke_file(&self, shard: &mut Shard<A, E>, slot: SlotId, writer: Writer) -> bool {
         if shard[slot].take_file_of_write(writer) {
             return true;
@@ -72,10 +75,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         dropped
     }
 
-    /// A client says that the file of an object is gone, or cannot be read.
+    /// Records that the file of an object is gone or unreadable.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND` when there is no such object.
+    /// `OBJECT_NOT_FOUND`.
     pub fn dropped_file(&self, client: ClientId, key: &[u8]) -> Result<()> {
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);

@@ -1,8 +1,10 @@
-//! What owners of segments are told of the objects in them, so that the cache outlives its master: an owner announces them to the next one.
+//! Inventory: owners of segments fetch descriptions of the objects in them and announce them to the
+//! next master, so that the cache outlives its master.
 //!
-//! A ledger holds what has changed in the segments of one client since the client last asked. A master that does not know the
-//! client lets it mount memory with objects in it: first the space they take is kept, so that the rest can be used at once; then the owner
-//! looks at each object (its bytes must be those it once had) and announces it, and only then can it be read.
+//! A ledger holds the changes in the segments of one client since its last request. A master that
+//! does not know the client lets it mount memory with objects in it. First the space of the objects
+//! is reserved, so that the rest can be used at once. Then the owner checks the bytes of each
+//! object and announces the intact ones, which become readable.
 
 use std::time::Duration;
 
@@ -21,21 +23,22 @@ use crate::model::segment::{Allocation, GRAIN};
 use crate::model::value::{Stamp, Writer};
 use crate::space::mount::{Mount, unknown};
 
-/// What an announced value is to one that is there.
+/// Relation of an announced value to the known one.
 enum AnnouncedAge {
-    /// Another replica of the same write.
+    /// The announced replica belongs to the known value.
     Same,
-    /// Written later by the same master.
+    /// The same master wrote the announced value later.
     Newer,
-    /// Older, or the one there was written under this master.
+    /// The announced value is older, or this master wrote the known one.
     Older,
-    /// Written under another master: there is no telling.
+    /// Different earlier masters wrote the two values, so their order is unknown.
     Unclear,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Which objects came to and went from the segments of a client, after change number `after`; 0 for a client that knows of none. From the first
-    /// call on a client's later mounts are recorded, until it expires.
+    /// Returns the objects that came to and went from the segments of a client after change number
+    /// `after`; 0 for a client that knows of none. From the first call on, later mounts of the
+    /// client are recorded until it expires.
     pub fn inventory(&self, client: ClientId, after: u64) -> InventoryPage {
         let now = self.space().clock.now();
         let ledger = self.space().ledgers.lock().open(client, now);
@@ -43,18 +46,21 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         ledger.page(after, self.space().epoch, now)
     }
 
-    /// As [`Master::mount`], of memory that objects lie in. It takes no new ones until [`Master::keep`] has been told of the last.
+    /// Mounts memory with objects in it, like [`Master::mount`]. It accepts no new objects until
+    /// [`Master::keep`] has been called with `open`.
     ///
     /// # Errors
-    /// As [`Master::mount`].
+    /// Those of [`Master::mount`].
     pub fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
         self.mount_as(client, segment, Mount::Kept)
     }
 
-    /// Keeps space free of new objects for those that its owner is going to announce; `open` when that was all. Repeated, it is fine.
+    /// Reserves space for objects that the owner will announce; `open` marks the last call.
+    /// Repeating the call has no effect.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` when the space is not free, or not such as objects take; what came before is kept.
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` if the space is not free, or cannot
+    /// be that of an object. The extents before it stay reserved.
     pub fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
         let _retired = self.space().retired.lock();
         let mounted = self.space().own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
@@ -68,10 +74,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Gives back what space is still kept.
+    /// Frees the space that is still reserved.
     ///
     /// # Errors
-    /// `ILLEGAL_CLIENT` when another client mounted the segment.
+    /// `ILLEGAL_CLIENT` if another client mounted the segment.
     pub fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         let _retired = self.space().retired.lock();
         if let Some(mounted) = self.space().own_segment(client, segment)? {
@@ -82,20 +88,23 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// An object whose space was kept is what it was: it can be read from now on. Repeated, it is fine. What cannot be taken gives its space back.
+    /// Makes an announced replica readable. Its space was reserved, and its bytes are intact.
+    /// Repeating the call has no effect. If the replica is refused, its space is freed.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was kept, or no such key or length is possible);
-    /// `OBJECT_ALREADY_EXISTS` (there is a newer value, or one of which it is not known; that one is_evictable_noting, too; or a snapshot says that it was removed or replaced);
-    /// `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was reserved, or key
+    /// or length is impossible); `OBJECT_ALREADY_EXISTS` (a newer value exists; or the order of the
+    /// two is unknown, and both are dropped; or a snapshot shows that the value was removed or
+    /// replaced); `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
         self.announce_as(client, replica, false)
     }
 
-    /// As [`Master::announce`], of a replica that [`Master::expired`] listed. One that was removed or replaced since is refused.
+    /// Announces like [`Master::announce`] a replica that [`Master::expired`] listed. A replica
+    /// that was removed or replaced since is refused.
     ///
     /// # Errors
-    /// As [`Master::announce`].
+    /// Those of [`Master::announce`].
     pub fn announce_expired(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
         self.announce_as(client, replica, true)
     }
@@ -158,11 +167,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Space that was kept for a replica.
+    /// Takes the reserved space of a replica.
     fn take_reserved(&self, client: ClientId, replica: &StoredReplica) -> Result<Option<Allocation<A>>> {
         let len = replica.len.checked_next_multiple_of(GRAIN).filter(|len| *len > 0);
         let len = len.ok_or_else(|| Error::invalid(format!("an object of {} bytes", replica.len)))?;
-        // Locked until the space is taken, as in `place`: nothing comes to a segment after its unmount.
+        // Locked until the space is taken, as in `place`: nothing is added to a segment after its
+        // unmount.
         let registry = self.space().segments.read();
         let mounted = registry.get(replica.segment).ok_or_else(|| unknown(&replica.segment))?;
         if mounted.client != client {
@@ -175,7 +185,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(taken.then(|| Allocation { id, segment: mounted.clone(), extent }))
     }
 
-    /// `None` when there is no value.
+    /// Compares the announced value with the known one; `None` if there is none.
     fn compare(&self, object: &Object<A>, replica: &StoredReplica) -> Option<AnnouncedAge> {
         let value = object.value()?;
         let stamp = stamp(replica);
@@ -225,7 +235,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             stamp: stamp(replica),
             replicas,
         };
-        // What was found on a disk may be older.
+        // The replicas on disks may be older.
         shard[slot].drop_disk_replicas();
         if let Some(old) = shard.put_value(slot, value, self.space().directory.next_use_number()) {
             old.quarantine(self.space().quarantine_end(in_use), now);
@@ -251,7 +261,7 @@ fn stamp(replica: &StoredReplica) -> Stamp {
     Stamp { epoch: replica.epoch, number: replica.number }
 }
 
-/// Whether an object has that very replica.
+/// Returns whether an object has exactly that replica.
 fn has_replica<A: SegmentAllocator>(object: &Object<A>, replica: &StoredReplica) -> bool {
     object.value().is_some_and(|value| {
         let there = |held: &Allocation<A>| {

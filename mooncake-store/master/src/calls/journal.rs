@@ -1,4 +1,4 @@
-//! Journals.
+//! Journal of changes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::master::Master;
 use crate::model::journal::Journal;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Tells `journal` of every change from now on.
+    /// Reports every change from now on to `journal`.
     pub fn set_journal(&self, journal: &Arc<dyn Journal>) {
         for mut shard in self.space().directory.shards() {
             shard.set_journal(journal.clone());

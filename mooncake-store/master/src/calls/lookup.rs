@@ -1,4 +1,4 @@
-//! Reads: is it there, and where.
+//! Reads: existence and replicas of objects.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Whether an object can be read now; grants a lease on it if so.
+    /// Returns whether an object can be read now. If so, grants a lease on it.
     pub fn exists(&self, key: &[u8]) -> bool {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -36,7 +36,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         true
     }
 
-    /// Where an object lies, and a lease on it.
+    /// Returns the replicas of an object, and grants a lease on them.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
@@ -51,17 +51,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         })
     }
 
-    /// Which of the replicas comes first. Many readers take the first one, so where hot objects are spread they take turns.
+    /// Returns the index of the replica that comes first. Many readers take the first one, so
+    /// replicas of hot objects take turns.
     fn turn(&self, replicas: usize) -> usize {
         if self.space().hot.is_some() && replicas > 1 { self.space().random.below(replicas) } else { 0 }
     }
 
-    /// As [`Master::locate`], written as a [`ReplicaList`] is.
+    /// Encodes the result of [`Master::locate`] as a [`ReplicaList`].
     pub(crate) fn locate_to(&self, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
         self.read(key, |object| {
             match object.value() {
                 Some(value) if object.disk().is_none() => {
-                    // Looked at once: a segment may go meanwhile, and the number comes first.
+                    // Collected once: a segment may be retired meanwhile, and the number of
+                    // replicas comes first.
                     let mut live: SmallVec<[_; 4]> = value.live().collect();
                     let turn = self.turn(live.len());
                     live.rotate_left(turn);
@@ -75,13 +77,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         })
     }
 
-    /// Where each object lies whose key the pattern finds a match in, with a lease on each.
+    /// Returns the replicas of each object whose key matches the pattern, and grants leases.
     ///
-    /// Patterns are ECMAScript's, in linear time: no back references, no look-around. They see bytes, so `.` is any byte but the end of a
-    /// line.
+    /// Patterns are those of ECMAScript, without back references and look-around. They match bytes:
+    /// `.` is any byte but the end of a line.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+    /// `INVALID_PARAMS` if the text is not a pattern, or is too large.
     pub fn locate_matching(&self, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
         let pattern = compile(pattern)?;
         Ok(self.locate_where(|key| pattern.is_match(key)))
@@ -106,7 +108,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         found
     }
 
-    /// Whether a key is known, readable or not; no lease, no count.
+    /// Checks that a key is known, readable or not, without a lease or a count.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`.
@@ -115,10 +117,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.space().directory.lock(hash).find(hash, key).map(drop).ok_or_else(not_found)
     }
 
-    /// Where an object lies, for people: no lease, no count, no effect on what is evicted.
+    /// Returns the replicas of an object without a lease, a count or an effect on eviction.
     ///
     /// # Errors
-    /// As for [`Master::locate`].
+    /// Those of [`Master::locate`].
     pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
         let hash = self.space().directory.hash(key);
         let shard = self.space().directory.lock(hash);
@@ -127,7 +129,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
     }
 
-    /// How long leases on an object, or on its group, still hold. `None` without a lease.
+    /// Returns the remaining time of the leases on an object or its group; `None` without a lease.
     pub fn leased_for(&self, key: &[u8]) -> Option<Duration> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -138,7 +140,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         (until > now).then(|| until.since(now))
     }
 
-    /// Every key with a readable value, in no order.
+    /// Returns every key with a readable value, in no order.
     pub fn keys(&self) -> Vec<ObjectKey> {
         let mut keys = Vec::new();
         self.space().directory.visit(|shard, slot| {
@@ -150,7 +152,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         keys
     }
 
-    /// Grants a lease and shows the object.
+    /// Grants a lease and passes the object to `show`.
     fn read<R>(&self, key: &[u8], show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -183,13 +185,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 }
 
-/// Whether there is a replica to read.
+/// Returns whether an object has a replica to read.
 fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
     object.value().is_some_and(|value| value.live().next().is_some())
         || object.disk().is_some_and(DiskReplicas::is_live)
 }
 
-/// Why an object without a live replica cannot be read.
+/// Returns the error for an object without a live replica.
 fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
     let key = object.key.as_bytes();
     match object.write() {

@@ -28,10 +28,11 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = Bu
 }
 
 impl Master {
-    /// A master with the built-in allocator and policy as they come, on the machine's clock.
+    /// Creates a master with the built-in allocator and policy in their defaults, on the clock of
+    /// the machine.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when the options contradict each other.
+    /// `INVALID_PARAMS` if the options contradict each other.
     pub fn new(options: MasterOptions) -> mooncake_core::Result<Self> {
         Self::with_parts(
             options,

@@ -16,10 +16,10 @@ use crate::model::disk::{count, not_offered};
 use crate::model::value::Stamp;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// What a client is to read back into memory; it is told once.
+    /// Returns the objects that a client is to promote. They are returned once.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` when the client has offered no disk.
+    /// `SEGMENT_NOT_FOUND` if the client has offered no disk.
     pub fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         let now = self.space().clock.now();
@@ -43,11 +43,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(items)
     }
 
-    /// Space for an object that its owner reads back.
+    /// Allocates space for an object that its owner promotes.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` when the client was not asked to, or not any more; `INVALID_PARAMS` for another length;
-    /// `NO_AVAILABLE_HANDLE`: nothing is evicted for it.
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` if the client was not asked to, or not any more;
+    /// `INVALID_PARAMS` for another length; `NO_AVAILABLE_HANDLE`, because nothing is evicted for a
+    /// promotion.
     pub fn promotion_start(
         &self,
         client: ClientId,
@@ -80,10 +81,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(replica)
     }
 
-    /// It came back: it can be read from memory again, and stays on disk.
+    /// Ends a promotion: the object is readable from memory again, and stays on disk.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` when nothing of it is on the way, by this client.
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` if this client has no promotion of it in
+    /// progress.
     pub fn promoted(&self, client: ClientId, key: &[u8]) -> Result<()> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -122,7 +124,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// It did not come back.
+    /// Ends a promotion that failed.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`.
@@ -136,7 +138,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             count(&self.space().disks.promotions.failed);
         }
         if let Some(write) = write {
-            // Bytes the owner gave up on may still be on their way.
+            // Bytes that the owner gave up on may still arrive.
             let rest = now.after(self.space().options.revoke_rest);
             write.quarantine(self.space().quarantine_end(rest), now);
         }
@@ -144,7 +146,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Whether the client was asked for it, and the space it was granted.
+    /// Ends a promotion. Returns whether the client was asked for it, and its write.
     fn take_promotion(
         &self,
         shard: &mut Shard<A, E>,

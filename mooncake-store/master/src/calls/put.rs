@@ -1,4 +1,4 @@
-//! Writes: grants space, makes values readable, takes failed writes back.
+//! Writes: allocate space, make values readable, take failed writes back.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -24,50 +24,56 @@ use crate::model::segment::Allocation;
 use crate::model::tenants::{QuotaRefusal, Reservation, unknown};
 use crate::model::value::{Stamp, Writer};
 
-/// How often a put looks for room again when others took what it had freed.
+/// Number of times that a put looks for free space again after others took the space that it had
+/// freed.
 const ROUNDS: usize = 8;
-/// How often it evicts from its tenant's objects.
+/// Number of times that a put evicts objects of its tenant.
 const QUOTA_ROUNDS: usize = 2;
 
-/// One object to write.
+/// Request to write one object.
 #[derive(Clone, Copy, Debug)]
 pub struct Put<'a> {
-    /// Who writes.
+    /// Writer of the object.
     pub writer: Writer,
-    /// Whether an object that is there is replaced or refused.
+    /// Whether an existing object is replaced or refuses the put.
     pub mode: WriteMode,
-    /// Its key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// Its length in bytes.
+    /// Length of the object in bytes.
     pub len: u64,
-    /// How it is to be kept.
+    /// Number, placement and pins of the replicas.
     pub config: &'a ReplicateConfig,
-    /// Its group, empty for none. The list in `config` is for batches; here it says only that groups are spoken of.
+    /// Group of the object, empty for none. The list in `config` is for batches; here it only tells
+    /// whether the request has groups.
     pub group: &'a str,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Grants space for an object; the caller writes every replica it gets and then ends the put, or revokes it.
+    /// Allocates space for an object. The caller writes every replica that it receives, and then
+    /// ends the put or revokes it.
     ///
-    /// Between one and `config.replicas` replicas are granted, in distinct segments (on distinct hosts while
-    /// there are any). When there is no room, others are evicted first. The grant is valid for
-    /// [`MasterOptions::put_release`](crate::MasterOptions::put_release); an object is readable only after its end.
+    /// Between one and `config.replicas` replicas are allocated, in distinct segments (on distinct
+    /// hosts as far as possible). If memory is full, other objects are evicted first. The
+    /// allocation is valid for [`MasterOptions::put_release`](crate::MasterOptions::put_release).
+    /// An object is readable only after the end of its put.
     ///
-    /// An upsert is written beside the old value, which stays readable until the end and after a revoke. Only when memory
-    /// does not hold both, the lengths are equal and no reader holds a lease is the old space written over.
+    /// An upsert is written beside the old value, which stays readable until the end, and after a
+    /// revoke. The old space is overwritten only if memory does not hold both values, the lengths
+    /// are equal, and no reader holds a lease.
     ///
     /// # Errors
     /// `INVALID_PARAMS`; `OBJECT_ALREADY_EXISTS` (put only; a write in progress counts until it is
-    /// [`MasterOptions::put_discard`](crate::MasterOptions::put_discard) old); `OBJECT_REPLICA_BUSY` (upsert only:
-    /// another write of the same client is in progress); `OBJECT_HAS_REPLICATION_TASK` (upsert only: it is being copied or
-    /// moved); `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
+    /// [`MasterOptions::put_discard`](crate::MasterOptions::put_discard) old);
+    /// `OBJECT_REPLICA_BUSY` (upsert only: another write of the same client is in progress);
+    /// `OBJECT_HAS_REPLICATION_TASK` (upsert only: the object is being copied or moved);
+    /// `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
         self.start(put, Write::describe)
     }
 
-    /// As [`Master::put_start`], written as a list of [`Replica`]s is.
+    /// Encodes the result of [`Master::put_start`] as a list of [`Replica`]s.
     pub(crate) fn put_start_to(&self, put: &Put<'_>, out: &mut pack::Writer<'_>) -> Result<()> {
-        // Shown once at most; the writer is not to be had by two closures.
+        // `show` runs once at most, but two closures cannot share the writer.
         let out = RefCell::new(out);
         self.start(put, |write| {
             if write.file.is_some() {
@@ -78,7 +84,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         })
     }
 
-    /// Grants space and shows the write.
+    /// Allocates space and passes the write to `show`.
     fn start<R>(&self, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<R> {
         self.check_put(put)?;
         let hash = self.space().directory.hash(put.key);
@@ -125,12 +131,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         ))
     }
 
-    /// The bytes of a write have landed: its value is readable from now on, instead of the one before. Its file, if it was granted one, counts once its
-    /// own end (of [`ReplicaType::Disk`]) was told, before or after that.
+    /// Ends a write whose bytes are complete. Its value is readable from now on, instead of the
+    /// previous one. A file of the write counts once its own end (of [`ReplicaType::Disk`]) was
+    /// reported, before or after this one. Repeating the call has no effect.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `ILLEGAL_CLIENT` (another's write); `INVALID_WRITE` (nothing in progress, or the grant
-    /// ran out). Repeated by the writer of the present value, it is fine.
+    /// `OBJECT_NOT_FOUND`; `ILLEGAL_CLIENT` (the write of another client); `INVALID_WRITE` (no
+    /// write in progress, or its allocation has expired).
     pub fn put_end(
         &self,
         writer: Writer,
@@ -150,7 +157,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         match role_of(&shard[slot], writer) {
             CallerRole::OfWrite if in_memory(replicas) => {}
             CallerRole::OfValue if in_memory(replicas) => return Ok(()),
-            // Nothing of the kind was granted, so nothing of it is left to be done.
+            // Nothing of that type was allocated, so there is nothing to end.
             CallerRole::OfWrite => return Ok(()),
             CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
             CallerRole::Nobody => return Err(other_writer(key)),
@@ -176,10 +183,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// The write failed: its space is taken back, and what was readable before stays so.
+    /// Revokes a write that failed. Its space is taken back, and the previous value stays readable.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT`, `INVALID_WRITE` (nothing in progress); each means that there is nothing left to revoke.
+    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT`, `INVALID_WRITE` (no write in progress). After each of
+    /// them there is nothing left to revoke.
     pub fn put_revoke(&self, writer: Writer, key: &[u8], replicas: ReplicaType) -> Result<()> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -197,7 +205,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             CallerRole::Nobody => return Err(other_writer(key)),
         }
         if let Some(write) = shard.take_write(slot) {
-            // Bytes the writer gave up on may still be on their way.
+            // Bytes that the writer gave up on may still arrive.
             let rest = now
                 .after(self.space().options.revoke_rest)
                 .min(write.started.after(self.space().options.put_release));
@@ -241,7 +249,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Whether the write may start; `Some` when it has, and this is the answer to the same call repeated.
+    /// Checks whether the write may start. Returns the response of the same call if this is its
+    /// repetition.
     fn admit<R>(
         &self,
         shard: &mut Shard<A, E>,
@@ -263,7 +272,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if put.mode == WriteMode::Put && (object.value().is_some() || on_disk) {
             return Err(already_exists());
         }
-        // Where groups are not spoken of, it stays in the one it is in.
+        // A request without groups leaves the object in its group.
         let names_group = !put.group.is_empty() || put.config.group_ids.is_some();
         if object.value().is_some() && names_group && object.group_name() != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
@@ -271,20 +280,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if object.copying().is_some() {
             return Err(ErrorCode::ObjectHasReplicationTask.into());
         }
-        // What is about to be replaced should not be what makes room for its successor.
+        // The object that is about to be replaced should not be evicted for its successor.
         shard.touch(slot, self.space().directory.next_use_number());
         shard.remove_if_empty(slot);
         Ok(None)
     }
 
-    /// Whether a write may take the place of one in progress.
+    /// Checks whether a write may replace one in progress.
     fn admit_after(&self, write: &Write<A>, put: &Put<'_>, now: Moment) -> Result<()> {
         if write.started.after(self.space().options.put_discard) <= now {
             return Ok(());
         }
         match put.mode {
             WriteMode::Put => Err(already_exists()),
-            // Its end would be taken for the end of this one.
+            // The end of the old write would be taken for the end of the new one.
             WriteMode::Upsert if write.writer.is(put.writer) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
                 format!("the same client is already writing {}", put.key.escape_ascii()),
@@ -307,7 +316,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let slot = match (shard.find(hash, put.key), ObjectKey::new(put.key)) {
             (Some(slot), _) => slot,
             (None, Ok(key)) => shard.add(hash, key, self.space().tenants.number(put.key)),
-            // `check_put` has looked at the key's length.
+            // `check_put` has checked the length of the key.
             (None, Err(error)) => {
                 space.into_iter().for_each(|held| held.quarantine(now, now));
                 return Err(error.into());
@@ -329,7 +338,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(shown)
     }
 
-    /// Last resort of an upsert that finds no room: the old value's own space, if nobody reads it.
+    /// Overwrites the old value in its own space if no reader uses it: the last resort of an upsert
+    /// without free space.
     fn overwrite<R>(&self, hash: u64, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<Option<R>> {
         if put.mode != WriteMode::Upsert {
             return Ok(None);
@@ -345,7 +355,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let in_use = if is_planted("upsert-ignores-disk-promises") {
             object.lease
         } else {
-            // A disk's owner may be reading the value, too.
+            // The owner of a disk may be reading the value, too.
             self.space().in_use_until(object)
         };
         if !fits || in_use > now {
@@ -353,12 +363,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         }
         let charged = self.space().tenants.hold(object.tenant(), object.charged_bytes());
         let Some(mut old) = shard.take_value(slot) else { return Ok(None) };
-        // Another value under the old number would be taken for the old one by who has kept that.
+        // A client that has kept the old number would take the new value for the old one.
         old.replicas.iter_mut().for_each(|held| held.id = self.space().new_replica());
         self.grant(&mut shard, hash, put, old.replicas, charged, &show, now).map(Some)
     }
 
-    /// What its tenant is charged for that the write of a key will replace.
+    /// Returns the charge of the tenant for the object that the write will replace.
     fn freed_charge(&self, shard: &Shard<A, E>, hash: u64, key: &[u8]) -> u64 {
         if !self.space().tenants.are_on() {
             return 0;
@@ -415,7 +425,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 enum CallerRole {
     OfWrite,
     OfValue,
-    /// The value is the caller's, but its call may be about another write.
+    /// The value is that of the caller, but its call may concern another write.
     OfOlder,
     Nobody,
 }
@@ -432,7 +442,8 @@ fn role_of<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRol
     }
 }
 
-/// Whether the call is about memory. Files have an end of their own, whatever is said of all replicas: they are written behind the put.
+/// Returns whether the call concerns memory. Files are written behind the put and have an end of
+/// their own, even in a call about all replicas.
 fn in_memory(replicas: ReplicaType) -> bool {
     matches!(replicas, ReplicaType::All | ReplicaType::Memory)
 }

@@ -1,4 +1,4 @@
-//! Explicit removal: one, by pattern, all.
+//! Removal of one object, by pattern, and of all objects.
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
@@ -13,12 +13,13 @@ use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Drops an object. With `force` even while readers hold leases on it: they go on reading what they were promised,
-    /// because its space rests until the last lease has run out.
+    /// Removes an object; with `force` even while readers hold leases on it. Those readers read on,
+    /// because its space stays in quarantine until the last lease has ended.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `OBJECT_HAS_LEASE` (not with `force`); `REPLICA_IS_NOT_READY` while a write or copy is in progress;
-    /// `OBJECT_HAS_REPLICATION_TASK` during a move that needs no copy.
+    /// `OBJECT_NOT_FOUND`; `OBJECT_HAS_LEASE` (not with `force`); `REPLICA_IS_NOT_READY` while a
+    /// write or copy is in progress; `OBJECT_HAS_REPLICATION_TASK` during a move that needs no
+    /// copy.
     pub fn remove(&self, key: &[u8], force: bool) -> Result<()> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -43,25 +44,29 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(())
     }
 
-    /// Drops every object whose key the pattern finds a match in, except those [`Master::remove`] would refuse; how many.
+    /// Removes every object whose key matches the pattern, except those that [`Master::remove`]
+    /// would refuse. Returns their number.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+    /// `INVALID_PARAMS` if the text is not a pattern, or is too large.
     pub fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
         let pattern = compile(pattern)?;
         Ok(self.remove_where(force, |key| pattern.is_match(key)))
     }
 
-    /// Drops every object except those [`Master::remove`] would refuse; how many.
+    /// Removes every object except those that [`Master::remove`] would refuse. Returns their
+    /// number.
     ///
-    /// Where there are no tenants, clients are told to empty their disks; a disk cannot be told whose objects to drop.
+    /// Without tenants, clients are asked to clear their disks; with tenants, a disk holds objects
+    /// of others.
     pub fn remove_all(&self, force: bool) -> u64 {
         self.clear_disks();
         self.remove_where(force, |_| true)
     }
 
-    /// Drops those of the named objects that this client wrote and nobody holds a lease on, or only their replicas in
-    /// segments of one name; which ones. The others are passed over in silence, as the existing system does.
+    /// Removes those of the named objects that this client wrote and that have no lease, or only
+    /// their replicas in segments of one name. Returns their keys. Other objects are ignored, as in
+    /// Mooncake C++.
     pub fn clear_replicas(&self, keys: &[&[u8]], client: ClientId, segment_name: &str) -> Vec<ObjectKey> {
         let now = self.space().clock.now();
         let mut cleared = Vec::new();
@@ -99,15 +104,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
                 self.drop_object(shard, slot, now);
             }
         });
-        // Replicas that pruning added meanwhile are among these.
+        // Replicas that pruning listed meanwhile are among these.
         self.space().directory.shards().for_each(|mut shard| shard.expired.forget_where(&wanted));
         self.space().eviction.end_backoff();
         removed
     }
 
-    /// Why an object may not be removed now.
+    /// Returns the reason why an object may not be removed now.
     fn blocked(&self, object: &Object<A>, force: bool, now: Moment) -> Option<ErrorCode> {
-        // In the order in which the existing system looks.
+        // In the order in which Mooncake C++ checks.
         if !force
             && (object.value().is_some() || object.disk().is_some())
             && self.space().is_read(object, now)
@@ -139,7 +144,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         shard.remove_if_empty(slot);
     }
 
-    /// Drops the replicas in segments of a name; whether there were any.
+    /// Drops the replicas in segments of a name. Returns whether there were any.
     fn drop_replicas(&self, shard: &mut Shard<A, E>, slot: SlotId, segment_name: &str, now: Moment) -> bool {
         let lease = self.space().quarantine_end(self.space().in_use_until(&shard[slot]));
         let there = |held: &Allocation<A>| held.segment.info.name == segment_name;

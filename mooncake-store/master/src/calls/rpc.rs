@@ -1,6 +1,6 @@
-//! The master of this crate, as its RPC service asks it.
+//! RPC interfaces of the master.
 //!
-//! Where tenants are on, keys are made to be those of the caller's tenant here.
+//! With tenants on, keys get the prefix of the tenant of the caller here.
 
 use std::time::Duration;
 
@@ -101,9 +101,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Why a put was refused, as it is told.
+    /// Returns the error that a caller of a refused put receives.
     fn refusal(&self, caller: Caller<'_>, len: u64, error: Error) -> Error {
-        // Numbered writes are ours, and so is this answer: nobody need wait for room that cannot come.
+        // Mooncake C++ does not number writes, so it does not receive this error: no client need
+        // wait for free space that cannot exist.
         if caller.attempt != 0
             && error.code() == ErrorCode::NoAvailableHandle
             && self.space().is_too_large(len)

@@ -1,8 +1,9 @@
-//! Snapshots: what a master knows of its objects, tasks and drain jobs, written down while it goes on, for the one that comes after it.
+//! Snapshots: objects, tasks and drain jobs, written for the next master while this one goes on.
 //!
-//! A snapshot makes nothing readable. Objects come back as they do without one: the owner of a segment mounts it again, looks at the bytes, and announces
-//! what is there. The snapshot adds what owners do not know: which of that had been removed or replaced, in which order objects were used, what objects on
-//! disks are pinned to and belong to, tasks, and which segments are being emptied, or were.
+//! A snapshot makes nothing readable. Objects return as they do without one: the owner of a segment
+//! mounts it again, checks the bytes, and announces the intact objects. The snapshot adds what the
+//! owners do not know: removals and replacements, the order of use, pins and groups of objects on
+//! disks, tasks, and drained segments.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -23,23 +24,24 @@ use crate::model::snapshot::{
     encode_head,
 };
 
-/// Objects and tasks in one record.
+/// Maximum number of objects or tasks in one record.
 const PART: usize = 4096;
 
-/// Drain jobs in one record: each may have many moves under way.
+/// Maximum number of drain jobs in one record. Each may have many moves in progress.
 const JOBS: usize = 16;
 
-/// Masters before this one whose word is passed on.
+/// Number of earlier masters whose points of history are passed on.
 const FOREBEARS: usize = 16;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Writes down what can be read, every task and every drain job; how many objects that were. Calls go on meanwhile: nothing is locked for longer than a few hundred
-    /// objects take. `write` is given the next bytes, and may end it with an error.
+    /// Writes every readable object, task and drain job to a snapshot. Returns the number of
+    /// objects. Calls go on meanwhile: nothing is locked for longer than a few hundred objects
+    /// take. `write` receives the next bytes, and may end the snapshot with an error.
     ///
     /// # Errors
     /// Those of `write`.
     pub fn snapshot(&self, mut write: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
-        // All that was written before this number is met, or was gone.
+        // An object that was written before this number is visited below, or was gone.
         let since = Horizon { epoch: self.space().epoch, number: self.space().directory.next_use_number() };
         let now = self.space().clock.now();
         let mut horizons = vec![since];
@@ -55,7 +57,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             write(&bytes)
         };
         if let Some(recovery) = self.jobs.recovery.get() {
-            // Those whose owners may come yet. First: who comes meanwhile is met below.
+            // First the objects whose owners may return: one that returns meanwhile is visited
+            // below.
             for part in recovery.parts() {
                 let unclaimed = recovery.unclaimed(part);
                 if unclaimed.is_empty() {
@@ -81,7 +84,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             },
         );
         failed?;
-        // Objects whose client expires during the walk are in one of the two lists at least.
+        // Objects whose client expires during the visit are in at least one of the two lists.
         objects += self.expired_to_snapshot(&mut put)?;
         let left = batch.into_inner();
         objects += left.len() as u64;
@@ -109,7 +112,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(objects)
     }
 
-    /// Takes over what a master before this one wrote down, before the first call is answered. The first time counts.
+    /// Restores a snapshot of an earlier master, before the first call is served. Only the first
+    /// snapshot counts.
     pub fn recall(&self, snapshot: Snapshot) {
         let now = self.space().clock.now();
         let Snapshot { head, objects, tasks, drains } = snapshot;
@@ -124,7 +128,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             .set(Recovery::new(head.horizons, objects, now, |key| self.space().directory.hash(key)));
     }
 
-    /// Forgets what was recalled, a part of it, once its time is over.
+    /// Forgets one part of the restored state at a time, once its time has ended.
     pub(crate) fn forget_recovered(&self, now: Moment) {
         if let Some(recovery) = self.jobs.recovery.get()
             && recovery.forget_next_part(now)

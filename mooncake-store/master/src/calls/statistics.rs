@@ -7,7 +7,7 @@ use super::master::Master;
 use crate::model::stats::{SegmentStats, Stats};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Where it stands. Looks at every shard, one after the other: for a scrape now and then.
+    /// Returns the statistics. The call locks every shard, one after the other.
     pub fn stats(&self) -> Stats {
         let now = self.space().clock.now();
         let file_capacity = self.options().files.as_ref().map_or(0, |files| files.capacity);
@@ -35,7 +35,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         stats
     }
 
-    /// The live segments, in the order they came.
+    /// Returns the statistics of the mounted segments, in the order of their mounts.
     pub fn segment_stats(&self) -> Vec<SegmentStats> {
         let registry = self.space().segments.read();
         let stats = registry.list.iter().map(|mounted| SegmentStats {

@@ -13,7 +13,7 @@ use crate::model::pattern::compile;
 use crate::model::tenants::{TenantInfo, TenantQuota, unknown};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// A tenant's key as the other calls take it. Without tenants that is the key.
+    /// Returns the directory key of a key of a tenant. Without tenants it is the key itself.
     ///
     /// # Errors
     /// `TENANT_NOT_REGISTERED`.
@@ -27,7 +27,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(Cow::Owned(scoped))
     }
 
-    /// As [`Master::scoped`], to be read or dropped: a tenant that is not registered has no objects.
+    /// Returns the directory key like [`Master::scoped`], to read or drop it: a tenant that is not
+    /// registered has no objects.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`.
@@ -35,7 +36,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.scoped(tenant, key).map_err(|_| ErrorCode::ObjectNotFound.into())
     }
 
-    /// A tenant's group as a [`Put`](super::Put) takes it.
+    /// Returns the group of a tenant as a [`Put`](crate::Put) takes it.
     pub(crate) fn scoped_group<'a>(&self, tenant: &str, group: &'a str) -> Cow<'a, str> {
         if !self.space().tenants.are_on() || group.is_empty() {
             return Cow::Borrowed(group);
@@ -43,24 +44,26 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Cow::Owned(format!("{tenant}\0{group}"))
     }
 
-    /// Every tenant, by name; none where they are off.
+    /// Returns the state of every tenant, by name; empty with tenants off.
     pub fn tenants(&self) -> Vec<TenantInfo> {
         self.space().tenants.infos()
     }
 
-    /// Where a tenant stands.
+    /// Returns the state of a tenant.
     ///
     /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` where tenants are off; `OBJECT_NOT_FOUND` (as the existing system has it) when it is not registered.
+    /// `UNAVAILABLE_IN_CURRENT_MODE` with tenants off; `OBJECT_NOT_FOUND` (as in Mooncake C++) if
+    /// it is not registered.
     pub fn tenant(&self, name: &str) -> Result<TenantInfo> {
         self.tenants_on()?;
         self.space().tenants.info(name).ok_or_else(|| ErrorCode::ObjectNotFound.into())
     }
 
-    /// Registers a tenant, or changes its quota. One that has more already keeps it until room is needed.
+    /// Registers a tenant, or changes its quota. A tenant that uses more keeps its objects until
+    /// the memory is needed.
     ///
     /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` where tenants are off; `INVALID_PARAMS`.
+    /// `UNAVAILABLE_IN_CURRENT_MODE` with tenants off; `INVALID_PARAMS`.
     pub fn set_tenant(&self, tenant: &TenantQuota) -> Result<TenantInfo> {
         self.tenants_on()?;
         tenant.check()?;
@@ -68,11 +71,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.tenant(&tenant.name)
     }
 
-    /// Forgets a tenant that has no objects.
+    /// Removes a tenant without objects.
     ///
     /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` where tenants are off; `OBJECT_NOT_FOUND` (as the existing system has it) when it is not registered;
-    /// `TENANT_NOT_EMPTY`.
+    /// `UNAVAILABLE_IN_CURRENT_MODE` with tenants off; `OBJECT_NOT_FOUND` (as in Mooncake C++) if
+    /// it is not registered; `TENANT_NOT_EMPTY`.
     pub fn remove_tenant(&self, name: &str) -> Result<()> {
         self.tenants_on()?;
         self.space().tenants.remove(name)
@@ -82,10 +85,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.space().tenants.are_on() { Ok(()) } else { Err(ErrorCode::UnavailableInCurrentMode.into()) }
     }
 
-    /// As [`Master::remove_matching`], of one tenant; the pattern sees its keys as it wrote them. One that is not registered has none.
+    /// Removes objects of one tenant like [`Master::remove_matching`]. The pattern matches the keys
+    /// of the tenant without prefix. A tenant that is not registered has no objects.
     ///
     /// # Errors
-    /// As for [`Master::remove_matching`].
+    /// Those of [`Master::remove_matching`].
     pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
         let pattern = compile(pattern)?;
         let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(0) };
@@ -93,7 +97,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             .remove_where(force, |key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))))
     }
 
-    /// As [`Master::remove_all`], of one tenant. One that is not registered has nothing.
+    /// Removes the objects of one tenant like [`Master::remove_all`]. A tenant that is not
+    /// registered has none.
     pub fn remove_all_of(&self, tenant: &str, force: bool) -> u64 {
         let Some(prefix) = self.space().tenants.prefix(tenant) else { return 0 };
         if !self.space().tenants.are_on() {
@@ -102,11 +107,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.remove_where(force, |key| key.starts_with(&prefix))
     }
 
-    /// As [`Master::locate_matching`], of one tenant; pattern and answer have its keys as it wrote them. One that is not registered
-    /// has none.
+    /// Returns replicas of one tenant like [`Master::locate_matching`]. Pattern and response
+    /// contain the keys without prefix. A tenant that is not registered has no objects.
     ///
     /// # Errors
-    /// As for [`Master::locate_matching`].
+    /// Those of [`Master::locate_matching`].
     pub fn locate_matching_of(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
         let pattern = compile(pattern)?;
         let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(Vec::new()) };
@@ -115,14 +120,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         Ok(found.into_iter().filter_map(|(key, replicas)| Some((self.unscoped(&key)?, replicas))).collect())
     }
 
-    /// As [`Master::keys`], of one tenant.
+    /// Returns the keys of one tenant like [`Master::keys`].
     pub fn keys_of(&self, tenant: &str) -> Vec<ObjectKey> {
         let Some(prefix) = self.space().tenants.prefix(tenant) else { return Vec::new() };
         let own = |key: &ObjectKey| key.as_bytes().starts_with(&prefix).then(|| self.unscoped(key)).flatten();
         self.keys().iter().filter_map(own).collect()
     }
 
-    /// As [`Master::clear_replicas`], of whatever tenant the client wrote them for: the call does not say.
+    /// Removes replicas like [`Master::clear_replicas`], of all tenants: the call does not name the
+    /// tenant.
     pub fn clear_replicas_anywhere(&self, keys: &[&[u8]], client: ClientId, segment: &str) -> Vec<ObjectKey> {
         if !self.space().tenants.are_on() {
             return self.clear_replicas(keys, client, segment);

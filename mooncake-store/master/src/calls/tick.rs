@@ -11,25 +11,27 @@ use mooncake_core::replica::Segment;
 
 use super::master::Master;
 
-/// How often writes that nobody ended are looked for.
+/// Time between two searches for abandoned writes.
 const ABANDONED_EVERY: Duration = Duration::from_secs(1);
 
-/// What a [`Master::tick`] did that others may want to act on.
+/// Events of a [`Master::tick`] that the caller may act on.
 #[derive(Debug, Default)]
 pub struct TickReport {
-    /// Segments that went because their client was silent too long.
+    /// Segments whose client expired.
     pub expired: Vec<Segment>,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Does what is due: silent clients, ended grace periods, dead segments, abandoned writes, space that has rested, the
-    /// watermark, drain jobs. Costs a few loads per segment when nothing is.
+    /// Does the work that is due: expired clients, ended grace periods, retired segments, abandoned
+    /// writes, ended quarantines, the watermark, drain jobs. If nothing is due, the cost is a few
+    /// loads per segment.
     pub fn tick(&self) -> TickReport {
         self.tick_at(self.space().clock.now())
     }
 
-    /// As [`tick`](Self::tick), with what was due at `now`. A caller that finds out whether the process was stopped reads the clock before it does:
-    /// a stop after that does not make a client seem silent.
+    /// Works like [`tick`](Self::tick) on everything that was due at `now`. A caller that detects
+    /// stops of the process reads the clock before it checks for one, so that a stop afterwards
+    /// does not make a client expire.
     pub fn tick_at(&self, now: Moment) -> TickReport {
         let mut report = TickReport::default();
         if self.space().timers.membership.load(SeqCst) <= now.0 {
@@ -65,7 +67,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         report
     }
 
-    /// Takes back writes that nobody ended in time.
+    /// Takes back the writes that no writer ended in time.
     fn take_back_writes(&self, now: Moment) {
         for mut shard in self.space().directory.shards() {
             shard.expired.forget_ended(now);

@@ -1,8 +1,10 @@
-//! Replicas of expired clients, so that a client that was cut off for a while is served again when it returns.
+//! Replicas of expired clients. A client that was cut off for a while is served again when it
+//! returns.
 //!
-//! A client that cannot reach its master still holds its objects. When the client expires, each replica that it held is listed here for
-//! [`KEPT_FOR`]. Removing or replacing an object takes it from the list. A client that returns announces what is listed, and only that is
-//! served again. Nobody writes to the memory meanwhile, because the master hands out nothing of a dead segment.
+//! A client that cannot reach its master still holds its objects. When the client expires, each of
+//! its replicas is listed here for [`KEPT_FOR`]. Removing or replacing an object takes it from the
+//! list. A client that returns announces the listed replicas, and only those are served again. The
+//! memory is not written meanwhile, because the master places nothing in a retired segment.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,13 +21,14 @@ use super::object::Object;
 use crate::model::snapshot::{Horizon, ReplicaPosition, SnapshotObject};
 use crate::model::value::Stamp;
 
-/// For how long an expired client may return to its objects.
+/// Time for which an expired client may return to its objects.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
-/// Most objects that a shard lists. Further ones are lost when their client expires.
+/// Maximum number of objects in the list of a shard. Further ones are lost when their client
+/// expires.
 const MAX_OBJECTS: usize = 1 << 16;
 
-/// One object of which expired clients hold replicas.
+/// Object with replicas in segments of expired clients.
 struct ExpiredObject {
     len: u64,
     checksum: Option<u64>,
@@ -39,11 +42,11 @@ struct ExpiredObject {
     until: Moment,
 }
 
-/// Objects of one shard of which expired clients hold replicas.
+/// List of the objects of one shard with replicas in segments of expired clients.
 #[derive(Default)]
 pub(crate) struct ExpiredReplicas {
     objects: HashMap<Box<[u8]>, ExpiredObject>,
-    /// No entry ends before this moment.
+    /// Time before which no entry ends.
     next: Moment,
 }
 

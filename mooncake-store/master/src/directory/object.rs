@@ -17,75 +17,77 @@ use crate::model::ledger::StoredChange;
 use crate::model::segment::Allocation;
 use crate::model::value::{Stamp, Writer};
 
-/// Most objects have one replica; those need no allocation of their own.
+/// Replicas of one value. Most objects have one, which needs no allocation of its own.
 pub(crate) type Replicas<A> = SmallVec<[Allocation<A>; 1]>;
 
-/// Where an object with a value is among those that may go.
+/// Position of an object in the order of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OrderPosition {
-    /// Nowhere: it has no value, or is pinned for ever.
+    /// None: the object has no value or is hard-pinned.
     #[default]
     None,
-    /// Where its pool's policy says.
+    /// Among those that the policy orders.
     Policy,
-    /// Among the soft-pinned ones.
+    /// Among the soft-pinned.
     Pinned,
-    /// Its pin is over, or it is from before this master's time, and it has not been used since.
+    /// Among those whose soft pin has ended, or that were recovered, and that were not used since.
     Unpinned,
 }
 
-/// Everything known of one key.
+/// State of one key.
 pub(crate) struct Object<A> {
     pub(crate) key: ObjectKey,
     pub(super) hash: u64,
-    /// Readers of the present value may rely on it until here.
+    /// End of the latest lease on the current value.
     pub(crate) lease: Moment,
-    /// Until when it is soft-pinned; zero for never.
+    /// End of the soft pin; zero for none.
     pub(super) soft_pin: Moment,
     pub(crate) hard_pin: bool,
     pub(super) position: OrderPosition,
-    /// Number of its tenant, 0 for none.
+    /// Number of the tenant; 0 for none.
     pub(super) tenant: u32,
     pub(super) group: Option<Arc<Group>>,
-    /// When it was last used, counted in uses of all objects.
+    /// Number of the last use, counted in uses of all objects.
     pub(crate) used: u64,
     pub(super) value: Option<Value<A>>,
     pub(super) write: Option<Box<Write<A>>>,
     pub(super) copying: Option<Box<Copying<A>>>,
-    /// What it has to do with disks.
+    /// Replicas on disks and in files.
     pub(crate) tier: Option<Box<DiskTier>>,
 }
 
-/// What can be read.
+/// Value that can be read.
 pub(crate) struct Value<A> {
     pub(crate) len: u64,
     pub(crate) checksum: Option<u64>,
     pub(crate) writer: Writer,
-    /// A write began after it: the end of a write without a number may mean that one, whatever became of it.
+    /// Whether a write began after this value was complete. The end of a write without a number may
+    /// then mean that other write, whatever its outcome.
     pub(crate) superseded: bool,
     pub(crate) stamp: Stamp,
     pub(crate) replicas: Replicas<A>,
 }
 
 impl<A> Value<A> {
-    /// Whether an end of this caller's can only be the one that made this value, repeated.
+    /// Returns whether an end by `caller` can only repeat the one that completed this value.
     pub(crate) fn ended_by(&self, caller: Writer) -> bool {
         self.writer.repeats(caller) || self.writer.is(caller) && !self.superseded
     }
 
-    /// Which value of an object a decision is about: values have no replica in common.
+    /// Returns a number that identifies this value in a copy: no two values have a replica in
+    /// common.
     pub(crate) fn copy_epoch(&self) -> u64 {
         self.replicas.first().map_or(0, |held| held.id.0)
     }
 }
 
-/// A miss is answered often: its message is not made up anew each time.
+/// Returns the error for a miss. Misses are frequent, so the error has no text of its own.
 #[cold]
 pub(crate) fn not_found() -> Error {
     ErrorCode::ObjectNotFound.into()
 }
 
-/// A write in progress: a put's, or an upsert's beside the value it will replace.
+/// Write in progress: that of a put, or of an upsert beside the value that it will replace.
 pub(crate) struct Write<A> {
     pub(crate) writer: Writer,
     pub(crate) started: Moment,
@@ -94,25 +96,26 @@ pub(crate) struct Write<A> {
     pub(crate) soft_pin: SoftPin,
     pub(crate) soft_pin_ttl_ms: Option<u64>,
     pub(crate) hard_pin: bool,
-    /// It brings back from a disk what is there already.
+    /// Whether the write promotes a value from disk.
     pub(crate) promotes: bool,
-    /// A file that the value is to be written to, too.
+    /// File that the value is to be written to as well.
     pub(crate) file: Option<Box<FileGrant>>,
-    /// Its place in [`Shard::writing`].
+    /// Index of the object in the list of writes of its shard.
     pub(super) index: usize,
 }
 
-/// More replicas of a value, being made. While they are, the value stays as it is: it is neither replaced nor removed.
+/// Copies of a value in progress. Meanwhile the value is neither replaced nor removed.
 pub(crate) struct Copying<A> {
     pub(crate) client: ClientId,
     pub(crate) kind: TaskKind,
-    /// Of a hot object's copy; nil for others.
+    /// Token of the copy of a hot object; nil for others.
     pub(crate) token: CopyToken,
     pub(crate) started: Moment,
-    /// What is read; what a move drops in the end.
+    /// Replica that is read. A move drops it at the end.
     pub(crate) source: ReplicaId,
     pub(crate) targets: Replicas<A>,
-    /// All its targets are gone: it keeps nobody from anything, and its client is told so.
+    /// Whether all targets are gone. Such a copy blocks nothing; its client learns the loss when it
+    /// ends the copy.
     pub(crate) lost: bool,
 }
 
@@ -131,12 +134,12 @@ impl<A: SegmentAllocator> Object<A> {
         self.write.as_deref()
     }
 
-    /// The file of a writer's write in progress.
+    /// Returns the file of the write of `writer`.
     pub(crate) fn file_of_write(&mut self, writer: Writer) -> Option<&mut FileGrant> {
         self.write.as_mut().filter(|write| write.writer.is(writer))?.file.as_deref_mut()
     }
 
-    /// It has none any more; whether it had.
+    /// Drops the file of the write of `writer`. Returns whether there was one.
     pub(crate) fn take_file_of_write(&mut self, writer: Writer) -> bool {
         let write = self.write.as_mut().filter(|write| write.writer.is(writer));
         write.is_some_and(|write| write.file.take().is_some())
@@ -146,7 +149,7 @@ impl<A: SegmentAllocator> Object<A> {
         self.copying.as_deref().filter(|copying| !copying.lost)
     }
 
-    /// A copy whose end nobody has heard of.
+    /// Returns a copy whose targets are gone and whose client has not ended it.
     pub(crate) fn lost_copy(&self) -> Option<&Copying<A>> {
         self.copying.as_deref().filter(|copying| copying.lost)
     }
@@ -155,7 +158,8 @@ impl<A: SegmentAllocator> Object<A> {
         self.tenant
     }
 
-    /// What its tenant is charged for it: bytes of every replica there is or will be.
+    /// Returns the bytes that the tenant is charged: those of every replica that exists or is being
+    /// made.
     pub(crate) fn charged_bytes(&self) -> u64 {
         let len = self.value.as_ref().map_or(0, |value| value.len);
         let value = self.value.as_ref().map_or(0, |value| value.replicas.len());
@@ -173,20 +177,20 @@ impl<A: SegmentAllocator> Object<A> {
         self.group.as_deref().map_or("", Group::name)
     }
 
-    /// Every readable replica: those in memory, then those on disks.
+    /// Returns every readable replica: those in memory, then those on disks.
     pub(crate) fn describe(&self) -> Vec<Replica> {
         let mut replicas = self.value.as_ref().map(Value::describe).unwrap_or_default();
         replicas.extend(self.disk().into_iter().flat_map(DiskReplicas::describe));
         replicas
     }
 
-    /// The writer's checksum of what can be read.
+    /// Returns the checksum that the writer gave for the readable value.
     pub(crate) fn checksum(&self) -> Option<u64> {
         let in_memory = self.value.as_ref().map(|value| value.checksum);
         in_memory.or_else(|| self.disk().map(|disk| disk.checksum)).flatten()
     }
 
-    /// A reader may rely on the present value until then.
+    /// Grants a lease on the current value and on its group.
     pub(crate) fn grant_lease(&mut self, until: Moment) {
         self.lease = self.lease.max(until);
         if let Some(group) = &self.group {
@@ -220,12 +224,12 @@ impl<A: SegmentAllocator> Object<A> {
 }
 
 impl<A: SegmentAllocator> Value<A> {
-    /// Gives its space back once `lease` has run out.
+    /// Gives the space back, for reuse once `lease` has ended.
     pub(crate) fn quarantine(self, lease: Moment, now: Moment) {
         self.replicas.into_iter().for_each(|held| held.quarantine(lease, now));
     }
 
-    /// Replicas in segments that are still there.
+    /// Returns the replicas in segments that are mounted.
     pub(crate) fn live(&self) -> impl Iterator<Item = &Allocation<A>> {
         self.replicas.iter().filter(|held| held.segment.is_alive())
     }

@@ -1,4 +1,4 @@
-//! Disk replicas of an object, and its location in the queue of a disk.
+//! Disk replicas of an object, its file, and its offload in progress.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +15,7 @@ use crate::model::disk_replicas::{
 };
 use crate::model::value::Writer;
 
-/// How long an object is file in memory for the sake of its file, which its writer has not spoken of.
+/// Time for which an object stays in memory until its writer reports the file.
 const FILE_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<A: SegmentAllocator> Object<A> {
@@ -41,7 +41,7 @@ impl<A: SegmentAllocator> Object<A> {
         self.tier.get_or_insert_default().offload_failed = true;
     }
 
-    /// Whether somebody has it, or is writing it.
+    /// Returns whether any client holds the object or is writing it.
     pub(crate) fn has_any_holder(&self) -> bool {
         self.value().is_some() || self.write().is_some() || self.disk().is_some_and(DiskReplicas::is_live)
     }
@@ -59,8 +59,9 @@ impl<A: SegmentAllocator> Object<A> {
         }
     }
 
-    /// An owner tells of a copy it found while others have the object on their disks, and nobody else in memory. Whether it may count once they are given
-    /// up: an owner that was killed and is back before it was missed must not lose all it has.
+    /// Records a replica that a restarted owner found while others are known on disks and none in
+    /// memory. Returns whether the replica may count once the others are gone: an owner that was
+    /// killed and is back before it was missed must not lose everything.
     pub(crate) fn add_successor(&mut self, copy: DiskReplica) -> bool {
         let elsewhere = self.has_other_holder();
         let Some(DiskTier { on_disk: Some(disk), successor, .. }) = self.tier.as_deref_mut() else {
@@ -73,7 +74,7 @@ impl<A: SegmentAllocator> Object<A> {
         true
     }
 
-    /// Whether somebody has it, or is writing it, who has it on no disk.
+    /// Returns whether a client that has the object on no disk holds it or is writing it.
     fn has_other_holder(&self) -> bool {
         let on_disk =
             |client| self.disk().is_some_and(|disk| disk.copies.iter().any(|copy| copy.is_of(client)));
@@ -81,7 +82,7 @@ impl<A: SegmentAllocator> Object<A> {
             || self.value().is_some_and(|value| value.live().any(|held| !on_disk(held.segment.client)))
     }
 
-    /// Keeps the disk copies of these clients, as far as they live.
+    /// Keeps the disk replicas of the clients that `keep` accepts and that are alive.
     pub(crate) fn retain_disk_replicas(&mut self, keep: impl Fn(ClientId) -> bool) {
         let Some(tier) = &self.tier else { return };
         let elsewhere = tier.successor.is_some() && self.has_other_holder();
@@ -112,7 +113,7 @@ impl<A: SegmentAllocator> Object<A> {
         }
     }
 
-    /// Its value is replaced or removed: nothing of it on disks counts any more.
+    /// Drops all disk replicas, because the value is replaced or removed.
     pub(crate) fn drop_disk_replicas(&mut self) {
         let Some(tier) = self.tier.take() else { return };
         let key = self.key.as_bytes();
@@ -128,7 +129,7 @@ impl<A: SegmentAllocator> Object<A> {
         }
     }
 
-    /// Whether its writer is still expected to say that the file is there.
+    /// Returns whether the writer is still expected to report the file.
     pub(crate) fn awaits_file(&self, now: Moment) -> bool {
         let pending = self.tier.as_ref().and_then(|tier| tier.pending.as_ref());
         pending.is_some_and(|pending| now < pending.since.after(FILE_PATIENCE))
@@ -146,7 +147,7 @@ impl<A: SegmentAllocator> Object<A> {
         );
     }
 
-    /// Drops its file if that is of this writer, or of anybody.
+    /// Drops the file if `writer` wrote it; `None` stands for any writer.
     pub(crate) fn drop_file(&mut self, writer: Option<Writer>) -> bool {
         let Some(tier) = &mut self.tier else { return false };
         let is = |of: Writer| writer.is_none_or(|writer| of.is(writer));

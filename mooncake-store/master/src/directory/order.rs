@@ -1,7 +1,7 @@
-//! What goes first: the objects of a shard as eviction sees them.
+//! Order of eviction in one shard.
 //!
-//! Objects that are soft-pinned are kept apart from those that a policy orders, by their last use: however many there are, nobody
-//! who looks for an ordinary one passes over them.
+//! Soft-pinned objects are kept apart from those that a policy orders, and sorted by their last
+//! use. A search for an ordinary object thus never skips over them, however many there are.
 
 use std::collections::BTreeSet;
 
@@ -12,22 +12,24 @@ use mooncake_core::ids::SlotId;
 use super::object::{Object, OrderPosition};
 use super::slots::Slots;
 
-/// Pinned objects that are looked at, and pins whose end is noticed, under one lock.
+/// Maximum number of pinned objects that are examined, and of ended pins that are processed, under
+/// one lock.
 pub(super) const AT_ONCE: usize = 1024;
 
-/// What may go.
+/// Objects that an eviction may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Objects that nobody pinned.
+    /// Objects without a pin.
     Ordinary,
-    /// Soft-pinned ones too.
+    /// Objects without a pin, and soft-pinned ones.
     SoftPinned,
 }
 
-/// The objects of one tenant in a shard among which eviction chooses.
+/// Order of the objects of one tenant in a shard.
 pub(crate) struct TenantOrder<E> {
     policy: E,
-    /// What the policy would evict next, and since when: taken out of it so that it can be compared with what others would.
+    /// Next victim of the policy, with the time by which it compares with other victims. It has
+    /// been taken out of the policy for the comparison.
     next: Option<(SlotId, u64)>,
     pinned: UseOrder,
     unpinned: UseOrder,
@@ -48,10 +50,11 @@ impl<E: EvictionPolicy> TenantOrder<E> {
     }
 }
 
-/// Objects by their last use.
+/// Objects sorted by their last use.
 struct UseOrder {
     slots: BTreeSet<(u64, SlotId)>,
-    /// Those before were refused when there were too many to look at under one lock.
+    /// First object of the next search. Those before it were refused when there were too many to
+    /// examine under one lock.
     from: (u64, SlotId),
 }
 
@@ -62,7 +65,7 @@ impl Default for UseOrder {
 }
 
 impl UseOrder {
-    /// The one that was not used for the longest of those allowed; none is taken out.
+    /// Returns the least recently used object that `allowed` accepts, and keeps it in the list.
     fn oldest(&mut self, mut allowed: impl FnMut(SlotId) -> bool) -> Option<(SlotId, u64)> {
         for (looked_at, &(used, slot)) in self.slots.range(self.from..).enumerate() {
             if looked_at == AT_ONCE {

@@ -9,7 +9,7 @@ use crate::model::options::HotOptions;
 
 const COUNTED: usize = 1 << 14;
 
-/// How often an object was read lately.
+/// Recent reads of one object.
 #[derive(Clone, Copy, Debug)]
 struct ReadRate {
     since: Moment,
@@ -17,12 +17,12 @@ struct ReadRate {
     before: u64,
 }
 
-/// Reads of the objects of one shard.
+/// Recent reads of the objects of one shard.
 #[derive(Debug, Default)]
 pub(crate) struct ReadRates(HashMap<SlotId, ReadRate>);
 
 impl ReadRates {
-    /// Counts a read; whether it makes the object a hot one.
+    /// Counts a read. Returns whether the read makes the object hot.
     pub(crate) fn count(&mut self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
         if self.0.len() >= COUNTED && !self.0.contains_key(&slot) {
             return false;
@@ -46,7 +46,7 @@ impl ReadRates {
         })
     }
 
-    /// The slot may be another object's from now on.
+    /// Forgets a slot, which may hold another object from now on.
     pub(crate) fn forget(&mut self, slot: SlotId) {
         if !self.0.is_empty() {
             self.0.remove(&slot);

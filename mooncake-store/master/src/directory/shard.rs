@@ -19,13 +19,13 @@ use crate::model::journal::Journal;
 use crate::model::segment::Allocation;
 use crate::model::tenants::Tenants;
 
-/// Of how many writes a shard keeps the spare.
+/// Maximum number of freed `Write` allocations that a shard keeps for reuse.
 const SPARE_WRITES: usize = 1024;
 
-/// One lock's worth of the directory.
+/// Objects under one lock.
 ///
-/// A slot is in one place of its pool exactly while its object has a value that is not hard-pinned; it is listed in
-/// `writing` exactly while its object has a write.
+/// An object has a position in the order of eviction exactly while it has a value that is not
+/// hard-pinned. It is listed in `writing` exactly while it has a write.
 pub(crate) struct Shard<A, E: EvictionPolicy> {
     keys: Tables,
     pub(crate) objects: Slots<Object<A>>,
@@ -33,7 +33,8 @@ pub(crate) struct Shard<A, E: EvictionPolicy> {
     tenants: Arc<Tenants>,
     groups: Arc<Groups>,
     writing: Vec<SlotId>,
-    /// Room of writes that are over: writes come and go in large numbers, and at other times than objects do.
+    /// Freed allocations of writes, for reuse. Writes come and go in large numbers, and at other
+    /// times than objects.
     #[allow(clippy::vec_box, reason = "what is kept is the spare")]
     spare: Vec<Box<Write<A>>>,
     values: usize,
@@ -44,13 +45,13 @@ pub(crate) struct Shard<A, E: EvictionPolicy> {
     pub(crate) expired: ExpiredReplicas,
 }
 
-/// Counted under the shard's lock, so that readers share no counter.
+/// Counters of reads. They are under the lock of the shard, so that readers share no counter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReadCounters {
     pub(crate) asked: u64,
     pub(crate) hits: u64,
     pub(crate) hit_bytes: u64,
-    /// Of these, objects that are on disk only.
+    /// Hits on objects that are only on disk.
     pub(crate) disk_hits: u64,
     pub(crate) disk_hit_bytes: u64,
 }
@@ -81,7 +82,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.keys.find(tag(hash), |slot| self[SlotId(slot)].key.as_bytes() == key).map(SlotId)
     }
 
-    /// An object without value or write, to be given one before the lock is left.
+    /// Adds an object without value and write. The caller adds one of them before it releases the
+    /// lock.
     pub(crate) fn add(&mut self, hash: u64, key: ObjectKey, tenant: u32) -> SlotId {
         let object = Object {
             key,
@@ -103,7 +105,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         slot
     }
 
-    /// Sets what can be read and returns what could be before. The hard pin must be as it shall be.
+    /// Sets the readable value and returns the previous one. The hard pin must be final.
     pub(crate) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
         let before = self.take_value(slot);
         self.expired.forget_unless(&self.objects[slot].key, value.stamp);
@@ -137,7 +139,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.expired.forget(self.objects[slot].key.as_bytes());
     }
 
-    /// Makes a change and charges its tenant for it. Nothing else changes what an object takes; not to be nested.
+    /// Makes a change and charges the tenant for it. Every change of the space of an object goes
+    /// through here. Calls must not be nested.
     fn with_charge<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
         let object = &self.objects[slot];
         let tenant = object.tenant;
@@ -150,19 +153,19 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         outcome
     }
 
-    /// The slot's value has just gone.
+    /// Removes an object whose value is gone from the order of eviction.
     fn remove_from_order(&mut self, slot: SlotId) {
         self.values -= 1;
         self.notify_journal(slot, false);
         self.order.remove(&mut self.objects, slot);
     }
 
-    /// Tells whoever wants to know that a value came or went.
+    /// Reports to the journal that a value came or went.
     fn notify_journal(&self, slot: SlotId, stored: bool) {
         let Some(journal) = &self.journal else { return };
         let object = &self.objects[slot];
         let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
-        // A group's name is scoped as a key is.
+        // The name of a group has the prefix of its tenant, as a key does.
         let group = object.group_name();
         let group =
             if object.tenant == 0 { group } else { group.split_once('\0').map_or(group, |(_, name)| name) };
@@ -173,7 +176,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         }
     }
 
-    /// Keeps only replicas in live segments; what is dropped rests in its dead segment.
+    /// Drops the replicas in retired segments. Their space stays in quarantine there.
     pub(crate) fn prune(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
         self.with_charge(slot, |shard| shard.prune_parts(slot, now, put_release));
     }
@@ -220,7 +223,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.with_charge(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
     }
 
-    /// Adds to the replicas of what can be read, or takes from them; one must stay.
+    /// Changes the replicas of the readable value. One must remain.
     pub(crate) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
         self.with_charge(slot, |shard| {
             let mut told = Vec::new();
@@ -245,7 +248,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         });
     }
 
-    /// Tells the owners of its replicas that an object can be read there.
+    /// Reports to the owners of the replicas that the object can be read there.
     fn notify_ledgers(&self, slot: SlotId) {
         let object = &self[slot];
         let Some(value) = &object.value else { return };
@@ -257,7 +260,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         }
     }
 
-    /// `prepaid` bytes have been charged for it.
+    /// Adds a write, for which `prepaid` bytes have been charged.
     pub(crate) fn put_write(&mut self, slot: SlotId, write: Write<A>, prepaid: u64) {
         let before = self[slot].charged_bytes();
         self.insert_write(slot, write);
@@ -302,7 +305,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         Some(write)
     }
 
-    /// Forgets the object if nothing is left of it.
+    /// Removes the object if it has neither value nor write nor disk replica.
     pub(crate) fn remove_if_empty(&mut self, slot: SlotId) {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
@@ -316,7 +319,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         }
     }
 
-    /// Puts an object into the group of that name, and out of the one before.
+    /// Moves an object from its group to the group of that name.
     pub(crate) fn join_group(&mut self, slot: SlotId, name: &str) {
         let object = &mut self.objects[slot];
         if object.group_name() == name {
@@ -374,12 +377,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
         self.order.take_chosen()
     }
 
-    /// Slots with a write in progress.
+    /// Returns the slots with a write in progress.
     pub(crate) fn writing(&self) -> &[SlotId] {
         &self.writing
     }
 
-    /// Objects that have a value.
+    /// Returns the number of objects that have a value.
     pub(crate) fn values(&self) -> usize {
         self.values
     }
@@ -403,7 +406,7 @@ impl<A, E: EvictionPolicy> std::ops::IndexMut<SlotId> for Shard<A, E> {
     }
 }
 
-/// What a table knows a hash by.
+/// Returns the part of a hash that the key table stores.
 fn tag(hash: u64) -> u32 {
     hash as u32
 }
@@ -427,7 +430,7 @@ mod tests {
         Shard::new(&PolicyKind::Lru.into(), tenants, groups)
     }
 
-    /// An object that is used for the first time as number `number` of all uses.
+    /// Adds an object whose first use has the number `number`.
     fn put(shard: &mut Tried, number: u64, pinned: Moment) -> SlotId {
         let slot = shard.add(number, ObjectKey::new(number.to_le_bytes()).unwrap(), 0);
         shard.set_soft_pin(slot, pinned);
@@ -439,7 +442,7 @@ mod tests {
         slot
     }
 
-    /// What goes next, and how many objects were looked at for it.
+    /// Returns the next victim and the number of objects that were examined.
     fn next(shard: &mut Tried, pass: Pass, now: u64, allowed: impl Fn(u64) -> bool) -> (Option<u64>, usize) {
         let mut looked_at = 0;
         let found = shard.choose(pass, Moment(now), |object| {
@@ -492,7 +495,7 @@ mod tests {
             }
             assert!(rounds < PINNED as usize / AT_ONCE + 2);
         }
-        // From the front again, once the end was seen.
+        // The search begins at the front again after it has reached the end.
         assert_eq!(next(&mut shard, Pass::SoftPinned, 0, |_| false).0, None);
         assert_eq!(next(&mut shard, Pass::SoftPinned, 0, |_| true).0, Some(1));
     }
@@ -510,7 +513,7 @@ mod tests {
         shard.touch(third, 5);
         shard.touch(second, 6);
         assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(4));
-        // Pinned again, and for ever, and neither.
+        // Pinned again, pinned for ever, and not pinned.
         shard.set_soft_pin(first, Moment(20));
         assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(5));
         for slot in [first, second, third] {

@@ -1,23 +1,23 @@
-//! A shard's objects, each in a slot that stays its own until it is taken out.
+//! Slots of a shard. An object keeps its slot until it is removed.
 
 use mooncake_core::ids::SlotId;
 
-/// Slots of one chunk.
+/// Number of slots in a chunk.
 const CHUNK: usize = 1024;
 
-/// A table with holes that are filled again. It grows by chunks: what is in it never moves, so that growing takes no time to speak of,
-/// however large it is.
+/// Table of slots. Empty slots are filled first. The table grows by chunks that never move, so
+/// growing takes little time at any size.
 pub(crate) struct Slots<T> {
-    /// All but the last are full.
+    /// Chunks, of which all but the last are full.
     chunks: Vec<Vec<SlotEntry<T>>>,
     len: usize,
-    /// The hole to be filled next.
+    /// Next empty slot to fill.
     hole: Option<SlotId>,
 }
 
 enum SlotEntry<T> {
     Taken(T),
-    /// And the hole after this one.
+    /// Empty slot, with the next empty one.
     Hole(Option<SlotId>),
 }
 
@@ -26,12 +26,12 @@ impl<T> Slots<T> {
         Self { chunks: Vec::new(), len: 0, hole: None }
     }
 
-    /// Things in it.
+    /// Returns the number of taken slots.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Every slot that ever was taken is below.
+    /// Returns the first index above every slot that was ever taken.
     pub(crate) fn end(&self) -> usize {
         self.chunks.last().map_or(0, |last| (self.chunks.len() - 1) * CHUNK + last.len())
     }
@@ -46,12 +46,12 @@ impl<T> Slots<T> {
             }
             return slot;
         }
-        // 2^32 objects in one shard are far beyond what memory holds.
+        // A shard of 2^32 objects does not fit into the memory of any machine.
         let slot = SlotId(self.end() as u32);
         match self.chunks.last_mut() {
             Some(last) if last.len() < CHUNK => last.push(SlotEntry::Taken(thing)),
             last => {
-                // The first grows as it is needed: there may be many shards with few objects.
+                // The first chunk grows on demand: there may be many shards with few objects.
                 let mut chunk = Vec::with_capacity(if last.is_some() { CHUNK } else { 0 });
                 chunk.push(SlotEntry::Taken(thing));
                 self.chunks.push(chunk);
@@ -139,7 +139,7 @@ mod tests {
         let all = (0..slots.end() as u32).map(SlotId);
         let seen: HashMap<_, _> = all.filter_map(|slot| Some((slot, *slots.get(slot)?))).collect();
         assert_eq!(seen, there);
-        // Every hole is filled before anything new is taken.
+        // Empty slots are filled before new ones are taken.
         let end = slots.end();
         for _ in slots.len()..end {
             slots.insert(0);

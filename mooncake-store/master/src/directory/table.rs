@@ -1,4 +1,4 @@
-//! All shards.
+//! Table of all shards.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use super::shard::Shard;
 use crate::model::group::Groups;
 use crate::model::tenants::Tenants;
 
-/// All shards.
+/// Directory of all objects.
 pub(crate) struct Directory<A, E: EvictionPolicy> {
     hasher: FixedState,
     shards: Box<[Locked<A, E>]>,
-    /// For each shard, when what it would evict next was last used, as far as known.
+    /// Last use of the next victim of each shard, as far as known.
     ages: Box<[AtomicU64]>,
     uses: Padded<AtomicU64>,
 }
 
 type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
 
-/// So many objects are looked at in a few milliseconds.
+/// Number of objects that can be examined in a few milliseconds.
 const LARGE: usize = 1 << 17;
 
-/// Slots that are looked at under one lock.
+/// Number of slots that are visited under one lock.
 const AT_ONCE: usize = 256;
 
-/// Neighbouring locks must not share a cache line.
+/// Value on a cache line of its own: neighbouring locks must not share one.
 #[repr(align(128))]
 struct Padded<T>(T);
 
@@ -47,28 +47,29 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
         }
     }
 
-    /// The number of a use that happens now.
+    /// Returns the number of a use that happens now.
     pub(crate) fn next_use_number(&self) -> u64 {
         self.uses.0.fetch_add(1, Relaxed)
     }
 
-    /// Uses are counted from beyond that number on.
+    /// Lets the numbers of uses continue above `number`.
     pub(crate) fn raise_use_number(&self, number: u64) {
         self.uses.0.fetch_max(number.saturating_add(1), Relaxed);
     }
 
-    /// In the shard of a hash there is something that was last used then.
+    /// Records that the shard of `hash` has an object whose last use was `used`.
     pub(crate) fn lower_age(&self, hash: u64, used: u64) {
         self.ages[self.index(hash)].fetch_min(used, Relaxed);
     }
 
-    /// The shard whose next victim seems to have been unused for the longest, and since when.
+    /// Returns the shard whose next victim seems to be the least recently used, with its last use.
     pub(crate) fn oldest(&self) -> (usize, u64) {
         let ages = self.ages.iter().map(|age| age.load(Relaxed));
         ages.enumerate().min_by_key(|(_, age)| *age).unwrap_or((0, 0))
     }
 
-    /// Notes the age of a shard's next victim. One that has none comes up again when all others have become younger.
+    /// Records the last use of the next victim of a shard. A shard without one returns when all
+    /// others have become younger.
     pub(crate) fn note_age(&self, index: usize, age: Option<u64>) {
         self.ages[index].store(age.unwrap_or_else(|| self.next_use_number()), Relaxed);
     }
@@ -85,7 +86,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
     }
 
     fn index(&self, hash: u64) -> usize {
-        // Not among the bits of the tag.
+        // Bits that the tag does not contain.
         (hash >> 40) as usize & (self.shards.len() - 1)
     }
 
@@ -93,9 +94,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
         self.shards.len()
     }
 
-    /// Whether looking at every object takes longer than a caller should wait.
+    /// Returns whether a visit of all objects takes longer than a caller should wait.
     pub(crate) fn is_large(&self) -> bool {
-        // Keys are spread evenly, so one shard tells.
+        // Keys are spread evenly, so one shard stands for all.
         self.shards[0].0.lock().values() * self.shards.len() > LARGE
     }
 
@@ -103,13 +104,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
         self.shards[index].0.lock()
     }
 
-    /// Every object that is there throughout, and perhaps others. A shard is locked for a few objects at a time, so that
-    /// nobody waits for long.
+    /// Visits every object that exists throughout, and perhaps others. A shard is locked for a few
+    /// objects at a time, so that no caller waits for long.
     pub(crate) fn visit(&self, see: impl FnMut(&mut Shard<A, E>, SlotId)) {
         self.visit_while(see, || ControlFlow::Continue(()));
     }
 
-    /// As [`Directory::visit`], for as long as `between` lets it, which is asked while nothing is locked.
+    /// Visits like [`Directory::visit`] until `between` breaks. No lock is held while `between`
+    /// runs.
     pub(crate) fn visit_while(
         &self,
         mut see: impl FnMut(&mut Shard<A, E>, SlotId),
@@ -136,7 +138,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
         }
     }
 
-    /// Each shard in turn, locked while it is looked at.
+    /// Returns each shard in turn, locked.
     pub(crate) fn shards(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
         self.shards.iter().map(|shard| shard.0.lock())
     }

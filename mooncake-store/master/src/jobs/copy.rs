@@ -1,4 +1,5 @@
-//! Copies and moves of a value between segments. The master grants the space; a client moves the bytes.
+//! Copies and moves of a value between segments. The master allocates the space; a client moves the
+//! bytes.
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
@@ -67,7 +68,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Ok(plan)
     }
 
-    /// Whether there are such segments; before anything else is looked at, as in the existing system.
+    /// Checks that all segments exist. Mooncake C++ also checks this before anything else.
     fn check_named(&self, names: &[&str]) -> Result<()> {
         let registry = self.space.segments.read();
         match names.iter().find(|name| registry.named(name).is_empty()) {
@@ -76,14 +77,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// It need not be given up any more.
+    /// Removes a copy from the list of those that will be taken back.
     fn forget_copy(&self, started: Moment, key: &[u8]) {
         if let Ok(key) = ObjectKey::new(key) {
             self.copies.lock().remove(&(started.after(self.space.options.put_release), key));
         }
     }
 
-    /// The replica to read, and space for those to be made.
+    /// Returns the replica to read, and allocates space for the copies.
     fn space_for(
         &self,
         object: &Object<A>,
@@ -94,7 +95,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         if object.copying().is_some() {
             return Err(ErrorCode::ObjectHasReplicationTask.into());
         }
-        // A replacement is on its way: what is there now is not worth a copy, and would be one of the wrong value.
+        // A replacement is in progress: the current value is not worth a copy, and a copy would
+        // hold the wrong value.
         let value = object.value().filter(|_| object.write().is_none()).ok_or_else(no_replica)?;
         let in_segment = |name: &str| value.replicas.iter().find(|held| held.segment.info.name == name);
         let from = in_segment(source).ok_or_else(no_replica)?.id;
@@ -164,7 +166,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             hot.record_failed(&shard[slot].key, token, now);
         }
         if let Some(copying) = shard.take_copy(slot) {
-            // Bytes the client gave up on may still be on their way.
+            // Bytes that the client gave up on may still arrive.
             let abandoned = copying.started.after(self.space.options.put_release);
             let rest = now.after(self.space.options.revoke_rest).min(abandoned);
             let started = copying.started;
@@ -175,7 +177,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Ok(())
     }
 
-    /// The object of a copy that this client began.
+    /// Returns the object of a copy that this client began.
     fn find_copy(
         &self,
         shard: &mut Shard<A, E>,
@@ -214,7 +216,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Ok(slot)
     }
 
-    /// Takes back copies that nobody ended in time.
+    /// Takes back the copies that no client ended in time.
     pub(crate) fn take_back_copies(&self, now: Moment) {
         loop {
             let due = {

@@ -1,4 +1,4 @@
-//! Drain jobs: segments are emptied, replica by replica, by moves that their owners make.
+//! Drain jobs: segments are emptied replica by replica, by moves that their clients make.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use crate::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 use crate::model::segment::{Allocation, MountedSegment};
 use crate::space::registry::Registry;
 
-/// How often a job is looked at while nothing is heard of its moves.
+/// Time between two rounds of a job while none of its moves ends.
 const ROUND: Duration = Duration::from_millis(500);
 
-/// How long a job begins nothing new after a cancel that came while moves were under way.
+/// Time without new moves after a cancel that came while moves were in progress.
 const HOLD: Duration = Duration::from_secs(10);
 
-/// Blocked replicas that are looked at again per round.
+/// Maximum number of blocked replicas that are checked again per round.
 const RECHECKED: usize = 4096;
 
-/// Replicas that are moved away from a leaving client at the same time.
+/// Maximum number of replicas that are moved away from a leaving client at the same time.
 const LEAVING_AT_ONCE: u64 = 16;
 
-/// What can be done for a unit now.
+/// Next step for a unit.
 enum NextStep {
-    /// To this segment, and so many bytes.
+    /// Move to this segment, of so many bytes.
     Move(String, u64),
-    /// So many bytes find no room.
+    /// No segment has so many free bytes.
     NoSpace(u64),
     Blocked,
-    /// There is nothing of it in the segment any more.
+    /// The object uses no space in the segment any more.
     Gone,
 }
 
@@ -48,7 +48,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         check_names(request)?;
         let mut jobs = self.drains.jobs.lock();
         let sources = {
-            // A placement under way holds this lock: afterwards there are no new ones in the segments.
+            // A placement in progress holds this lock. Afterwards there are no new ones in the
+            // segments.
             let registry = self.space.segments.write();
             let mut sources = Vec::new();
             for name in request.segments {
@@ -104,7 +105,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     pub(crate) fn drain_client(&self, client: ClientId) -> Result<DrainInfo> {
         let mut jobs = self.drains.jobs.lock();
         let sources: Vec<_> = {
-            // A placement under way holds this lock: afterwards there are no new ones in the segments.
+            // A placement in progress holds this lock. Afterwards there are no new ones in the
+            // segments.
             let registry = self.space.segments.write();
             let own = |segment: &&Arc<MountedSegment<A>>| {
                 segment.client == client && segment.status() == SegmentStatus::Ok
@@ -138,7 +140,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
         let (now, wall) = (self.space.clock.now(), self.space.clock.wall_ms());
         self.poll_moves(job, wall);
-        // What nobody has fetched is not under way.
+        // A move that no client has fetched is not in progress.
         let active = std::mem::take(&mut job.active);
         for active in active {
             if self.withdraw_task(active.task, "drain job canceled") {
@@ -157,7 +159,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Ok(())
     }
 
-    /// Lets every job go on. Call when [`DrainTable::is_due`].
+    /// Runs one round of every job. Call it when [`DrainTable::is_due`].
     pub(crate) fn drive_drains(&self, now: Moment) {
         self.drains.due.store(u64::MAX, SeqCst);
         let running: Vec<_> = {
@@ -180,7 +182,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// Looks for what a job is to move, if it does not know. A pass over all objects; the table of jobs is not locked meanwhile.
+    /// Searches the replicas that a job is to move, unless they are known. The search visits all
+    /// objects; the table of jobs is not locked meanwhile.
     fn plan(&self, id: Uuid) {
         let sources = {
             let mut jobs = self.drains.jobs.lock();
@@ -204,7 +207,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         if let Ok(job) = self.drains.jobs.lock().find(id)
             && job.status == DrainStatus::Planning
         {
-            // Some may have been begun under a master before.
+            // Some moves may have begun under an earlier master.
             let moving: HashSet<_> = job.active.iter().map(|one| (&one.unit.key, one.unit.source)).collect();
             let rests = |unit: &DrainUnit| !moving.contains(&(&unit.key, unit.source));
             ready.retain(rests);
@@ -215,7 +218,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// One round of a job that knows what to move.
+    /// Runs one round of a job whose replicas are known.
     fn advance(&self, job: &mut DrainJob<A>, now: Moment) {
         let wall = self.space.clock.wall_ms();
         self.poll_moves(job, wall);
@@ -244,7 +247,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// Learns how the moves under way have ended.
+    /// Records the outcomes of moves that have ended.
     fn poll_moves(&self, job: &mut DrainJob<A>, wall: u64) {
         for active in std::mem::take(&mut job.active) {
             let failed = match self.tasks.lock().info(active.task) {
@@ -267,7 +270,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// Looks at some of what was blocked: whatever has changed goes its way.
+    /// Checks some of the blocked replicas again.
     fn recheck(&self, job: &mut DrainJob<A>, now: Moment) {
         let some = job.blocked.len().min(RECHECKED);
         for unit in job.blocked.drain(..some).collect::<Vec<_>>() {
@@ -290,8 +293,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 NextStep::Gone => {}
                 NextStep::Blocked => job.blocked.push_back(unit),
                 NextStep::NoSpace(len) => {
-                    // There is less memory from now on: what was not used for the longest has to go, wherever it is. Targets
-                    // that were named are left as they are.
+                    // Memory shrinks by the drained segments, so the least recently used objects
+                    // are evicted, wherever they are. Named targets are left as they are.
                     if job.targets.is_empty()
                         && job.leaving.is_none()
                         && !evicted
@@ -330,7 +333,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         if !uses_space_in(object, |held| Arc::ptr_eq(&held.segment, &job.sources[unit.source])) {
             return NextStep::Gone;
         }
-        // Two moves of one object at the same time could have the same target, and leave one replica of two.
+        // Two moves of one object at the same time could have the same target, and leave one
+        // replica of two.
         let moving = job.sources.len() > 1 && job.active.iter().any(|active| active.unit.key == unit.key);
         let free = |_: &&Value<A>| !moving && !is_blocked(object);
         let Some(value) = object.value().filter(free) else { return NextStep::Blocked };
@@ -347,7 +351,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             segment.would_open(now) && (job.targets.is_empty() || job.targets.contains(&segment.info.name))
         };
         let fits = |segment: &&Arc<MountedSegment<A>>| holds_one(segment) || segment.fits(value.len);
-        // A segment that has a replica already makes the move a removal: only if there is nothing else.
+        // A move to a segment that has a replica already is a removal. It is the last choice.
         let rank = |segment: &&Arc<MountedSegment<A>>| (holds_one(segment), segment.is_doubted());
         let best = registry
             .list
@@ -368,7 +372,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// All units are done with.
+    /// Ends the job if all its units are done.
     fn finish_if_empty(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
         if job.failed > 0 {
             let message = format!("{} replicas could not be moved: {}", job.failed, job.message);
@@ -377,12 +381,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
         let is_used = |source: &Arc<MountedSegment<A>>| source.used() > source.resting();
         if job.leaving.is_none() && job.sources.iter().any(is_used) {
-            // Something came to be readable that was not to be seen before.
+            // An object became readable that the search did not find.
             job.emptied = None;
             job.status = DrainStatus::Planning;
             return;
         }
-        // Readers that were sent here before the moves are let finish, so that the segment can go as soon as it is drained.
+        // Readers that received the old replicas may finish, so that the segment can be unmounted
+        // as soon as it is drained.
         let emptied = *job.emptied.get_or_insert(now);
         let quiet = job.sources.iter().all(|source| {
             let in_use = if job.leaving.is_some() { source.used() } else { source.resting() };
@@ -393,8 +398,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// Whether the segments of a job are there. Of one begun under a master before they have to come back, with all that is in them; it ends if they
-    /// do not.
+    /// Collects the segments of a job that began under an earlier master. They have to be mounted
+    /// again, with everything in them; otherwise the job ends. Returns whether all segments of the
+    /// job are mounted.
     pub(crate) fn collect_sources(&self, id: Uuid, now: Moment) -> bool {
         let mut jobs = self.drains.jobs.lock();
         let Ok(job) = jobs.find(id) else { return false };
@@ -427,7 +433,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         false
     }
 
-    /// Whatever of its segments has come back, or comes, is a segment like others.
+    /// Stops waiting for segments. Those that were mounted again, or will be, become ordinary ones.
     pub(crate) fn stop_waiting(&self, job: &mut DrainJob<A>) {
         let Some(awaited) = job.awaited.take() else { return };
         let mut registry = self.space.segments.write();
@@ -438,14 +444,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 }
 
-/// Whether anything of the object takes space there.
+/// Returns whether the object uses space that `there` accepts.
 fn uses_space_in<A: SegmentAllocator>(object: &Object<A>, there: impl Fn(&Allocation<A>) -> bool) -> bool {
     object.value().is_some_and(|value| value.replicas.iter().any(&there))
         || object.write().is_some_and(|write| write.replicas.iter().any(&there))
         || object.copying().is_some_and(|copying| copying.targets.iter().any(&there))
 }
 
-/// Whether what there is of the object has to stay where it is for now.
+/// Returns whether the object cannot be moved now.
 fn is_blocked<A: SegmentAllocator>(object: &Object<A>) -> bool {
     object.hard_pin || object.write().is_some() || object.copying().is_some()
 }
@@ -469,7 +475,7 @@ fn check_names(request: &DrainRequest<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The segments of a name, if all of them are in order.
+/// Returns the segments of a name if all of them have the status OK.
 fn all_ok<'a, A: SegmentAllocator>(
     registry: &'a Registry<A>,
     name: &str,

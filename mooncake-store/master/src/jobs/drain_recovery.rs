@@ -1,4 +1,4 @@
-//! Drain jobs across masters: written to a snapshot, and taken over from one.
+//! Drain jobs across masters: written to a snapshot, and restored from one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
@@ -16,7 +16,8 @@ use crate::model::drain::DrainStatus;
 use crate::model::snapshot::{SnapshotDrain, SnapshotDrains, SnapshotMove};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
-    /// What segments are being emptied, or were; and the tasks there are then, those of the jobs among them.
+    /// Returns the drain jobs and the drained segments, and the tasks that exist at that moment,
+    /// including those of the jobs.
     pub(crate) fn drains_to_snapshot(&self) -> (SnapshotDrains, Vec<(Uuid, Moment)>) {
         let jobs = self.drains.jobs.lock();
         let saved = jobs.list.iter().filter(|job| job.leaving.is_none()).map(DrainJob::to_snapshot).collect();
@@ -29,7 +30,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         (SnapshotDrains { jobs: saved, drained }, self.tasks.lock().ids())
     }
 
-    /// Takes over what segments a master before was emptying, or had emptied: they take no objects when they come back.
+    /// Restores the drain jobs and the drained segments of an earlier master. The segments accept
+    /// no objects when they are mounted again.
     pub(crate) fn restore_drains(&self, saved: SnapshotDrains, now: Moment) {
         let mut jobs = self.drains.jobs.lock();
         let mut registry = self.space.segments.write();
@@ -101,7 +103,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
             blocked: VecDeque::new(),
             active: saved.moves.into_iter().filter_map(taken).collect(),
             succeeded: saved.succeeded,
-            // What was given up is looked for, and tried, anew.
+            // Replicas that could not be moved are searched and tried again.
             failed: if over { saved.failed } else { 0 },
             migrated_bytes: saved.migrated_bytes,
             message: if over { saved.message } else { WAITS.into() },

@@ -14,21 +14,21 @@ use parking_lot::Mutex;
 use crate::model::drain::{DrainInfo, DrainStatus};
 use crate::model::segment::MountedSegment;
 
-/// How often the move of one replica is tried.
+/// Number of times that the move of one replica is tried.
 const TRIES: u32 = 3;
 
-/// DrainJobs that are over and still known.
+/// Number of jobs that stay in the table; beyond it, those that have ended are removed.
 const REMEMBERED: usize = 1000;
 
-/// One replica to move away.
+/// Replica to move away.
 pub(crate) struct DrainUnit {
     pub(crate) key: ObjectKey,
-    /// Which of the job's sources it lies in.
+    /// Index of the segment among the sources of the job.
     pub(crate) source: usize,
     pub(crate) tries: u32,
 }
 
-/// A unit whose move somebody is to make.
+/// Unit whose move is in progress.
 pub(crate) struct ActiveMove {
     pub(crate) unit: DrainUnit,
     pub(crate) task: Uuid,
@@ -41,7 +41,7 @@ pub(crate) struct DrainJob<A> {
     pub(crate) created_ms: u64,
     pub(crate) updated_ms: u64,
     pub(crate) sources: Vec<Arc<MountedSegment<A>>>,
-    /// Its sources, as long as they are not.
+    /// Source segments that are not mounted again yet.
     pub(crate) awaited: Option<AwaitedSegments>,
     pub(crate) names: Vec<String>,
     pub(crate) targets: Vec<String>,
@@ -53,38 +53,38 @@ pub(crate) struct DrainJob<A> {
     pub(crate) failed: u64,
     pub(crate) migrated_bytes: u64,
     pub(crate) message: String,
-    /// How many were blocked when it ended.
+    /// Number of blocked replicas when the job ended.
     pub(crate) left: u64,
-    /// Nothing new is begun before.
+    /// Time before which no move begins.
     pub(crate) hold: Moment,
-    /// Client that leaves, if it asked for the job: what has another replica stays, nothing is evicted for the rest, and the segments take
-    /// no objects afterwards.
+    /// Client that leaves, if it requested the job. Then objects with another replica stay, nothing
+    /// is evicted for the rest, and the segments accept no objects afterwards.
     pub(crate) leaving: Option<ClientId>,
-    /// When what is blocked is looked at again.
+    /// Time of the next check of the blocked replicas.
     pub(crate) recheck: Moment,
-    /// When nothing was left but what readers may still hold leases on.
+    /// Time at which only extents in quarantine were left.
     pub(crate) emptied: Option<Moment>,
 }
 
-/// What a job waits for that was begun under a master before.
+/// Segments that a job of an earlier master waits for.
 pub(crate) struct AwaitedSegments {
     pub(crate) segments: Vec<SegmentId>,
-    /// Until then readers and writers may hold what that master has promised them, and members come back.
+    /// Time until which promises of the earlier master may hold, and clients return.
     pub(crate) from: Moment,
-    /// What has not come by then does not come.
+    /// Time after which missing segments are given up.
     pub(crate) until: Moment,
 }
 
-/// All drain jobs.
+/// Table of drain jobs.
 pub(crate) struct DrainTable<A> {
     pub(crate) jobs: Mutex<DrainJobs<A>>,
-    /// When one of them is to be looked at, the end of time if there are none.
+    /// Time of the next round; the end of time if there are no jobs.
     pub(crate) due: AtomicU64,
 }
 
 pub(crate) struct DrainJobs<A> {
     rng: Rng,
-    /// Oldest first.
+    /// Jobs, the oldest first.
     pub(crate) list: VecDeque<DrainJob<A>>,
 }
 
@@ -102,7 +102,7 @@ impl<A: SegmentAllocator> DrainTable<A> {
         self.jobs.lock().find(id).map(|job| job.info())
     }
 
-    /// A task is over: it may have been a move of ours.
+    /// Runs the jobs at the next tick, because a task has ended that may be one of their moves.
     pub(crate) fn wake(&self) {
         if self.due.load(SeqCst) != u64::MAX {
             self.due.store(0, SeqCst);
@@ -119,7 +119,7 @@ impl<A> DrainJobs<A> {
         self.list.iter_mut().find(|job| job.id == id).ok_or_else(|| ErrorCode::JobNotFound.into())
     }
 
-    /// An id that none of them has.
+    /// Draws an id that no job has.
     pub(crate) fn new_id(&mut self) -> Uuid {
         loop {
             let id = Uuid::new(self.rng.next_u64(), self.rng.next_u64());
@@ -129,7 +129,7 @@ impl<A> DrainJobs<A> {
         }
     }
 
-    /// The latest. Of those that are over, some are known.
+    /// Adds a job, and forgets the oldest of many jobs that have ended.
     pub(crate) fn add(&mut self, job: DrainJob<A>) {
         self.list.push_back(job);
         while self.list.len() > REMEMBERED && self.list.front().is_some_and(|job| job.status.is_over()) {
@@ -161,7 +161,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
         tracing::info!(job = %self.id, ?status, moved = self.succeeded, failed = self.failed, "drain ends: {message}");
         self.status = status;
         self.touch(message, wall);
-        // The dead keep their space until nobody knows them.
+        // A retired segment keeps its memory as long as it is referenced.
         self.sources.clear();
         self.ready = VecDeque::new();
         self.left = std::mem::take(&mut self.blocked).len() as u64;

@@ -16,13 +16,13 @@ use crate::directory::Object;
 use crate::model::segment::MountedSegment;
 use crate::space::hot_table::{ExtraReplica, HotTable, KEPT_FOR, PAUSE, PAUSE_AFTER_DROP};
 
-/// How often there is something to decide.
+/// Time between two rounds of decisions.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// No replica is made in a segment that is fuller than this.
+/// Used part of a segment above which no additional replica is made there.
 const MAX_USED_RATIO: f64 = 0.85;
 
-/// A replica to be made.
+/// Additional replica to make.
 struct HotCopyPlan {
     source: String,
     client: ClientId,
@@ -31,7 +31,7 @@ struct HotCopyPlan {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
-    /// Decides about objects that have become hot, and about replicas whose time is over.
+    /// Decides about objects that have become hot, and about replicas whose time has ended.
     pub(crate) fn update_hot_replicas(&self, now: Moment) {
         let Some(hot) = &self.space.hot else { return };
         if hot.due.load(Relaxed) > now.0 {
@@ -90,7 +90,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
     }
 
-    /// From where to where, if there is reason and room.
+    /// Chooses source and target of an additional replica, if one is needed and fits.
     fn plan_hot_copy(&self, hot: &HotTable, key: &ObjectKey, now: Moment) -> Option<HotCopyPlan> {
         let hash = self.space.directory.hash(key.as_bytes());
         let (names, hosts, source, client, len, epoch) = {
@@ -121,7 +121,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Some(HotCopyPlan { source, client, target, epoch })
     }
 
-    /// The time of a replica is over: it gets more while its object is hot, or it is_evictable_noting.
+    /// Renews the time of replicas whose time has ended if the object is hot, and drops them if
+    /// not.
     fn renew_or_drop(&self, hot: &HotTable, key: &ObjectKey, now: Moment) {
         let hash = self.space.directory.hash(key.as_bytes());
         let still = {

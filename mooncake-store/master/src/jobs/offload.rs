@@ -10,7 +10,7 @@ use super::state::Jobs;
 use crate::directory::Shard;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
-    /// Puts the value in a slot in line for the disk of whoever has it in memory.
+    /// Queues the value in a slot for the disk of a client that has it in memory.
     pub(crate) fn offload(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let Some(options) = &self.space.options.disks else { return };
         let object = &mut shard[slot];
@@ -29,7 +29,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         OffloadItem { tenant: tenant.into(), key: key.into(), size: len.cast_signed() }
     }
 
-    /// Puts in line what eviction passed over.
+    /// Queues the objects that eviction skipped and requested.
     pub(crate) fn queue_requested_offloads(&self, now: Moment) {
         let requests = std::mem::take(&mut *self.space.disks.offload_requests.lock());
         for key in requests.keys {

@@ -8,7 +8,7 @@ use crate::directory::Object;
 use crate::model::disk::count;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
-    /// An object that is on disk only was read.
+    /// Counts a read of an object that is only on disk, and queues its promotion.
     pub(crate) fn read_from_disk(&self, object: &Object<A>, hash: u64) {
         let Some(options) = self.space.options.disks.as_ref().and_then(|disks| disks.promotion) else {
             return;

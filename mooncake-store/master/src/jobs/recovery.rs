@@ -12,34 +12,34 @@ use parking_lot::Mutex;
 
 use crate::model::snapshot::{Horizon, SnapshotObject};
 
-/// For how long what was recalled is kept for owners that have not come back yet.
+/// Time for which recovered state is kept for clients that have not returned.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Parts of the table: one is forgotten in a tick, and one is copied under one lock.
+/// Number of parts of the table. A tick forgets one part, and one part is copied under one lock.
 const PARTS: usize = 4096;
 
 type RecoveryPart = Mutex<HashMap<Box<[u8]>, RecoveredObject>>;
 
 struct RecoveredObject {
     object: SnapshotObject,
-    /// Somebody came with it.
+    /// Whether a client has announced the object.
     claimed: bool,
 }
 
-/// What a snapshot said. Locked inside a shard; nothing is locked inside of it.
+/// State from a snapshot. The lock is taken inside that of a shard, and no lock inside of it.
 pub(crate) struct Recovery {
     horizons: Vec<Horizon>,
     recalled: Moment,
     parts: Box<[RecoveryPart]>,
-    /// Parts that are forgotten.
+    /// Number of parts that are forgotten.
     forgotten: AtomicUsize,
 }
 
-/// What an object on a disk was.
+/// Pins and group of an object on a disk.
 pub(crate) struct RecoveredPins {
     pub(crate) group: String,
     pub(crate) hard_pin: bool,
-    /// Until when it is soft-pinned.
+    /// End of the soft pin.
     pub(crate) soft_pin: Moment,
 }
 
@@ -54,7 +54,8 @@ impl Recovery {
         for mut object in objects {
             let key = std::mem::take(&mut object.key).into_boxed_slice();
             let mut part = parts[part_of(hash(&key))].lock();
-            // It was met twice if it came back, or was stored anew, meanwhile. What was met later is later, as far as can be told.
+            // A snapshot contains an object twice if it returned, or was stored again, meanwhile.
+            // The later entry is the newer one, as far as is known.
             let before = part.get(&key).and_then(|before| before.object.written);
             let older = |now: Horizon| {
                 before.is_some_and(|before| now.epoch == before.epoch && now.number < before.number)
@@ -74,14 +75,15 @@ impl Recovery {
         0..self.parts.len()
     }
 
-    /// What of a part nobody came with.
+    /// Returns the objects of a part that no client has announced.
     pub(crate) fn unclaimed(&self, part: usize) -> Vec<SnapshotObject> {
         let part = self.parts[part].lock();
         let unclaimed = part.iter().filter(|(_, entry)| !entry.claimed);
         unclaimed.map(|(key, entry)| SnapshotObject { key: key.to_vec(), ..entry.object.clone() }).collect()
     }
 
-    /// Whether what an owner announces may be what it says; the number of its last use, if that is known.
+    /// Checks whether an announced replica can be what it claims. Returns the number of the last
+    /// use of the object, if it is known.
     pub(crate) fn check_announced(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
         let mut part = self.parts[part_of(hash)].lock();
         let entry = part.get_mut(&*replica.key);
@@ -106,7 +108,7 @@ impl Recovery {
         Ok(None)
     }
 
-    /// What an object of that length, found on a client's disk, was.
+    /// Returns the pins of an object of length `len` that was found on the disk of `owner`.
     pub(crate) fn pins_of_disk_replica(
         &self,
         hash: u64,
@@ -132,7 +134,7 @@ impl Recovery {
         self.forgotten.load(Relaxed) > 0
     }
 
-    /// Whether this was the first part.
+    /// Forgets the next part once the time is over. Returns whether it was the first part.
     pub(crate) fn forget_next_part(&self, now: Moment) -> bool {
         if self.recalled.after(PATIENCE) > now {
             return false;
@@ -148,6 +150,6 @@ impl Recovery {
 }
 
 fn part_of(hash: u64) -> usize {
-    // Other bits than those that choose the shard.
+    // Bits that do not choose the shard.
     (hash >> 8) as usize % PARTS
 }

@@ -15,10 +15,10 @@ use super::recovery::Recovery;
 use super::task_table::TaskTable;
 use crate::space::Space;
 
-/// Objects whose reads are counted, roughly.
+/// Number of counters of the sketch of disk reads.
 const COUNTERS: usize = 4096;
 
-/// How often objects were read that are on disk only.
+/// Approximate numbers of reads of objects that are only on disk.
 pub(crate) struct DiskReads(pub(crate) Mutex<Sketch>);
 
 impl Default for DiskReads {

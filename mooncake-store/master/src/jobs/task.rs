@@ -1,4 +1,4 @@
-//! TaskTable for clients: requested copies and moves.
+//! Tasks for clients: requested copies and moves.
 
 use std::collections::HashSet;
 
@@ -18,17 +18,17 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         if targets.is_empty() {
             return Err(Error::invalid("a copy needs a target segment"));
         }
-        // A key that no task can name is refused whether there is such an object or not.
+        // A key that a task cannot contain is refused whether or not the object exists.
         self.key_text(key)?;
         let (source, client) = self.source_of(key, None)?;
         targets.iter().try_for_each(|target| self.check_target(target))?;
-        // Each once: a task is kept for a while, whatever list it was asked for with.
+        // Each target once: a task is kept for a while, however long its list is.
         let mut seen = HashSet::new();
         let once: Vec<&str> = targets.iter().copied().filter(|target| seen.insert(*target)).collect();
         self.add_copy(key, &source, client, &once, CopyToken::default())
     }
 
-    /// Has the owner of a replica of a hot object make another one.
+    /// Requests a copy of a hot object from the client of one of its replicas.
     pub(crate) fn add_hot_copy(
         &self,
         key: &[u8],
@@ -72,7 +72,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         self.add_task(TaskKind::Move, client, &payload)
     }
 
-    /// Ends a task that nobody has fetched; whether there was one.
+    /// Ends a task that no client has fetched. Returns whether there was one.
     pub(crate) fn withdraw_task(&self, id: Uuid, message: &str) -> bool {
         let wall_ms = self.space.clock.wall_ms();
         self.tasks.lock().withdraw(id, message, wall_ms, &self.space.options.tasks)
@@ -92,7 +92,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Ok(())
     }
 
-    /// A segment that holds a replica, by chance unless it is named, and its owner.
+    /// Returns a segment that holds a replica, at random unless it is named, and its client.
     fn source_of(&self, key: &[u8], name: Option<&str>) -> Result<(String, ClientId)> {
         let hash = self.space.directory.hash(key);
         let shard = self.space.directory.lock(hash);
@@ -110,7 +110,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         Ok((found.info.name.clone(), found.client))
     }
 
-    /// A key as tenant and text.
+    /// Returns a key as tenant and text.
     fn key_text<'a>(&self, key: &'a [u8]) -> Result<(&'a str, &'a str)> {
         let (tenant, key) = self.space.tenants.split(key);
         match std::str::from_utf8(key) {
@@ -129,7 +129,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     }
 }
 
-/// As the existing system's clients read it.
+/// Payload of a copy, as clients of Mooncake C++ read it.
 #[derive(Serialize)]
 struct CopyPayload<'a> {
     tenant_id: &'a str,
@@ -141,7 +141,7 @@ struct CopyPayload<'a> {
     dynamic_replication_version_epoch: u64,
 }
 
-/// As the existing system's clients read it.
+/// Payload of a move, as clients of Mooncake C++ read it.
 #[derive(Serialize)]
 struct MovePayload<'a> {
     tenant_id: &'a str,

@@ -11,7 +11,7 @@ use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 use crate::model::options::TaskOptions;
 use crate::model::snapshot::SnapshotTask;
 
-/// Bytes of a task's message that are kept: it comes from whoever made the copy.
+/// Maximum number of bytes of the message of a task that are kept. The message comes from a client.
 const MAX_MESSAGE: usize = 4096;
 
 struct TaskRecord {
@@ -24,17 +24,17 @@ struct TaskRecord {
     message: String,
 }
 
-/// All tasks that are known.
+/// Table of tasks.
 pub(crate) struct TaskTable {
     rng: Rng,
     by_id: HashMap<Uuid, TaskRecord>,
-    /// Not fetched yet.
+    /// Tasks that were not fetched.
     waiting: HashMap<ClientId, VecDeque<Uuid>>,
     pending: usize,
     processing: usize,
-    /// In the order they ended.
+    /// Ended tasks, in the order of their ends.
     finished: VecDeque<Uuid>,
-    /// When each is given up, in order; those that went on meanwhile are passed over.
+    /// Deadlines of waiting tasks, in order. Entries of tasks in another state are skipped.
     pending_until: VecDeque<(Moment, Uuid)>,
     processing_until: VecDeque<(Moment, Uuid)>,
 }
@@ -121,7 +121,8 @@ impl TaskTable {
         tasks
     }
 
-    /// Every task, and until when it has time: first those that wait, then those under way, then those that are over, each in order.
+    /// Returns every task with its deadline: waiting tasks, then those in progress, then ended
+    /// ones, each in order.
     pub(crate) fn ids(&self) -> Vec<(Uuid, Moment)> {
         let is = |id: &Uuid, status| self.by_id.get(id).is_some_and(|entry| entry.status == status);
         let waiting = self.pending_until.iter().filter(|(_, id)| is(id, TaskStatus::Pending));
@@ -130,7 +131,7 @@ impl TaskTable {
         there.chain(self.finished.iter().map(|id| (*id, Moment(0)))).collect()
     }
 
-    /// One of them, if it is known yet.
+    /// Returns a task for a snapshot, if it is still known.
     pub(crate) fn to_snapshot(&self, id: Uuid, until: Moment, now: Moment) -> Option<SnapshotTask> {
         let entry = self.by_id.get(&id)?;
         Some(SnapshotTask {
@@ -146,7 +147,8 @@ impl TaskTable {
         })
     }
 
-    /// Takes over the tasks of a master before, in the order of [`TaskTable::ids`]. Those that had time left have as much now.
+    /// Restores the tasks of an earlier master, in the order of [`TaskTable::ids`]. The deadlines
+    /// keep the time that was left.
     pub(crate) fn restore(&mut self, tasks: Vec<SnapshotTask>, now: Moment, options: &TaskOptions) {
         for task in tasks {
             if self.by_id.contains_key(&task.id) {
@@ -182,7 +184,7 @@ impl TaskTable {
         }
     }
 
-    /// Forgets when tasks were to be given up that are over long before: otherwise there were one for each of the last minutes.
+    /// Removes deadlines of tasks in another state once there are many.
     fn compact_deadlines(&mut self, status: TaskStatus) {
         let (until, there) = match status {
             TaskStatus::Pending => (&mut self.pending_until, self.pending),
@@ -193,7 +195,7 @@ impl TaskTable {
         }
     }
 
-    /// Ends a task that is not over yet.
+    /// Ends a task that has not ended.
     pub(crate) fn end(
         &mut self,
         id: Uuid,
@@ -264,7 +266,7 @@ impl TaskTable {
         !self.waiting.is_empty()
     }
 
-    /// Gives up what nobody fetched, or nobody ended, in time.
+    /// Ends tasks that no client fetched, or ended, in time.
     pub(crate) fn expire(&mut self, now: Moment, wall_ms: u64, options: &TaskOptions) {
         for (status, message) in
             [(TaskStatus::Pending, "pending timeout"), (TaskStatus::Processing, "processing timeout")]
@@ -324,7 +326,7 @@ mod tests {
         }
         assert_eq!((tasks.by_id.len(), tasks.pending, tasks.processing), (10, 0, 0));
         assert!(tasks.by_id.values().all(|entry| entry.message.len() == MAX_MESSAGE));
-        // Those that are not over still are given up in time.
+        // Tasks that have not ended still expire in time.
         let late = Moment(20_000);
         let id = tasks.add(TaskKind::Copy, client, String::new(), late, 0, &options).unwrap();
         tasks.expire(late.after(options.pending_timeout), 0, &options);

@@ -1,4 +1,4 @@
-//! Counters of events that a master has seen since its start.
+//! Counters of events since the start of a master.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

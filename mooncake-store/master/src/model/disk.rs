@@ -1,4 +1,5 @@
-//! Disk of one client: objects that the client is to write there, and objects that come back.
+//! Disk of one client: objects that the client is to write there, and objects that it is to
+//! promote.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -10,16 +11,18 @@ use mooncake_core::ids::{ClientId, ObjectKey};
 use mooncake_core::{Error, ErrorCode};
 use parking_lot::Mutex;
 
-/// How long an object is kept in memory for the sake of a disk whose owner has not come for it: several heartbeats.
+/// Time for which an object stays in memory until the owner of the disk fetches it: several
+/// heartbeats.
 const OFFLOAD_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most copies that do not count any more and whose owner has not heard of it; with more it is to empty its disk.
+/// Maximum number of stale replicas that the owner has not been notified of. With more, the owner
+/// is to clear its disk.
 const MAX_DROPPED: usize = 1 << 20;
 
-/// Most copies that do not count any more which are told at a time.
+/// Maximum number of stale replicas in one assignment.
 const DROPPED_AT_ONCE: usize = 4096;
 
-/// What became of objects that were read from a disk.
+/// Outcomes of promotions.
 #[derive(Default)]
 pub(crate) struct PromotionCounters {
     pub(crate) admitted: AtomicU64,
@@ -37,15 +40,15 @@ pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// A client and its disk.
+/// Client that has offered a disk.
 pub(crate) struct DiskOwner {
     pub(crate) client: ClientId,
     pub(crate) alive: AtomicBool,
-    /// Bytes of the objects that lie there.
+    /// Bytes of the objects on the disk.
     pub(crate) used: AtomicU64,
-    /// How many there are.
+    /// Number of objects on the disk.
     pub(crate) objects: AtomicU64,
-    /// Bytes of the disk, 0 while not known.
+    /// Size of the disk in bytes; 0 if it is not known.
     pub(crate) capacity: AtomicU64,
     pub(crate) promotions: Arc<PromotionCounters>,
     pub(crate) state: Mutex<DiskOwnerState>,
@@ -62,55 +65,56 @@ impl Drop for DiskOwner {
 #[derive(Default)]
 pub(crate) struct DiskOwnerState {
     pub(crate) enabled: bool,
-    /// It has had no heartbeat yet, so what it reports unasked is what it found.
+    /// Whether the owner has sent no heartbeat since the mount. Until then, an unrequested report
+    /// names an object that it found on its disk.
     pub(crate) announcing: bool,
-    /// It is to empty its disk.
+    /// Whether the owner is to clear its disk.
     pub(crate) must_clear: bool,
     pub(crate) joined: Moment,
     pub(crate) seen: Moment,
-    /// Keys in the order they are to be written; those without a job are none any more.
+    /// Keys in the order of their writes. A key without a job is ignored.
     pub(crate) queue: VecDeque<ObjectKey>,
     pub(crate) jobs: HashMap<ObjectKey, OffloadJob>,
     /// Bytes of all jobs.
     pub(crate) under_way: u64,
-    /// Jobs that the owner has not been told of.
+    /// Number of jobs that were not sent to the owner.
     pub(crate) unsent: usize,
     pub(crate) promote: VecDeque<ObjectKey>,
-    /// The same keys.
+    /// Keys in `promote`.
     pub(crate) to_promote: HashSet<ObjectKey>,
     pub(crate) promoting: HashMap<ObjectKey, Moment>,
-    /// It asks what does not count any more.
+    /// Whether the owner uses `FetchDiskWork`, which also lists stale replicas.
     pub(crate) asks_for_work: bool,
-    /// Keys whose copies on the disk do not count any more, if it does.
+    /// Keys whose replicas on the disk are stale, if the owner uses `FetchDiskWork`.
     pub(crate) dropped: HashSet<ObjectKey>,
-    /// What it was told last, until it is done.
+    /// Last assignment, until it is done.
     pub(crate) assigned: AssignedWork,
 }
 
-/// One object to be written.
+/// One object to be written to disk.
 pub(crate) struct OffloadJob {
     pub(crate) len: u64,
     pub(crate) since: Moment,
-    /// The owner has been told.
+    /// Whether the job was sent to the owner.
     pub(crate) sent: bool,
-    /// The value is still the one the owner was told about.
+    /// Whether the value is still the one that the owner was asked to write.
     pub(crate) valid: bool,
-    /// The length of the value that came after.
+    /// Length of the value that replaced the one of this job.
     pub(crate) next_len: Option<u64>,
 }
 
-/// What an owner's report is about.
+/// Subject of a report of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffloadReport {
-    /// The value that is there.
+    /// The current value.
     Current,
-    /// One that was replaced or removed.
+    /// A value that was replaced or removed.
     Stale,
-    /// Nothing it was asked for.
+    /// An object that the owner was not asked to write.
     Unasked,
 }
 
-/// What an owner was told last.
+/// Work that was last assigned to an owner.
 #[derive(Default)]
 pub(crate) struct AssignedWork {
     pub(crate) number: u64,
@@ -120,7 +124,7 @@ pub(crate) struct AssignedWork {
 }
 
 impl AssignedWork {
-    /// What comes next when the disk is to be emptied, and the owner counts what it is told.
+    /// Returns the assignment after the disk is to be cleared. Only a numbered one is recorded.
     pub(crate) fn clearing(&self, numbered: bool) -> Self {
         Self { number: self.number + u64::from(numbered), clear: numbered, ..Self::default() }
     }
@@ -152,7 +156,8 @@ impl DiskOwner {
         self.alive.load(Relaxed)
     }
 
-    /// Whether a job is young enough for its object to be kept: waiting for the owner, or being written within `write_out`.
+    /// Returns whether the job of an object is recent enough for the object to stay in memory: it
+    /// waits for the owner, or is being written since less than `write_out`.
     pub(crate) fn is_offloading(&self, key: &[u8], now: Moment, write_out: Duration) -> bool {
         let state = self.state.lock();
         let patience = |job: &OffloadJob| if job.sent { write_out } else { OFFLOAD_PATIENCE };
@@ -160,14 +165,15 @@ impl DiskOwner {
             && state.jobs.get(key).is_some_and(|job| job.valid && now < job.since.after(patience(job)))
     }
 
-    /// Until when it may be reading an object that it was told to write, in `write_out` from then at most.
+    /// Returns the time until which the owner may read an object that it was asked to write, at
+    /// most `write_out` from then on.
     pub(crate) fn reads_until(&self, key: &[u8], write_out: Duration) -> Moment {
         let state = self.state.lock();
         let sent = state.jobs.get(key).filter(|job| job.sent && self.is_alive());
         sent.map_or(Moment(0), |job| job.since.after(write_out))
     }
 
-    /// The value a job was for is gone.
+    /// Cancels the job of a value that is gone.
     pub(crate) fn cancel(&self, key: &[u8]) {
         let mut state = self.state.lock();
         if let Some(job) = state.jobs.get_mut(key) {
@@ -182,14 +188,14 @@ impl DiskOwner {
         }
     }
 
-    /// Puts an object in line, unless the line is full or it is in it.
+    /// Queues an object, unless the queue is full. Returns whether the object is queued.
     pub(crate) fn queue_offload(&self, key: &ObjectKey, len: u64, now: Moment, limit: usize) -> bool {
         let mut state = self.state.lock();
         if !state.enabled || !self.is_alive() {
             return false;
         }
         if let Some(job) = state.jobs.get_mut(key.as_bytes()) {
-            // The owner is writing the value before: this one comes when that is over.
+            // The owner is writing the value before. The new one follows.
             if !job.valid {
                 job.next_len = Some(len);
             }
@@ -202,11 +208,11 @@ impl DiskOwner {
         true
     }
 
-    /// Ends a job.
+    /// Ends a job. Returns the subject of the report.
     pub(crate) fn end_offload(&self, key: &ObjectKey, now: Moment) -> OffloadReport {
         let mut state = self.state.lock();
         if state.jobs.get(key.as_bytes()).is_some_and(|job| !job.sent) {
-            // Of the value before: nobody has been told of this one.
+            // The report is about the value before: this one was not sent yet.
             return OffloadReport::Stale;
         }
         match state.end_job(key.as_bytes()) {
@@ -236,7 +242,7 @@ impl DiskOwner {
         self.promotions.admitted.fetch_add(1, Relaxed);
     }
 
-    /// Takes the next objects to come back.
+    /// Takes the next objects to promote.
     pub(crate) fn next_promotions(&self, most: usize, now: Moment) -> Vec<ObjectKey> {
         let mut state = self.state.lock();
         let before = state.promoting.len();
@@ -255,7 +261,7 @@ impl DiskOwner {
         self.state.lock().promoting.contains_key(key)
     }
 
-    /// Whether it was under way; the caller counts what became of it.
+    /// Ends a promotion. Returns whether it was in progress. The caller counts the outcome.
     pub(crate) fn end_promotion(&self, key: &[u8]) -> bool {
         self.state.lock().promoting.remove(key).is_some()
     }
@@ -274,11 +280,11 @@ impl DiskOwnerState {
         self.under_way += len;
     }
 
-    /// Takes what the owner has not been told of, to tell it now.
+    /// Takes the jobs that were not sent to the owner, to send them now.
     pub(crate) fn send_jobs(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
         let keys = std::mem::take(&mut self.queue);
         self.unsent = 0;
-        // What it was told of and never spoke of next_len.
+        // Jobs that were sent and never reported on.
         self.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
         self.under_way = self.jobs.values().map(|job| job.len).sum();
         let mut sent = Vec::new();
@@ -287,7 +293,7 @@ impl DiskOwnerState {
                 continue;
             };
             (job.sent, job.since) = (true, now);
-            // What it writes takes the place of that.
+            // The new write replaces the stale replica.
             self.dropped.remove(&key);
             sent.push((key, job.len));
         }
@@ -300,7 +306,7 @@ impl DiskOwnerState {
         Some(job)
     }
 
-    /// What lies on the disk under that key does not count.
+    /// Marks the replica of that key on the disk as stale.
     pub(crate) fn mark_dropped(&mut self, key: &ObjectKey) {
         if !self.asks_for_work || self.must_clear {
             return;
@@ -312,7 +318,7 @@ impl DiskOwnerState {
         self.dropped.insert(key.clone());
     }
 
-    /// What was assigned last is done; this is next.
+    /// Assigns the next work, after the last assignment is done.
     pub(crate) fn assign_next(&mut self, now: Moment, write_out: Duration) {
         let write = self.send_jobs(now, write_out);
         let dropped: Vec<_> = self.dropped.iter().take(DROPPED_AT_ONCE).cloned().collect();
@@ -324,7 +330,7 @@ impl DiskOwnerState {
         self.assigned.number += u64::from(!self.assigned.is_empty());
     }
 
-    /// The owner may not have heard what was assigned last, or has not come to the end of it.
+    /// Repeats the last assignment. The owner may not have received it, or has not finished it.
     pub(crate) fn assign_again(&mut self, now: Moment) {
         let mut write = std::mem::take(&mut self.assigned.write);
         write.retain(|(key, _)| match self.jobs.get_mut(key.as_bytes()) {
@@ -332,7 +338,7 @@ impl DiskOwnerState {
                 job.since = now;
                 true
             }
-            // The value is gone. Whether the owner has written it, or has an older one, is not known.
+            // The value is gone. The owner may have written it, or may hold an older one.
             Some(job) if job.sent => {
                 let next_len = job.next_len;
                 self.end_job(key.as_bytes());
@@ -342,7 +348,7 @@ impl DiskOwnerState {
                 self.mark_dropped(key);
                 false
             }
-            // Reported, and perhaps in line next_len.
+            // The owner has reported it; it may be in the queue again.
             _ => false,
         });
         self.assigned.write = write;

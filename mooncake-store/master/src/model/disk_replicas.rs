@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::disk::DiskOwner;
 use super::value::Writer;
 
-/// Copies of a value on disks.
+/// Replicas of one value on disks.
 pub(crate) struct DiskReplicas {
     pub(crate) len: u64,
     pub(crate) checksum: Option<u64>,
@@ -25,9 +25,9 @@ pub(crate) struct DiskReplica {
 }
 
 pub(crate) enum DiskLocation {
-    /// On a client's disk, which serves it there.
+    /// On the disk of a client, which serves it at this endpoint.
     Owned(Arc<DiskOwner>, String),
-    /// In a file that any client reads.
+    /// In a file that any client can read.
     File(StoredFile),
 }
 
@@ -53,14 +53,16 @@ impl DiskReplica {
         self.owner().is_some_and(|owner| owner.client == client)
     }
 
-    /// What lies there does not count.
+    /// Marks this replica as stale at its owner.
     pub(crate) fn reject(&self, key: &ObjectKey) {
         if let Some(owner) = self.owner() {
             owner.state.lock().mark_dropped(key);
         }
     }
 
-    /// Whether it looks like that copy, found by the next process of the same owner: on the same host, and nothing was heard of the one before since.
+    /// Returns whether this replica looks like `before`, found by the next process of the same
+    /// owner: it is on the same host, and the owner of `before` has sent no heartbeat since this
+    /// owner joined.
     pub(crate) fn succeeds(&self, before: &DiskReplica) -> bool {
         let (DiskLocation::Owned(ours, here), DiskLocation::Owned(theirs, there)) =
             (&self.location, &before.location)
@@ -98,7 +100,7 @@ impl DiskReplicas {
         self.live().next().is_some()
     }
 
-    /// Drops copies of dead owners, and of what owners else are not wanted; whether any is left.
+    /// Drops replicas of owners that are gone or that `keep` refuses. Returns whether any are left.
     pub(crate) fn retain(&mut self, keep: impl Fn(ClientId) -> bool) -> bool {
         self.copies.retain(|copy| copy.owner().is_none_or(|owner| owner.is_alive() && keep(owner.client)));
         !self.copies.is_empty()
@@ -132,18 +134,18 @@ impl DiskReplicas {
     }
 }
 
-/// All files there are, in figures.
+/// Totals over all files.
 #[derive(Debug, Default)]
 pub(crate) struct FileTotals {
     pub(crate) objects: AtomicU64,
     pub(crate) used: AtomicU64,
 }
 
-/// A file that a writer is to write.
+/// File that a writer is to write.
 pub(crate) struct FileGrant {
     pub(crate) id: ReplicaId,
     pub(crate) path: String,
-    /// It has.
+    /// Whether the writer has reported the file as written.
     pub(crate) written: bool,
 }
 
@@ -159,7 +161,7 @@ impl FileGrant {
     }
 }
 
-/// A file of a value that can be read already.
+/// File of a value that is readable already. Its writer has not reported it yet.
 pub(crate) struct PendingFile {
     pub(crate) grant: FileGrant,
     pub(crate) writer: Writer,
@@ -168,7 +170,7 @@ pub(crate) struct PendingFile {
     pub(crate) since: Moment,
 }
 
-/// A file that is there.
+/// File that is complete.
 pub(crate) struct StoredFile {
     pub(crate) path: String,
     pub(crate) writer: Writer,
@@ -182,24 +184,26 @@ impl StoredFile {
     }
 }
 
-/// What an object has to do with disks.
+/// Relation of an object to disks and files.
 #[derive(Default)]
 pub(crate) struct DiskTier {
     pub(crate) on_disk: Option<DiskReplicas>,
-    /// What a restarted owner has found, before the one it was is given up.
+    /// Replica that a restarted owner found before its predecessor expired.
     pub(crate) successor: Option<Box<DiskReplica>>,
-    /// Its file, which is being written.
+    /// File that is being written.
     pub(crate) pending: Option<PendingFile>,
-    /// Who is to write it to disk.
+    /// Owner of the disk that is to write the object.
     pub(crate) offload: Option<Arc<DiskOwner>>,
-    /// It could not be written.
+    /// Whether the object could not be written to disk.
     pub(crate) offload_failed: bool,
 }
 
-/// Longest part of a key in a name, in bytes. File systems take names of 255.
+/// Maximum length of the part of a file name that comes from the key, in bytes. File systems allow
+/// names of 255 bytes.
 const MAX_NAME: usize = 200;
 
-/// The path of a copy: two folders by the key's hash, and the key with its number.
+/// Returns the path of a copy: two folders by the hash of the key, then the key and the number of
+/// the copy.
 fn path(dir: &str, key: &[u8], id: ReplicaId) -> String {
     let hash = folder_hash(key);
     let letter = |shift: u32| char::from(b'a' + (hash >> shift & 15) as u8);
@@ -214,7 +218,8 @@ fn path(dir: &str, key: &[u8], id: ReplicaId) -> String {
     format!("{}/{}/{}/{name}.{:016x}", dir.trim_end_matches('/'), letter(0), letter(4), id.0)
 }
 
-/// What the existing system chooses folders by: MurmurHash64A, as the standard library of GCC seeds it.
+/// Returns the hash by which Mooncake C++ chooses folders: MurmurHash64A with the seed of the
+/// standard library of GCC.
 fn folder_hash(key: &[u8]) -> u64 {
     const BY: u64 = 0xc6a4_a793_5bd1_e995;
     let mix = |word: u64| word ^ word >> 47;
@@ -236,7 +241,7 @@ mod tests {
 
     #[test]
     fn paths_are_in_the_folders_of_the_existing_system_and_never_outside() {
-        // Where its release 0.3.13 puts them.
+        // Paths of Mooncake C++ 0.3.13.
         for (key, folders, name) in [
             (&b"a"[..], "l/g", "a"),
             (b"dir/ke:y*", "j/b", "dir_ke_y_"),

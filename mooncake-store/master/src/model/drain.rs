@@ -2,32 +2,33 @@
 
 use mooncake_core::ids::Uuid;
 
-/// Segments to empty.
+/// Request to empty segments.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainRequest<'a> {
-    /// Their names; each once.
+    /// Names of the segments, each once.
     pub segments: &'a [String],
-    /// Names of the segments that their objects may go to; any, if there are none.
+    /// Names of the segments that may receive the objects; empty for any.
     pub targets: &'a [String],
-    /// Replicas that are moved at the same time, at least 1.
+    /// Maximum number of replicas that are moved at the same time, at least 1.
     pub max_concurrency: u64,
 }
 
-/// How far a drain job is, with the existing system's numbers.
+/// Progress of a drain job. The numbers are those of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum DrainStatus {
-    /// Nobody has looked at it yet.
+    /// The job has not been processed yet.
     Created = 0,
-    /// What is to be moved is being looked for.
+    /// The job looks for the replicas to move.
     Planning = 1,
-    /// Replicas are being moved, or waited for.
+    /// Replicas are being moved or waited for.
     Running = 2,
     /// The segments are empty.
     Succeeded = 3,
-    /// Some replicas could not be moved, or a segment went before it was empty. What is left of the segments takes objects again.
+    /// Some replicas could not be moved, or a segment was unmounted before it was empty. The
+    /// remaining segments accept objects again.
     Failed = 4,
-    /// Somebody ended it. The segments take objects again.
+    /// A caller cancelled the job. The segments accept objects again.
     Canceled = 5,
 }
 
@@ -38,35 +39,36 @@ impl DrainStatus {
         all.into_iter().find(|status| *status as i32 == number)
     }
 
-    /// Whether nothing more happens.
+    /// Returns whether the job has ended.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Canceled)
     }
 }
 
-/// Where a drain job stands.
+/// State of a drain job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainInfo {
-    /// Its id.
+    /// Id of the job.
     pub id: Uuid,
-    /// How far it is.
+    /// Progress of the job.
     pub status: DrainStatus,
-    /// When it was asked for, in milliseconds of the wall clock.
+    /// Time of the request, in milliseconds of the wall clock.
     pub created_ms: u64,
-    /// When it last changed.
+    /// Time of the last change, in milliseconds of the wall clock.
     pub updated_ms: u64,
-    /// What it empties.
+    /// Names of the segments that the job empties.
     pub segments: Vec<String>,
-    /// Replicas moved.
+    /// Number of replicas that were moved.
     pub succeeded: u64,
-    /// Replicas given up.
+    /// Number of replicas that could not be moved.
     pub failed: u64,
-    /// Replicas that cannot be moved now: hard-pinned, being written or copied, or there is no room for them.
+    /// Number of replicas that cannot be moved now: they are hard-pinned, being written or copied,
+    /// or no segment has enough free space.
     pub blocked: u64,
-    /// Replicas being moved.
+    /// Number of replicas that are being moved.
     pub active: u64,
-    /// Bytes moved.
+    /// Bytes that were moved.
     pub migrated_bytes: u64,
-    /// The state in words, or what went wrong last.
+    /// Progress in words, or the last failure.
     pub message: String,
 }

@@ -10,10 +10,10 @@ use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use parking_lot::Mutex;
 
-/// One group. Lives as long as an object that belongs to it.
+/// One group. It exists as long as an object belongs to it.
 pub(crate) struct Group {
     name: String,
-    /// Until when some member may be relied on.
+    /// End of the latest lease on an object of the group.
     lease: AtomicU64,
     pub(crate) members: Mutex<HashSet<ObjectKey>>,
 }
@@ -32,13 +32,15 @@ impl Group {
     }
 }
 
-/// Groups that are locked together.
+/// Groups under one lock.
 type GroupTablePart = Mutex<HashMap<String, Arc<Group>>>;
 
-/// Parts of the table: with as many groups as objects, one would be hashed anew for so long that puts feel it.
+/// Number of parts of the table. With as many groups as objects, one hash table would grow for so
+/// long that puts are delayed.
 const PARTS: usize = 256;
 
-/// Every group that has a member, by its name. Locked alone, or inside a shard; around the members of a group.
+/// Groups by name. A lock of this table is taken alone or inside a shard, and around the members of
+/// a group.
 pub(crate) struct Groups {
     hasher: FixedState,
     parts: Box<[GroupTablePart]>,
@@ -56,7 +58,7 @@ impl Groups {
         &self.parts[self.hasher.hash_one(name) as usize % PARTS]
     }
 
-    /// The group of that name, with one more member that may be relied on until then.
+    /// Adds a member with its lease to the group of that name. Returns the group.
     pub(crate) fn join(&self, name: &str, key: ObjectKey, lease: Moment) -> Arc<Group> {
         let mut part = self.part(name).lock();
         let group = match part.get(name) {
@@ -72,7 +74,7 @@ impl Groups {
         group
     }
 
-    /// It has one member less; without any it is forgotten.
+    /// Removes a member. A group without members is removed.
     pub(crate) fn leave(&self, group: &Group, key: &ObjectKey) {
         let mut part = self.part(&group.name).lock();
         let mut members = group.members.lock();

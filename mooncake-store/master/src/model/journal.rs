@@ -4,12 +4,15 @@ use std::fmt::Debug;
 
 use mooncake_core::ids::ObjectKey;
 
-/// Is told when an object becomes readable and when it ceases to be, in that order for each key. Called under a lock of the
-/// directory: it must be quick and must not call the master.
+/// Receiver of changes. It learns when an object becomes readable and when it stops being so, in
+/// that order for each key. The calls are made under a lock of the directory: they must be quick
+/// and must not call the master.
 pub trait Journal: Debug + Send + Sync + 'static {
-    /// The object can be read; `group` is empty for none, `tenant` is `default` where there are no tenants.
+    /// Records that the object can be read. `group` is empty for none; `tenant` is `default`
+    /// without tenants.
     fn stored(&self, tenant: &str, key: &ObjectKey, group: &str);
 
-    /// It cannot be read any more: removed, evicted, replaced, or lost with its segments.
+    /// Records that the object cannot be read any more: it was removed, evicted, replaced, or lost
+    /// with its segments.
     fn removed(&self, tenant: &str, key: &ObjectKey, group: &str);
 }

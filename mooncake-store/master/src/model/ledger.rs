@@ -14,30 +14,31 @@ use parking_lot::Mutex;
 use super::group::Group;
 use super::value::Stamp;
 
-/// Most changes that wait for a client. One that has not asked for so long learns that it knows nothing.
+/// Maximum number of changes that wait for a client. A client that falls behind by more has to
+/// fetch the whole inventory.
 const MAX_PENDING_CHANGES: usize = 1 << 19;
 
-/// Most changes in one answer.
+/// Maximum number of changes in one response.
 const PAGE: usize = 4096;
 
-/// Changes in the segments of one client, until it has acknowledged of them.
+/// Changes in the segments of one client that it has not acknowledged.
 pub(crate) struct Ledger(Mutex<LedgerState>);
 
 struct LedgerState {
-    /// Number of the first that waits; counted from 1.
+    /// Number of the first waiting change, counted from 1.
     first: u64,
-    /// Number of the last that was sent, acknowledged or not.
+    /// Number of the last change that was sent, acknowledged or not.
     sent: u64,
     changes: VecDeque<LedgerChange>,
-    /// Some were dropped.
+    /// Whether changes were dropped.
     lost: bool,
-    /// When the client last asked.
+    /// Time of the last request of the client.
     asked: Moment,
 }
 
 struct LedgerChange {
     replica: ReplicaId,
-    /// `None`: it is gone.
+    /// Replica that is readable now; `None` if the replica is gone.
     stored: Option<StoredChange>,
 }
 
@@ -64,7 +65,7 @@ impl Ledger {
         self.push(LedgerChange { replica, stored: Some(stored) });
     }
 
-    /// It cannot any more.
+    /// Records that a replica is gone.
     pub(crate) fn gone(&self, replica: ReplicaId) {
         self.push(LedgerChange { replica, stored: None });
     }
@@ -74,7 +75,8 @@ impl Ledger {
         if waiting.lost {
             return;
         }
-        // What came and went untold need not be sent of. What was sent must be, acknowledged or not.
+        // A replica that came and went unsent need not be reported. One that was sent must be,
+        // acknowledged or not.
         let last = waiting.first - 1 + waiting.changes.len() as u64;
         if change.stored.is_none()
             && waiting.sent < last
@@ -94,7 +96,7 @@ impl Ledger {
         waiting.changes.push_back(change);
     }
 
-    /// What comes after the change of number `after`, and forgets what comes before.
+    /// Returns the changes after number `after` and forgets those up to it.
     pub(crate) fn page(&self, after: u64, epoch: u64, now: Moment) -> InventoryPage {
         let mut waiting = self.0.lock();
         waiting.asked = now;
@@ -135,7 +137,7 @@ impl LedgerChange {
     }
 }
 
-/// The ledgers, by client.
+/// Ledgers by client.
 #[derive(Default)]
 pub(crate) struct Ledgers(HashMap<ClientId, Arc<Ledger>>);
 
@@ -149,12 +151,12 @@ impl Ledgers {
         self.0.get(&client).cloned()
     }
 
-    /// Forgets the ledger of a client that expired: changes in its dead segments are of no use.
+    /// Forgets the ledger of a client that expired: changes in its retired segments are of no use.
     pub(crate) fn forget(&mut self, client: ClientId) {
         self.0.remove(&client);
     }
 
-    /// Keeps those of clients that live, or have asked lately.
+    /// Keeps the ledgers of clients that are alive or have asked recently.
     pub(crate) fn prune(&mut self, lives: impl Fn(ClientId) -> bool, ttl: Duration, now: Moment) {
         self.0.retain(|client, ledger| lives(*client) || ledger.0.lock().asked.after(ttl) > now);
     }

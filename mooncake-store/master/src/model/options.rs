@@ -1,4 +1,4 @@
-//! What a master can be told: lifetimes, watermarks, placement.
+//! Options of a master: lifetimes, watermarks, placement.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,27 +8,30 @@ use mooncake_core::{Error, Result};
 
 use super::tenants::TenantQuota;
 
-/// How segments are chosen for a new object. The names are the existing system's and case matters.
+/// Choice of segments for a new object. The names are those of Mooncake C++, and case matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// `random`: each segment alike, then whichever comes next.
+    /// `random`: every segment is equally likely, then the ones after it in order.
     #[default]
     Random,
-    /// `free_ratio_first`: of a few segments drawn at random, those with more room are likelier. Likelier, not first: a segment
-    /// that has just joined must not take every write of the cluster.
+    /// `free_ratio_first`: of a few segments drawn at random, those with more free space are
+    /// likelier. They are not always first: a segment that has just joined must not take every
+    /// write of the cluster.
     FreeRatioFirst,
-    /// `ssd_free_ratio_first`: of a few segments drawn at random, those whose owner has more room on its disk are likelier. An owner
-    /// that has not said how large its disk is counts as one with an empty disk.
+    /// `ssd_free_ratio_first`: of a few segments drawn at random, those whose client has more free
+    /// space on its disk are likelier. A client that has not reported the size of its disk counts
+    /// as one with an empty disk.
     SsdFreeRatioFirst,
-    /// `local_first`: a single replica goes to the writer's own host, then to the hosts that follow it by name; on a host, to a
-    /// segment by the key. A writer on a host without segments is near to none: its objects go anywhere.
+    /// `local_first`: a single replica goes to the host of the writer, then to the hosts that
+    /// follow it by name. On a host, the key selects the segment. A writer on a host without
+    /// segments is near to none, so its objects go anywhere.
     LocalFirst,
-    /// `cxl`: one replica, in the segment that the put names first and nowhere else.
+    /// `cxl`: one replica, in the first segment that the put names and nowhere else.
     Cxl,
 }
 
 impl Placement {
-    /// Every name that parses.
+    /// Names that parse.
     pub const NAMES: &'static [&'static str] =
         &["random", "free_ratio_first", "ssd_free_ratio_first", "local_first", "cxl"];
 }
@@ -60,7 +63,7 @@ impl FromStr for Placement {
     }
 }
 
-/// The text names no placement; it is kept for the message.
+/// Error for a text that names no placement. Holds the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsePlacementError(pub String);
 
@@ -72,20 +75,20 @@ impl fmt::Display for ParsePlacementError {
 
 impl std::error::Error for ParsePlacementError {}
 
-/// Limits of the table of tasks. The defaults are the existing system's.
+/// Limits of the table of tasks. The defaults are those of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskOptions {
-    /// TaskTable that may wait to be fetched (10000).
+    /// Maximum number of tasks that wait to be fetched (10000).
     pub max_pending: usize,
-    /// TaskTable that may be under way (10000).
+    /// Maximum number of tasks in progress (10000).
     pub max_processing: usize,
-    /// TaskTable that are over and still known (10000).
+    /// Maximum number of ended tasks that are remembered (10000).
     pub max_finished: usize,
-    /// A task that nobody fetched for this long has failed (300 s).
+    /// Time after which a task that no client has fetched fails (300 s).
     pub pending_timeout: Duration,
-    /// A task that was fetched this long ago and not ended has failed (300 s).
+    /// Time after the fetch at which a task that has not ended fails (300 s).
     pub processing_timeout: Duration,
-    /// How often a client may try again where there is no room (10).
+    /// Number of times that a client may retry if a segment has no free space (10).
     pub max_retries: u32,
 }
 
@@ -102,16 +105,16 @@ impl Default for TaskOptions {
     }
 }
 
-/// More replicas of objects that are read often.
+/// Options of additional replicas for objects that are read often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HotOptions {
-    /// Whether replicas are made; otherwise the log says which would be.
+    /// Whether replicas are made. If not, the log names the objects that would get one.
     pub enforce: bool,
     /// Time over which reads are counted (10 s).
     pub window: Duration,
-    /// Reads a second from which on an object is hot (0.8).
+    /// Reads per second from which on an object is hot (0.8).
     pub reads_per_second: f64,
-    /// Replicas of an object after which no more are made (2).
+    /// Number of replicas of an object at which no more are made (2).
     pub max_replicas: usize,
 }
 
@@ -122,35 +125,37 @@ impl Default for HotOptions {
 }
 
 impl HotOptions {
-    /// Reads in a window that make an object hot.
+    /// Returns the number of reads in a window that make an object hot.
     pub(crate) fn threshold(&self) -> u64 {
         ((self.window.as_secs_f64() * self.reads_per_second).ceil() as u64).max(1)
     }
 }
 
-/// What a master does with clients' disks. The defaults are the existing system's.
+/// Options of disks of clients. The defaults are those of Mooncake C++.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskOptions {
-    /// Objects are written when they are about to be evicted, not when they are put (false).
+    /// Whether objects are written when they are about to be evicted instead of when they are put
+    /// (false).
     pub on_evict: bool,
-    /// With `on_evict`: what finds no place in the queue is evicted all the same (false).
+    /// With `on_evict`: whether an object that does not fit into the queue is evicted unwritten
+    /// (false).
     pub force_evict: bool,
-    /// Objects that may wait for one client's disk (50000).
+    /// Maximum number of objects that wait for the disk of one client (50000).
     pub queue_limit: usize,
     /// With `on_evict`: part of the queue that may be filled between two ticks (0.5).
     pub queue_part: f64,
-    /// Objects that are read from a disk come back to memory.
+    /// Options of the promotion of objects that are read from a disk; `None` for no promotion.
     pub promotion: Option<PromotionOptions>,
 }
 
-/// When an object comes back to memory. The defaults are the existing system's.
+/// Options of the promotion of objects from disk to memory. The defaults are those of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromotionOptions {
-    /// Reads, counted roughly and forgotten slowly, after which it does (2).
+    /// Number of reads after which an object is promoted (2). The count is approximate and decays.
     pub threshold: u8,
-    /// Objects that may be on their way, per client (50000).
+    /// Maximum number of promotions in progress per client (50000).
     pub queue_limit: usize,
-    /// Objects told to a client per heartbeat (1).
+    /// Number of promotions that a client receives per heartbeat (1).
     pub per_heartbeat: usize,
 }
 
@@ -166,16 +171,16 @@ impl Default for PromotionOptions {
     }
 }
 
-/// Copies of objects in files of a shared file system. The defaults are the existing system's.
+/// Options of copies in files of a shared file system. The defaults are those of Mooncake C++.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// The folder they lie in, by the same path for every client.
+    /// Folder of the files. The path is the same for every client.
     pub dir: String,
-    /// Whether clients drop files when there is no more room.
+    /// Whether clients drop files when the file system has no more free space.
     pub evict: bool,
-    /// Bytes that the files may take, 0 for nine tenths of the file system.
+    /// Bytes that the files may take; 0 for nine tenths of the file system.
     pub quota: u64,
-    /// Bytes that are reported as capacity; nothing depends on them.
+    /// Bytes that are reported as capacity. Nothing else depends on them.
     pub capacity: u64,
 }
 
@@ -186,8 +191,10 @@ impl Default for FileOptions {
 }
 
 impl FileOptions {
+    /// Checks the options.
+    ///
     /// # Errors
-    /// `INVALID_PARAMS` for a folder that is named differently from place to place.
+    /// `INVALID_PARAMS` if the folder is not an absolute path without `.` and `..`.
     pub(crate) fn check(&self) -> Result<()> {
         let plain = |part: &str| part != ".." && part != "." && !part.contains('\0');
         if !self.dir.starts_with('/') || !self.dir.split('/').all(plain) {
@@ -200,49 +207,55 @@ impl FileOptions {
     }
 }
 
-/// How a [`Master`](crate::Master) behaves. The defaults are the existing system's where it has them.
+/// Options of a [`Master`](crate::Master). The defaults are those of Mooncake C++ where it has
+/// them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MasterOptions {
-    /// How long a reader may rely on what it was told (10 s).
+    /// Time for which a reader may rely on the replicas that it received (10 s).
     pub lease_ttl: Duration,
-    /// How long a soft pin lasts when the put does not say (30 min).
+    /// Duration of a soft pin if the put does not state one (30 min).
     pub soft_pin_ttl: Duration,
-    /// Longest soft pin a put may ask for (24 h).
+    /// Longest soft pin that a put may request (24 h).
     pub max_soft_pin_ttl: Duration,
-    /// Whether soft-pinned objects go when nothing else is left (true).
+    /// Whether soft-pinned objects are evicted when nothing else is left (true).
     pub evict_soft_pinned: bool,
-    /// Above this part of the capacity, `tick` evicts (0.90).
+    /// Part of the capacity above which `tick` evicts (0.90).
     pub high_watermark: f64,
-    /// How far below the watermark `tick` evicts, at most and as a part of the capacity (0.05). It never goes further than a
-    /// hundredth: what was evicted early would have been hits, and a put that finds no room makes its own.
+    /// Distance below the watermark down to which `tick` evicts, as a part of the capacity (0.05).
+    /// The distance is never more than a hundredth: an object that was evicted early could have
+    /// been a hit, and a put that finds no free space evicts by itself.
     pub eviction_ratio: f64,
-    /// A client silent for this long is gone, and its segments with it (10 s).
+    /// Time without a heartbeat after which a client and its segments expire (10 s).
     pub client_ttl: Duration,
-    /// A write in progress for this long may be taken over by another writer (30 s).
+    /// Age from which on another writer may take over a write in progress (30 s).
     pub put_discard: Duration,
-    /// How long a write grant is valid. A writer that has not ended its put by then must not touch the space any more: it
-    /// is handed out again (600 s). Must exceed `put_discard`.
+    /// Time for which the allocation of a write is valid (600 s). A writer that has not ended its
+    /// put by then must not touch the space any more, because the space is reused. Must exceed
+    /// `put_discard`.
     pub put_release: Duration,
-    /// How long the space of a revoked write rests before it is handed out again: bytes that the writer gave up on may still
-    /// be on their way. Never longer than the grant was valid (10 s).
+    /// Time for which the space of a revoked write stays in quarantine, because bytes that the
+    /// writer gave up on may still arrive (10 s). The quarantine never ends after the allocation
+    /// would have.
     pub revoke_rest: Duration,
-    /// How long after its own start a master places nothing in segments that are mounted *again* and that it has never seen:
-    /// readers and writers may hold promises of the master before it. `None` is the longest of `lease_ttl`, `put_discard`, the
-    /// time for which clients use a grant, and what clients or a snapshot say of earlier masters.
+    /// Time after the start of the master during which it places nothing in segments that are
+    /// mounted *again* and that it has never seen: readers and writers may hold promises of its
+    /// predecessor. `None` selects the longest of `lease_ttl`, `put_discard`, the time for which
+    /// clients use an allocation, and the promises of earlier masters that clients or a snapshot
+    /// report.
     pub remount_rest: Option<Duration>,
-    /// How segments are chosen.
+    /// Choice of segments for a new object.
     pub placement: Placement,
-    /// TaskTable: how many, for how long.
+    /// Limits of the table of tasks.
     pub tasks: TaskOptions,
-    /// Tenants, each with a quota; `None` for no tenants at all (`None`).
+    /// Tenants with their quotas; `None` for no tenants (`None`).
     pub tenants: Option<Vec<TenantQuota>>,
-    /// More replicas of hot objects; `None` for none (`None`).
+    /// Additional replicas of hot objects; `None` for none (`None`).
     pub hot: Option<HotOptions>,
-    /// ClientTable' disks; `None` for memory only (`None`).
+    /// Disks of clients; `None` for memory only (`None`).
     pub disks: Option<DiskOptions>,
     /// Files on a file system that clients share; `None` for none (`None`).
     pub files: Option<FileOptions>,
-    /// Shards of the directory, a power of two up to 4096 (64).
+    /// Number of shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
 
@@ -272,7 +285,7 @@ impl Default for MasterOptions {
 }
 
 impl MasterOptions {
-    /// Refuses what contradicts itself.
+    /// Checks that the options do not contradict each other.
     ///
     /// # Errors
     /// `INVALID_PARAMS`, naming the option by its flag.
@@ -335,7 +348,8 @@ impl MasterOptions {
         Ok(())
     }
 
-    /// Longest time for which a reader or a writer may rely on what a master with these options told it.
+    /// Returns the longest time for which a reader or a writer may rely on a response of a master
+    /// with these options.
     pub fn longest_promise(&self) -> Duration {
         self.lease_ttl.max(self.put_discard)
     }

@@ -1,4 +1,5 @@
-//! Patterns over keys: the existing system's (ECMAScript, as `std::regex` has it), matched in linear time.
+//! Patterns over keys: ECMAScript as in `std::regex`, which Mooncake C++ uses, matched in linear
+//! time.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -6,16 +7,16 @@ use std::str::Chars;
 use mooncake_core::{Error, Result};
 use regex::bytes::{Regex, RegexBuilder};
 
-/// Longest pattern accepted, in bytes.
+/// Maximum length of a pattern, in bytes.
 const MAX_PATTERN: usize = 4096;
-/// Most memory a compiled pattern may take.
+/// Maximum memory of a compiled pattern, in bytes.
 const MAX_PROGRAM: usize = 1 << 20;
 
-/// A pattern over bytes; text beyond ASCII matches as it is encoded. What no linear time suffices for (back references, look-around) is
-/// refused.
+/// Compiles a pattern over bytes; text beyond ASCII matches as it is encoded. Constructs that need
+/// more than linear time (back references, look-around) are refused.
 ///
 /// # Errors
-/// `INVALID_PARAMS` for a pattern that is no pattern, or too large.
+/// `INVALID_PARAMS` if the text is not a pattern, or is too large.
 pub fn compile(pattern: &str) -> Result<Regex> {
     if pattern.len() > MAX_PATTERN {
         return Err(Error::invalid(format!(
@@ -29,7 +30,7 @@ pub fn compile(pattern: &str) -> Result<Regex> {
     build(false).or_else(|_| build(true)).map_err(|error| Error::invalid(format!("pattern: {error}")))
 }
 
-/// The same pattern in the language of the crate, where the two differ.
+/// Translates a pattern to the language of the crate `regex` where the two differ.
 fn translated(pattern: &str) -> Result<String> {
     let mut out = String::with_capacity(pattern.len() + 16);
     let mut rest = pattern.chars().peekable();
@@ -44,7 +45,7 @@ fn translated(pattern: &str) -> Result<String> {
     Ok(out)
 }
 
-/// What follows a backslash: letters without a meaning mean themselves.
+/// Translates the text after a backslash. A letter without a meaning stands for itself.
 fn escape(rest: &mut Peekable<Chars<'_>>, in_class: bool, out: &mut String) {
     match rest.next() {
         None => out.push('\\'),
@@ -52,7 +53,7 @@ fn escape(rest: &mut Peekable<Chars<'_>>, in_class: bool, out: &mut String) {
         Some('b') if in_class => out.push_str(r"\x08"),
         Some('c') => match rest.next() {
             Some(control) => out.push_str(&format!(r"\x{:02x}", control as u32 & 0x1f)),
-            // No pattern, there or here.
+            // An error in both languages.
             None => out.push('\\'),
         },
         Some(letter) if letter.is_ascii_alphabetic() && !"dDsSwWbBnrtvfxu".contains(letter) => {
@@ -63,7 +64,8 @@ fn escape(rest: &mut Peekable<Chars<'_>>, in_class: bool, out: &mut String) {
     }
 }
 
-/// What follows an opening bracket: there are no classes in classes there but the named ones, and no sums and differences of them.
+/// Translates the text after an opening bracket. ECMAScript has named classes in a class, but no
+/// other nested class, and no union or difference of classes.
 fn class(rest: &mut Peekable<Chars<'_>>, out: &mut String) -> Result<()> {
     let negated = rest.next_if_eq(&'^').is_some();
     if rest.next_if_eq(&']').is_some() {
@@ -92,7 +94,7 @@ fn class(rest: &mut Peekable<Chars<'_>>, out: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// A named class, to its end; its name is left to the crate.
+/// Copies a named class to its end. The crate `regex` checks its name.
 fn named(rest: &mut Peekable<Chars<'_>>, out: &mut String) {
     out.push('[');
     for next in rest.by_ref() {

@@ -1,4 +1,4 @@
-//! MountedSegment segments: the space in each, and the extents that stay in quarantine before reuse.
+//! Mounted segments: the space in each, and the extents that stay in quarantine before reuse.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -16,33 +16,34 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::ledger::Ledger;
 
-/// Objects start on cache lines, so that copies run at full speed.
+/// Alignment of objects in bytes. Objects begin on cache lines, so that copies run at full speed.
 pub(crate) const GRAIN: u64 = 64;
 
-/// Extents freed under one lock.
+/// Maximum number of extents that are freed under one lock.
 const SLICE: usize = 2048;
 
-/// One mount of one segment. Mounting the same segment again makes another of these.
+/// One mount of one segment. Mounting the same segment again creates another value.
 pub(crate) struct MountedSegment<A> {
     pub(crate) info: Segment,
     pub(crate) client: ClientId,
-    /// Nothing is placed here before.
+    /// Earliest time of a placement.
     opens: Moment,
     alive: AtomicBool,
-    /// Whether it is dead because its client was silent for too long.
+    /// Whether the mount was retired because its client expired.
     expired: AtomicBool,
-    /// End of the grace period of a graceful unmount, 0 for none.
+    /// End of the grace period of a graceful unmount; 0 for none.
     leaves: AtomicU64,
-    /// Number of the state that a drain has brought it to: OK, DRAINING, DRAINED.
+    /// Number of the status that a drain has set: OK, DRAINING or DRAINED.
     drain: AtomicU8,
-    /// Somebody could not reach its owner, and the owner has not been heard of since.
+    /// Whether another client could not reach the owner, and no heartbeat of the owner has arrived
+    /// since.
     doubted: AtomicBool,
-    /// Its owner has not yet said what lies in it.
+    /// Whether the owner has still to announce the objects in the segment.
     closed: AtomicBool,
-    /// Where its owner is told of what comes and is_evictable_noting, if it asks.
+    /// Ledger of the owner, if it fetches the inventory.
     pub(crate) ledger: Option<Arc<Ledger>>,
     space: Mutex<SegmentSpace<A>>,
-    // Copies of what the space says, to look at without its lock.
+    // Copies of numbers of the space, readable without its lock.
     used: AtomicU64,
     largest: AtomicU64,
     resting: AtomicU64,
@@ -51,15 +52,16 @@ pub(crate) struct MountedSegment<A> {
 
 struct SegmentSpace<A> {
     allocator: A,
-    /// Taken, but nobody's any more: free from the moment given.
+    /// Extents in quarantine, by the time at which each is free.
     quarantined: BinaryHeap<Reverse<(Moment, Extent)>>,
     quarantined_bytes: u64,
-    /// Taken for objects that the owner is going to announce: lengths by offset.
+    /// Lengths of the extents that are reserved for objects that the owner will announce, by
+    /// offset.
     kept: BTreeMap<u64, u64>,
 }
 
 impl<A: SegmentAllocator> MountedSegment<A> {
-    /// `resting` must not overlap and lie inside the segment.
+    /// Creates a mount. The extents in quarantine must be inside the segment and must not overlap.
     pub(crate) fn new(
         info: Segment,
         client: ClientId,
@@ -102,7 +104,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         mounted
     }
 
-    /// Room for `len` bytes, if there is any.
+    /// Allocates `len` bytes, if there are enough in one piece.
     pub(crate) fn allocate(&self, len: u64) -> Option<Extent> {
         let mut space = self.space.lock();
         let extent = space.allocator.allocate(len.checked_next_multiple_of(GRAIN)?, 1).ok();
@@ -110,7 +112,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         extent
     }
 
-    /// Gives an extent back from `until` on. The past means now.
+    /// Returns an extent, which is free from `until` on. A time in the past means now.
     pub(crate) fn quarantine(&self, extent: Extent, until: Moment, now: Moment) {
         let mut space = self.space.lock();
         if until <= now {
@@ -122,10 +124,10 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.publish(&space);
     }
 
-    /// Takes space for an object that is going to be announced. Once is as good as twice.
+    /// Reserves space for an object that the owner will announce. Repeating the call has no effect.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when it is not free, or no object takes such space.
+    /// `INVALID_PARAMS` if the space is not free, or cannot be that of an object.
     pub(crate) fn keep(&self, extent: Extent) -> Result<()> {
         let mut space = self.space.lock();
         if space.kept.get(&extent.offset) == Some(&extent.len) {
@@ -143,7 +145,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         Ok(())
     }
 
-    /// Whether this space was kept; from now on it is the caller's.
+    /// Takes a reserved extent. Returns whether it was reserved; if so, it belongs to the caller.
     pub(crate) fn take_reserved(&self, extent: Extent) -> bool {
         let mut space = self.space.lock();
         let kept = space.kept.get(&extent.offset) == Some(&extent.len);
@@ -153,7 +155,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         kept
     }
 
-    /// Frees what is still kept.
+    /// Frees the extents that are still reserved.
     pub(crate) fn release_kept(&self) {
         let mut space = self.space.lock();
         for (offset, len) in std::mem::take(&mut space.kept) {
@@ -162,7 +164,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.publish(&space);
     }
 
-    /// Takes no objects until it is opened.
+    /// Refuses new objects until [`open`](Self::open).
     pub(crate) fn close(&self) {
         self.closed.store(true, Relaxed);
     }
@@ -171,13 +173,13 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.closed.store(false, Relaxed);
     }
 
-    /// Whether its owner has announced all that was kept.
+    /// Returns whether the owner has announced everything that was reserved.
     pub(crate) fn is_fully_announced(&self) -> bool {
         !self.closed.load(Relaxed) && self.space.lock().kept.is_empty()
     }
 
-    /// Frees what has rested long enough, a slice of it at most: a million readers' leases may end at once, and puts wait for the
-    /// same lock. How many bytes.
+    /// Frees extents whose quarantine has ended, and returns their bytes. One call frees a slice at
+    /// most: the leases of a million readers may end at once, and puts wait for the same lock.
     pub(crate) fn reclaim(&self, now: Moment) -> u64 {
         if !self.has_reclaimable(now) {
             return 0;
@@ -199,12 +201,12 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         freed
     }
 
-    /// Whether there is something to reclaim.
+    /// Returns whether the quarantine of an extent has ended.
     pub(crate) fn has_reclaimable(&self, now: Moment) -> bool {
         self.next_release.load(Relaxed) <= now.0
     }
 
-    /// What rests, as absolute addresses.
+    /// Returns the extents in quarantine, as absolute addresses.
     pub(crate) fn quarantined_addresses(&self) -> Vec<(Moment, Extent)> {
         let space = self.space.lock();
         let absolute = |extent: Extent| Extent { offset: self.info.base + extent.offset, len: extent.len };
@@ -219,17 +221,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             .store(space.quarantined.peek().map_or(u64::MAX, |Reverse((until, _))| until.0), Relaxed);
     }
 
-    /// Bytes taken, those that rest included.
+    /// Returns the allocated bytes, including those in quarantine.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// Bytes that rest.
+    /// Returns the bytes in quarantine.
     pub(crate) fn resting(&self) -> u64 {
         self.resting.load(Relaxed)
     }
 
-    /// When the next of them is free, the end of time for never.
+    /// Returns the end of the next quarantine; the end of time if nothing is in quarantine.
     pub(crate) fn next_release(&self) -> Moment {
         Moment(self.next_release.load(Relaxed))
     }
@@ -238,17 +240,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         1.0 - self.used() as f64 / self.info.size as f64
     }
 
-    /// Whether an object of `len` bytes would fit, as far as can be seen without a lock.
+    /// Returns whether an object of `len` bytes would fit, as far as is known without a lock.
     pub(crate) fn fits(&self, len: u64) -> bool {
         len.checked_next_multiple_of(GRAIN).is_some_and(|len| len <= self.largest.load(Relaxed))
     }
 
-    /// Whether new objects may go here.
+    /// Returns whether new objects may be placed here.
     pub(crate) fn is_open(&self, now: Moment) -> bool {
         self.would_open(now) && !self.is_doubted()
     }
 
-    /// Whether new objects could go here, if its owner is there after all.
+    /// Returns whether new objects could be placed here if the owner is reachable after all.
     pub(crate) fn would_open(&self, now: Moment) -> bool {
         self.is_alive()
             && self.leaves.load(Relaxed) == 0
@@ -257,17 +259,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             && !self.closed.load(Relaxed)
     }
 
-    /// Whether it is being emptied, or is empty for good.
+    /// Returns whether a drain empties the segment or has emptied it.
     fn is_draining(&self) -> bool {
         self.drain.load(Relaxed) != SegmentStatus::Ok as u8
     }
 
-    /// OK, DRAINING or DRAINED.
+    /// Sets the status of a drain: OK, DRAINING or DRAINED.
     pub(crate) fn set_drain(&self, status: SegmentStatus) {
         self.drain.store(status as u8, Relaxed);
     }
 
-    /// Whether its owner may be gone; `true` until the owner is heard of.
+    /// Returns whether the owner may be unreachable. Its next heartbeat ends the doubt.
     pub(crate) fn is_doubted(&self) -> bool {
         self.doubted.load(Relaxed)
     }
@@ -276,17 +278,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.doubted.store(doubted, Relaxed);
     }
 
-    /// Whether its objects can be read.
+    /// Returns whether the objects of this mount can be read.
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(SeqCst)
     }
 
-    /// Marks the mount as one whose client expired. Call before [`retire`](Self::retire).
+    /// Marks the mount as one whose client expired. Call it before [`retire`](Self::retire).
     pub(crate) fn expire(&self) {
         self.expired.store(true, SeqCst);
     }
 
-    /// Whether the mount is dead because its client expired.
+    /// Returns whether the mount was retired because its client expired.
     pub(crate) fn has_expired(&self) -> bool {
         !self.is_alive() && self.expired.load(SeqCst)
     }
@@ -300,7 +302,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.leaves.store(at.0.max(1), Relaxed);
     }
 
-    /// When a graceful unmount ends, if one has begun.
+    /// Returns the end of a graceful unmount that has begun.
     pub(crate) fn unmount_at(&self) -> Option<Moment> {
         match self.leaves.load(Relaxed) {
             0 => None,
@@ -320,7 +322,8 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         }
     }
 
-    /// Whether two mounts mean the same memory: addresses count only where both are reached alike.
+    /// Returns whether both mounts denote the same memory. Addresses are compared only between
+    /// segments of one endpoint.
     pub(crate) fn overlaps(&self, other: &Segment) -> bool {
         self.info.endpoint == other.endpoint
             && self.info.base < other.base.saturating_add(other.size)
@@ -328,7 +331,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 }
 
-/// SegmentSpace held for a replica. Not `Clone`: it must be retired exactly once.
+/// Space of one replica. It is not `Clone`: it must be returned exactly once.
 pub(crate) struct Allocation<A> {
     pub(crate) id: ReplicaId,
     pub(crate) segment: Arc<MountedSegment<A>>,
@@ -340,7 +343,7 @@ impl<A: SegmentAllocator> Allocation<A> {
         self.segment.quarantine(self.extent, until, now);
     }
 
-    /// Number, address and segment.
+    /// Returns the number of the replica, its address and its segment.
     pub(crate) fn position(&self) -> (ReplicaId, u64, &Segment) {
         (self.id, self.segment.info.base + self.extent.offset, &self.segment.info)
     }

@@ -1,4 +1,5 @@
-//! A snapshot as bytes: what it begins with, then records, each with a checksum, numbered, the last one marked. It counts as a whole or not at all.
+//! Encoding of a snapshot: a head, then numbered records with a checksum each, of which the last is
+//! marked. A snapshot is valid as a whole or not at all.
 
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -8,14 +9,15 @@ use mooncake_protocol::pack::{PackError, wire_fields, written_as};
 use mooncake_protocol::record::{append, next};
 use mooncake_protocol::wire::{TaskKind, TaskStatus};
 
-/// What a snapshot begins with, and the version of what follows.
+/// First bytes of a snapshot, with the version of the rest.
 const MAGIC: &[u8; 8] = b"mksnap03";
-/// The version before: no promise in its head.
+/// First bytes of the previous version, which has no promise in its head.
 const SECOND: &[u8; 8] = b"mksnap02";
-/// The version before that: nothing of drains either.
+/// First bytes of the version before the previous one, which has no drain jobs either.
 const FIRST: &[u8; 8] = b"mksnap01";
 
-/// What one master knew when it wrote a snapshot. [`Master::recall`](crate::Master::recall) gives it to the next one.
+/// State of a master when it wrote a snapshot. [`Master::recall`](crate::Master::recall) gives it
+/// to the next master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub(crate) head: SnapshotHead,
@@ -25,10 +27,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads what [`Master::snapshot`](crate::Master::snapshot) wrote. Any bytes may come in.
+    /// Decodes the output of [`Master::snapshot`](crate::Master::snapshot). Any bytes may be
+    /// passed.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL`, when they are not one whole snapshot of this version or the two before; the text says what is wrong.
+    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the two before;
+    /// the text names the defect.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse = |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("no snapshot: {why}")));
         let first = bytes.starts_with(FIRST);
@@ -77,22 +81,22 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// How many objects it knows of.
+    /// Returns the number of objects.
     pub fn objects(&self) -> usize {
         self.objects.len()
     }
 
-    /// How many tasks.
+    /// Returns the number of tasks.
     pub fn tasks(&self) -> usize {
         self.tasks.len()
     }
 
-    /// How many drain jobs.
+    /// Returns the number of drain jobs.
     pub fn drain_jobs(&self) -> usize {
         self.drains.jobs.len()
     }
 
-    /// As bytes, so that what was read can be compared.
+    /// Encodes the snapshot, so that two can be compared.
     pub fn write(&self) -> Vec<u8> {
         let mut bytes = encode_head(&self.head);
         let Self { objects, tasks, drains, .. } = self.clone();
@@ -101,26 +105,27 @@ impl Snapshot {
     }
 }
 
-/// The beginning of a snapshot.
+/// Encodes the head of a snapshot.
 pub(crate) fn encode_head(head: &SnapshotHead) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     append(head, &mut out);
     out
 }
 
-/// Who wrote it, and when by the count of uses.
+/// Identity of the writer of a snapshot, and its time as a number of uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHead {
-    /// The uses of objects that were counted when it was done.
+    /// Number of uses of objects at the end of the snapshot.
     pub(crate) uses: u64,
     pub(crate) horizons: Vec<Horizon>,
-    /// Longest time, in milliseconds, for which leases and grants of that master and those before it may hold.
+    /// Longest time, in milliseconds, for which leases and allocations of that master and of
+    /// earlier ones may hold.
     pub(crate) promise_ms: u64,
 }
 
 wire_fields!(structure SnapshotHead { uses: u64, horizons: Vec<Horizon>, promise_ms: u64 });
 
-/// The head of a snapshot of the version before.
+/// Head of a snapshot of the previous version.
 struct SecondHead {
     uses: u64,
     horizons: Vec<Horizon>,
@@ -134,7 +139,8 @@ impl From<SecondHead> for SnapshotHead {
     }
 }
 
-/// Of what was written under that master before its use of that number, all that was still there is in the snapshot.
+/// Point in the history of a master. Of everything written under that master before this number of
+/// uses, the snapshot contains all that still existed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Horizon {
     pub(crate) epoch: u64,
@@ -143,10 +149,10 @@ pub(crate) struct Horizon {
 
 wire_fields!(structure Horizon { epoch: u64, number: u64 });
 
-/// A part of it.
+/// One record of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SnapshotPart {
-    /// Counted from 0.
+    /// Number of the record, counted from 0.
     pub(crate) number: u64,
     pub(crate) objects: Vec<SnapshotObject>,
     pub(crate) tasks: Vec<SnapshotTask>,
@@ -162,7 +168,7 @@ wire_fields!(structure SnapshotPart {
     last: bool,
 });
 
-/// A part of one of the version before.
+/// One record of a snapshot of the oldest version.
 struct FirstPart {
     number: u64,
     objects: Vec<SnapshotObject>,
@@ -179,23 +185,23 @@ impl From<FirstPart> for SnapshotPart {
     }
 }
 
-/// An object that could be read.
+/// Object that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotObject {
-    /// As the directory has it.
+    /// Directory key of the object.
     pub(crate) key: Vec<u8>,
     pub(crate) len: u64,
     pub(crate) checksum: Option<u64>,
-    /// The stamp of its value, if it was in memory.
+    /// Stamp of the value, if it was in memory.
     pub(crate) written: Option<Horizon>,
-    /// The number of its last use.
+    /// Number of the last use.
     pub(crate) used: u64,
     pub(crate) group: String,
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin_ms: u64,
-    /// Where it lay in memory.
+    /// Positions of the replicas in memory.
     pub(crate) positions: Vec<ReplicaPosition>,
-    /// On whose disks it lay.
+    /// Clients that held the object on their disks.
     pub(crate) disks: Vec<ClientId>,
 }
 
@@ -212,7 +218,7 @@ wire_fields!(structure SnapshotObject {
     disks: Vec<ClientId>,
 });
 
-/// Where a replica lay.
+/// Position of a replica in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReplicaPosition {
     pub(crate) segment: SegmentId,
@@ -221,7 +227,7 @@ pub(crate) struct ReplicaPosition {
 
 wire_fields!(structure ReplicaPosition { segment: SegmentId, offset: u64 });
 
-/// A task, whatever became of it.
+/// Task in any state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotTask {
     pub(crate) id: Uuid,
@@ -232,7 +238,7 @@ pub(crate) struct SnapshotTask {
     pub(crate) created_ms: i64,
     pub(crate) updated_ms: i64,
     pub(crate) message: String,
-    /// Time that was left for it, in milliseconds.
+    /// Time left for the task, in milliseconds.
     pub(crate) left_ms: u64,
 }
 
@@ -248,18 +254,18 @@ wire_fields!(structure SnapshotTask {
     left_ms: u64,
 });
 
-/// What segments are being emptied, or were.
+/// Drain jobs and drained segments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SnapshotDrains {
-    /// The oldest first.
+    /// Jobs, the oldest first.
     pub(crate) jobs: Vec<SnapshotDrain>,
-    /// Segments that are empty and take nothing.
+    /// Segments that are empty and accept nothing.
     pub(crate) drained: Vec<SegmentId>,
 }
 
 wire_fields!(structure SnapshotDrains { jobs: Vec<SnapshotDrain>, drained: Vec<SegmentId> });
 
-/// A drain job, whatever became of it. What it had still to move is looked for anew.
+/// Drain job in any state. The replicas that it still had to move are searched again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotDrain {
     pub(crate) id: Uuid,
@@ -269,14 +275,14 @@ pub(crate) struct SnapshotDrain {
     pub(crate) names: Vec<String>,
     pub(crate) targets: Vec<String>,
     pub(crate) at_once: u64,
-    /// What it empties; nothing once it is over.
+    /// Segments that the job empties; none once it has ended.
     pub(crate) sources: Vec<SegmentId>,
     pub(crate) moves: Vec<SnapshotMove>,
     pub(crate) succeeded: u64,
     pub(crate) failed: u64,
     pub(crate) migrated_bytes: u64,
     pub(crate) message: String,
-    /// How many were blocked when it ended.
+    /// Number of replicas that were blocked when the job ended.
     pub(crate) left: u64,
 }
 
@@ -297,12 +303,12 @@ wire_fields!(structure SnapshotDrain {
     left: u64,
 });
 
-/// A move under way.
+/// Move in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotMove {
-    /// As the directory has it.
+    /// Directory key of the object.
     pub(crate) key: Vec<u8>,
-    /// Which of the job's sources it leaves.
+    /// Index of the source of the move among the sources of the job.
     pub(crate) source: u64,
     pub(crate) tries: u32,
     pub(crate) task: Uuid,

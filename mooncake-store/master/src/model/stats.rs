@@ -3,134 +3,135 @@
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Segment, SegmentStatus};
 
-/// Where a master stands. Counters count from its start.
+/// State of a master. Counters count from its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Keys, those being written for the first time included.
+    /// Number of keys, including those that are being written for the first time.
     pub keys: u64,
-    /// Objects that can be read.
+    /// Number of objects that can be read.
     pub objects: u64,
-    /// Of these, soft-pinned ones.
+    /// Number of readable objects that are soft-pinned.
     pub soft_pinned: u64,
-    /// Writes in progress.
+    /// Number of writes in progress.
     pub writing: u64,
-    /// ClientTable heard of in time.
+    /// Number of clients with a recent heartbeat.
     pub clients: u64,
-    /// Live segments.
+    /// Mounted segments.
     pub segments: Vec<SegmentStats>,
-    /// Reads asked for.
+    /// Number of reads.
     pub reads: u64,
-    /// Reads that found their object.
+    /// Number of reads that found their object.
     pub hits: u64,
-    /// Bytes of the objects they found.
+    /// Bytes of the objects that reads found.
     pub hit_bytes: u64,
-    /// Of the hits, those of objects that are on a client's disk only.
+    /// Number of hits on objects that are only on disk.
     pub disk_hits: u64,
-    /// Bytes of these.
+    /// Bytes of the objects that are only on disk and that reads found.
     pub disk_hit_bytes: u64,
-    /// ClientTable' disks.
+    /// Disks of clients.
     pub disks: DiskStats,
-    /// Times that room was looked for.
+    /// Number of times that eviction was attempted.
     pub evictions_attempted: u64,
-    /// Times that some was made.
+    /// Number of times that eviction freed space.
     pub evictions_successful: u64,
-    /// Objects evicted.
+    /// Number of evicted objects.
     pub evicted_keys: u64,
-    /// Bytes they took.
+    /// Bytes of the evicted objects.
     pub evicted_bytes: u64,
-    /// Puts refused because no room could be made.
+    /// Number of puts that were refused because eviction could not free enough space.
     pub no_room: u64,
-    /// Puts that got fewer replicas than they asked for.
+    /// Number of puts that got fewer replicas than they requested.
     pub partial: u64,
-    /// Writes taken back from writers that did not end them.
+    /// Number of writes that the master took back because the writer did not end them.
     pub discarded: u64,
-    /// Of these, those whose grant had run out.
+    /// Number of writes that the master took back because the allocation had expired.
     pub released: u64,
-    /// Replicas of hot objects that were asked for, or would have been.
+    /// Number of additional replicas of hot objects that were requested, or would have been.
     pub hot_proposed: u64,
-    /// Of these, those that were made.
+    /// Number of additional replicas of hot objects that were made.
     pub hot_made: u64,
-    /// Of these, those that went again.
+    /// Number of additional replicas of hot objects that were dropped.
     pub hot_dropped: u64,
-    /// Replicas of hot objects there are.
+    /// Number of additional replicas of hot objects that exist.
     pub hot_replicas: u64,
-    /// Values completed, by size: counts for each upper bound, then for all.
+    /// Histogram of the sizes of completed values: the count up to each upper bound, then of all.
     pub value_sizes: Vec<(u64, u64)>,
-    /// Sum of their sizes.
+    /// Sum of the sizes of completed values, in bytes.
     pub value_bytes: u64,
 }
 
-/// Where clients' disks stand. Every promotion that was admitted is in flight or one of completed, failed, cancelled and expired.
+/// State of the disks of clients. An admitted promotion is in flight, completed, failed, cancelled
+/// or expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Copies of objects there.
+    /// Number of replicas on disks.
     pub objects: u64,
-    /// Bytes of these.
+    /// Bytes of the replicas on disks.
     pub used: u64,
-    /// Sizes of the disks, as far as their owners have told, in bytes.
+    /// Sizes of the disks that clients have reported, in bytes.
     pub capacity: u64,
-    /// Objects that are to come back to memory, or on their way.
+    /// Number of promotions that wait or are in progress.
     pub promotions_in_flight: u64,
-    /// Objects that were to.
+    /// Number of promotions that were admitted.
     pub promotions_admitted: u64,
-    /// Those that did.
+    /// Number of promotions that completed.
     pub promotions_completed: u64,
-    /// Their bytes.
+    /// Bytes of the completed promotions.
     pub promoted_bytes: u64,
-    /// Those that their owner could not bring back.
+    /// Number of promotions that the client could not make.
     pub promotions_failed: u64,
-    /// Those that were gone, or whose disk was.
+    /// Number of promotions whose object or disk disappeared.
     pub promotions_cancelled: u64,
-    /// Those that their owner said nothing of.
+    /// Number of promotions that the client never reported on.
     pub promotions_expired: u64,
-    /// Reads that were too few for their object to come back.
+    /// Number of reads that did not promote because the object is read too rarely.
     pub promotions_too_rare: u64,
-    /// Reads after which it did not because memory was too full.
+    /// Number of reads that did not promote because memory was above the watermark.
     pub promotions_too_full: u64,
-    /// Reads after which it did not because too many were on their way.
+    /// Number of reads that did not promote because too many promotions were in progress.
     pub promotions_over_limit: u64,
 }
 
-/// Where a segment stands.
+/// State of a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SegmentStats {
-    /// The segment.
+    /// Segment as its client mounted it.
     pub segment: Segment,
-    /// Its owner.
+    /// Client that mounted the segment.
     pub client: ClientId,
-    /// Its state.
+    /// Status of the segment.
     pub status: SegmentStatus,
-    /// Bytes taken.
+    /// Allocated bytes, including those in quarantine.
     pub used: u64,
-    /// Of these, bytes that are nobody's any more and rest until nobody can still read or write them.
+    /// Bytes in quarantine: no object uses them, but a reader or a writer still may.
     pub resting: u64,
 }
 
 impl SegmentStats {
-    /// Its id.
+    /// Returns the id of the segment.
     pub fn id(&self) -> SegmentId {
         self.segment.id
     }
 }
 
 impl Stats {
-    /// Bytes taken in all segments.
+    /// Returns the allocated bytes of all segments.
     pub fn used(&self) -> u64 {
         total(self.segments.iter().map(|segment| segment.used))
     }
 
-    /// Bytes in all segments that rest.
+    /// Returns the bytes in quarantine of all segments.
     pub fn resting(&self) -> u64 {
         total(self.segments.iter().map(|segment| segment.resting))
     }
 
-    /// Bytes of all segments.
+    /// Returns the bytes of all segments.
     pub fn capacity(&self) -> u64 {
         total(self.segments.iter().map(|segment| segment.segment.size))
     }
 }
 
-/// Who mounts says how large its memory is, so a sum may be beyond all numbers.
+/// Adds up, up to the largest number: a client chooses the size that it reports for a segment.
 fn total(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }

@@ -14,17 +14,17 @@ use parking_lot::RwLock;
 /// Largest quota, in bytes.
 const MAX_QUOTA: u64 = i64::MAX as u64;
 
-/// A tenant and the bytes it may have.
+/// Quota of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantQuota {
-    /// Its name: not empty, no control characters, not beginning with `_`.
+    /// Name of the tenant: not empty, without control characters, not beginning with `_`.
     pub name: String,
-    /// Bytes, 1 to 2^63 - 1.
+    /// Quota in bytes, from 1 to 2^63 - 1.
     pub bytes: u64,
 }
 
 impl TenantQuota {
-    /// Refuses what is no tenant or no quota.
+    /// Checks name and quota.
     ///
     /// # Errors
     /// `INVALID_PARAMS`, naming the tenant.
@@ -42,29 +42,30 @@ impl TenantQuota {
     }
 }
 
-/// Whether this can be the name of a tenant.
+/// Returns whether `name` can be the name of a tenant.
 pub fn is_tenant(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('_') && !name.chars().any(char::is_control)
 }
 
-/// Where a tenant stands.
+/// State of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantInfo {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
-    /// Bytes it is to have.
+    /// Requested quota in bytes.
     pub requested: u64,
-    /// Bytes it may have: less, where all together ask for more memory than there is.
+    /// Effective quota in bytes. It is less than the requested one if all tenants together request
+    /// more memory than there is.
     pub effective: u64,
-    /// Bytes of its objects, every replica counted, those being written included.
+    /// Bytes of all replicas of the tenant, including those that are being written.
     pub charged: u64,
-    /// Bytes evicted to make room in its quota.
+    /// Bytes evicted to free space in the quota.
     pub evicted: u64,
-    /// Puts refused for its quota.
+    /// Number of puts that were refused for the quota.
     pub rejected: u64,
 }
 
-/// All tenants, and what they are charged.
+/// Tenants with the bytes that they are charged.
 pub(crate) struct Tenants {
     on: bool,
     table: RwLock<TenantTable>,
@@ -73,13 +74,14 @@ pub(crate) struct Tenants {
 #[derive(Default)]
 struct TenantTable {
     capacity: u64,
-    /// Numbers are places in `accounts`, counted from 1, and never given to another name.
+    /// Numbers of the tenants: positions in `accounts`, counted from 1. A number is never given to
+    /// another name.
     pub(crate) by_name: BTreeMap<String, u32>,
     pub(crate) accounts: Vec<TenantAccount>,
 }
 
 struct TenantAccount {
-    /// `None`: not registered any more.
+    /// Requested quota; `None` for a tenant that is not registered any more.
     pub(crate) requested: Option<u64>,
     pub(crate) effective: u64,
     pub(crate) charged: AtomicU64,
@@ -87,17 +89,17 @@ struct TenantAccount {
     pub(crate) rejected: AtomicU64,
 }
 
-/// What a tenant lacks.
+/// Reason why a tenant cannot be charged.
 pub(crate) enum QuotaRefusal {
-    /// It is not registered.
+    /// The tenant is not registered.
     Unknown,
-    /// So many bytes are too much, whatever is_evictable_noting.
+    /// The bytes exceed the quota even if everything else is evicted.
     TooLarge,
-    /// Something has to go first.
+    /// The bytes exceed the quota until something is evicted.
     Full,
 }
 
-/// Bytes charged ahead of what they are for. Dropped, they are given back.
+/// Bytes that are charged in advance. Dropping the reservation refunds them.
 pub(crate) struct Reservation<'a> {
     tenants: &'a Tenants,
     number: u32,
@@ -105,7 +107,7 @@ pub(crate) struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// The bytes, which are the caller's to account for from now on.
+    /// Ends the reservation. The caller accounts for the returned bytes from now on.
     pub(crate) fn spend(mut self) -> u64 {
         std::mem::take(&mut self.bytes)
     }
@@ -120,7 +122,7 @@ impl Drop for Reservation<'_> {
 }
 
 impl Tenants {
-    /// No tenants, or these.
+    /// Creates the table. `None` turns tenants off.
     pub(crate) fn new(policy: Option<&[TenantQuota]>) -> Self {
         let mut table = TenantTable::default();
         for tenant in policy.unwrap_or_default() {
@@ -133,7 +135,7 @@ impl Tenants {
         self.on
     }
 
-    /// Number of the tenant that a key of the directory belongs to; 0 for none.
+    /// Returns the number of the tenant of a directory key; 0 for none.
     pub(crate) fn number(&self, key: &[u8]) -> u32 {
         if !self.on {
             return 0;
@@ -142,7 +144,7 @@ impl Tenants {
         self.table.read().by_name.get(tenant).copied().unwrap_or(0)
     }
 
-    /// A key of the directory as tenant and key.
+    /// Splits a directory key into tenant and key.
     pub(crate) fn split<'a>(&self, key: &'a [u8]) -> (&'a str, &'a [u8]) {
         let at = if self.on { key.iter().position(|byte| *byte == 0) } else { None };
         match at.map(|at| (std::str::from_utf8(&key[..at]), &key[at + 1..])) {
@@ -151,7 +153,7 @@ impl Tenants {
         }
     }
 
-    /// As [`Tenants::split`]; none for what is no key of a tenant.
+    /// Splits a directory key like [`Tenants::split`]. Returns `None` for a key of no tenant.
     pub(crate) fn unscoped<'a>(&self, key: &'a ObjectKey) -> Option<(&'a str, ObjectKey)> {
         if !self.on {
             return Some((DEFAULT_TENANT, key.clone()));
@@ -160,7 +162,7 @@ impl Tenants {
         Some((tenant, ObjectKey::new(key).ok()?))
     }
 
-    /// What keys of a tenant begin with in the directory; `None` if it is not registered.
+    /// Returns the prefix of the directory keys of a tenant; `None` if it is not registered.
     pub(crate) fn prefix(&self, tenant: &str) -> Option<Vec<u8>> {
         if !self.on {
             return Some(Vec::new());
@@ -171,7 +173,8 @@ impl Tenants {
         Some([tenant.as_bytes(), &[0]].concat())
     }
 
-    /// Charges `bytes`, if they are within the quota once `freed` bytes are gone that they replace.
+    /// Charges `bytes` if they are within the quota once the `freed` bytes that they replace are
+    /// gone.
     pub(crate) fn reserve(
         &self,
         number: u32,
@@ -185,7 +188,7 @@ impl Tenants {
         let table = self.table.read();
         let account = table.numbered(number).filter(|account| account.requested.is_some());
         let Some(account) = account else { return Err(QuotaRefusal::Unknown) };
-        // Without any memory, that is what is missing.
+        // Without any memory, the refusal must name the lack of memory.
         let limit = if table.capacity == 0 { u64::MAX } else { account.effective };
         if bytes > limit {
             return Err(QuotaRefusal::TooLarge);
@@ -200,25 +203,26 @@ impl Tenants {
         }
     }
 
-    /// Charges `bytes`, whatever the quota, so that the charge never falls below what is there while things are moved about.
+    /// Charges `bytes` regardless of the quota, so that the charge never falls below the bytes in
+    /// use while an object changes.
     pub(crate) fn hold(&self, number: u32, bytes: u64) -> Reservation<'_> {
         let bytes = if number == 0 { 0 } else { bytes };
         self.charge(number, 0, bytes);
         Reservation { tenants: self, number, bytes }
     }
 
-    /// What is charged for something changes.
+    /// Changes the charge for an object from `before` to `after` bytes.
     pub(crate) fn charge(&self, number: u32, before: u64, after: u64) {
         if number == 0 || before == after {
             return;
         }
         if let Some(account) = self.table.read().numbered(number) {
-            // Two's complement: adds the difference, whichever way it is_evictable_noting.
+            // Two's complement: adds the difference in either direction.
             account.charged.fetch_add(after.wrapping_sub(before), SeqCst);
         }
     }
 
-    /// There is this much memory now.
+    /// Sets the capacity that the tenants share.
     pub(crate) fn set_capacity(&self, capacity: u64) {
         if self.on {
             let mut table = self.table.write();
@@ -281,7 +285,7 @@ impl TenantTable {
         self.accounts.get((number as usize).checked_sub(1)?)
     }
 
-    /// The account of a registered tenant.
+    /// Returns the account of a registered tenant.
     pub(crate) fn account(&self, name: &str) -> Option<&TenantAccount> {
         self.numbered(*self.by_name.get(name)?).filter(|account| account.requested.is_some())
     }
@@ -315,7 +319,7 @@ impl TenantTable {
         self.divide_capacity();
     }
 
-    /// Gives each what it asked for, or its part of what there is.
+    /// Divides the capacity: every tenant gets its request, or its part of the capacity.
     pub(crate) fn divide_capacity(&mut self) {
         let registered: Vec<_> = self
             .by_name
@@ -332,8 +336,9 @@ impl TenantTable {
     }
 }
 
-/// What each gets of `capacity`: all it asked for if that is enough for all, else in proportion, the bytes left over one by one to
-/// the largest remainders, the first ones first.
+/// Returns the shares of `capacity`. Each is the whole request if all requests fit. Otherwise the
+/// shares are proportional, and the remaining bytes go one by one to the largest remainders,
+/// earlier requests first.
 fn shares(requests: &[u64], capacity: u64) -> Vec<u64> {
     let sum: u128 = requests.iter().map(|bytes| u128::from(*bytes)).sum();
     if sum <= u128::from(capacity) {
@@ -341,7 +346,7 @@ fn shares(requests: &[u64], capacity: u64) -> Vec<u64> {
     }
     let parts = requests.iter().map(|bytes| {
         let exact = u128::from(*bytes) * u128::from(capacity);
-        // Not more than what was asked for, so it fits.
+        // The result is at most the request, so it fits.
         ((exact / sum) as u64, exact % sum)
     });
     let (mut shares, remainders): (Vec<u64>, Vec<u128>) = parts.unzip();

@@ -3,15 +3,18 @@
 use mooncake_core::ids::ClientId;
 use mooncake_protocol::api::Caller;
 
-/// Who writes.
+/// Writer of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writer {
-    /// The client.
+    /// Client that writes.
     pub client: ClientId,
-    /// A number the client draws for each put of a key, 0 for none. It tells a repeated call from another one: a start
-    /// repeated with the same number gets the same grant, and an end or revoke with another number than the start's is
-    /// refused. The existing system has no such number; without it, a second start of a key is answered
-    /// `OBJECT_ALREADY_EXISTS` even to the same client, because two of its threads may not share one grant.
+    /// Number that the client draws for each put of a key; 0 for none.
+    ///
+    /// The number identifies a repeated call. A start that is repeated with the same number returns
+    /// the same allocation. An end or revoke with another number than that of the start is refused.
+    /// Mooncake C++ has no such number. Without it, a second start of a key fails with
+    /// `OBJECT_ALREADY_EXISTS` even for the same client, because two of its threads may not share
+    /// one allocation.
     pub attempt: u64,
 }
 
@@ -28,19 +31,20 @@ impl From<Caller<'_>> for Writer {
 }
 
 impl Writer {
-    /// Whether this caller is the one that `self` was recorded for.
+    /// Returns whether `caller` is this writer. A number of 0 on either side matches every number.
     pub(crate) fn is(self, caller: Writer) -> bool {
         self.client == caller.client
             && (self.attempt == caller.attempt || self.attempt == 0 || caller.attempt == 0)
     }
 
-    /// Whether this caller repeats a call of `self`, beyond doubt.
+    /// Returns whether `caller` certainly repeats a call of this writer.
     pub(crate) fn repeats(self, caller: Writer) -> bool {
         self == caller && self.attempt != 0
     }
 }
 
-/// When a value was written: by which master, and after how many uses of its objects. Of one master's, the later is the newer.
+/// Time of a write: the master that handled it, and the number of uses of its objects by then.
+/// Among the stamps of one master, the one with the higher number is the newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) epoch: u64,

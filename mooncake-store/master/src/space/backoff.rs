@@ -11,7 +11,7 @@ pub(crate) struct EvictionBackoff {
 }
 
 impl EvictionBackoff {
-    /// An object became readable, or space came free: looking again may help.
+    /// Ends the backoff: an object became readable or space became free, so eviction may succeed.
     pub(crate) fn end_backoff(&self) {
         if self.paused_until.load(Relaxed) != 0 {
             self.paused_until.store(0, Relaxed);

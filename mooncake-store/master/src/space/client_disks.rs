@@ -1,4 +1,4 @@
-//! ClientDisks of all clients.
+//! Disks of all clients.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use crate::model::disk::{DiskOwner, PromotionCounters};
 use crate::model::disk_replicas::FileTotals;
 use crate::model::stats::DiskStats;
 
-/// Every disk that was offered.
+/// Disks that clients have offered.
 #[derive(Default)]
 pub(crate) struct ClientDisks {
     pub(crate) owners: Mutex<HashMap<ClientId, Arc<DiskOwner>>>,
-    /// Their number, so that a cluster without disks locks nothing.
+    /// Number of disks. A cluster without disks takes no lock.
     pub(crate) count: AtomicUsize,
-    /// Objects that eviction passed over because they are to be written first.
+    /// Objects that eviction skipped because they are to be written to disk first.
     pub(crate) offload_requests: Mutex<OffloadRequests>,
     pub(crate) promotions: Arc<PromotionCounters>,
     pub(crate) files: Arc<FileTotals>,
 }
 
-/// Keys, each once, in the order they came.
+/// Keys to offload, each once, in the order of the requests.
 #[derive(Default)]
 pub(crate) struct OffloadRequests {
     pub(crate) keys: Vec<ObjectKey>,
     pub(crate) known: HashSet<ObjectKey>,
-    /// Bytes of these.
+    /// Bytes of the requested objects.
     pub(crate) bytes: u64,
-    /// Bytes of more that may come.
+    /// Bytes that may still be requested.
     pub(crate) budget: u64,
 }
 
@@ -69,7 +69,7 @@ impl ClientDisks {
         before - owners.len()
     }
 
-    /// The free part of a client's disk; 1 where nothing is known of it.
+    /// Returns the free part of the disk of a client; 1 if nothing is known of it.
     pub(crate) fn free_ratio(&self, client: ClientId) -> f64 {
         let Some(owner) = self.get(client) else { return 1.0 };
         match owner.capacity.load(Relaxed) {
@@ -78,7 +78,7 @@ impl ClientDisks {
         }
     }
 
-    /// What lies on all disks, and in files, for which there is that much room.
+    /// Returns the statistics of all disks and files. The files have `file_capacity` bytes.
     pub(crate) fn stats(&self, file_capacity: u64) -> DiskStats {
         let owners = self.owners.lock();
         let sum = |figure: fn(&DiskOwner) -> u64| {
@@ -106,12 +106,12 @@ impl ClientDisks {
         }
     }
 
-    /// The client lives.
+    /// Records a heartbeat of a client.
     pub(crate) fn mark_seen(&self, client: ClientId, now: Moment) {
         self.get(client).into_iter().for_each(|owner| owner.state.lock().seen = now);
     }
 
-    /// See [`Master::was_stopped`].
+    /// Extends the last heartbeat of every client by the time that this process was stopped.
     pub(crate) fn was_stopped(&self, span: Duration, now: Moment) {
         for mut state in self.owners.lock().values().map(|owner| owner.state.lock()) {
             state.seen = state.seen.after(span).min(now);

@@ -13,20 +13,21 @@ use super::victim::Victim;
 use crate::directory::Pass;
 use crate::model::segment::{Allocation, GRAIN, MountedSegment};
 
-/// A used object costs up to this many times what an unused one of its size does.
+/// Upper bound of the cost of a used object, relative to an unused one of its size.
 const MAX_USE_COST: u64 = 4;
 
-/// Something that takes space.
+/// Extent of a segment that is in use.
 #[derive(Clone, Debug)]
 struct Block {
     extent: Extent,
-    /// What losing it costs; `None` when it may not go.
+    /// Cost of losing the object; `None` if it cannot be evicted.
     cost: Option<u64>,
     object: Option<(ObjectKey, ReplicaId)>,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Evicts neighbours in one segment so that `len` bytes fit between what stays; whether it could.
+    /// Evicts neighbours in one segment so that `len` bytes fit between the remaining extents.
+    /// Returns whether that succeeded.
     pub(crate) fn evict_contiguous(
         &self,
         len: u64,
@@ -58,7 +59,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         false
     }
 
-    /// What takes space in a segment, by offset.
+    /// Returns the extents of a segment that are in use, by offset.
     fn blocks(&self, segment: &Arc<MountedSegment<A>>, pass: Pass, now: Moment) -> Vec<Block> {
         let here = |held: &&Allocation<A>| Arc::ptr_eq(&held.segment, segment);
         let oldest = now.0.saturating_sub(self.options.lease_ttl.as_nanos() as u64 * 8);
@@ -79,7 +80,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             }
             let Some(value) = object.value() else { return };
             for held in value.replicas.iter().filter(here) {
-                // The lease says when it was last read.
+                // The lease tells when the object was last read.
                 let use_cost = object.lease.0.saturating_sub(oldest).saturating_mul(MAX_USE_COST - 1)
                     / (now.0 - oldest).max(1);
                 let cost = self
@@ -92,7 +93,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         blocks
     }
 
-    /// Evicts an object if it still is what it was.
+    /// Evicts an object if it has not changed since the search.
     fn evict_block(&self, block: &Block, pass: Pass, now: Moment) {
         let Some((key, id)) = &block.object else { return };
         let hash = self.directory.hash(key.as_bytes());
@@ -113,7 +114,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     }
 }
 
-/// The run of neighbours that is cheapest to lose and leaves a gap of `need` bytes, if there is one.
+/// Returns the cheapest run of neighbours whose loss leaves a gap of `need` bytes.
 fn cheapest_run(blocks: &[Block], need: u64, size: u64) -> Option<&[Block]> {
     let mut best: Option<(u64, &[Block])> = None;
     let (mut first, mut cost) = (0, 0u64);
@@ -129,10 +130,10 @@ fn cheapest_run(blocks: &[Block], need: u64, size: u64) -> Option<&[Block]> {
                 let before = blocks[before].extent;
                 before.offset + before.len
             });
-            // Looked at shard by shard: what was there first and what came after it may both be listed.
+            // Shards are examined one by one, so an extent and its later reuse may both be listed.
             end.saturating_sub(start)
         };
-        // Leave out at the front what the gap does not need.
+        // Leave out at the front the blocks that the gap does not need.
         while first < last && gap(first + 1) >= need {
             cost -= blocks[first].cost.unwrap_or(0);
             first += 1;

@@ -1,4 +1,4 @@
-//! Making room: above the watermark in the background, and for a put that finds none.
+//! Eviction: above the watermark in the background, and for a put that finds no free space.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -14,27 +14,30 @@ use super::victim::Victim;
 use crate::directory::{Object, Pass};
 use crate::model::segment::{GRAIN, MountedSegment};
 
-/// How far below the watermark the background goes at most, as a part of the capacity.
+/// Maximum distance below the watermark down to which the background evicts, as a part of the
+/// capacity.
 const HYSTERESIS: f64 = 0.01;
 
-/// After every object was refused, nobody looks again for this long, or until something changes.
+/// Time without further attempts after every object was refused.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// So many objects the background evicts before it lets others run: some tens of microseconds.
+/// Number of objects that the background evicts before it yields the processor: some tens of
+/// microseconds.
 const YIELD_EVERY: u32 = 32;
 
-/// What came of evicting the next in line if it is of use.
+/// Outcome of a conditional eviction.
 enum NextVictim<A> {
     Evicted(Victim<A>),
-    /// It would be of no use.
+    /// The next victim would not help.
     Kept,
-    /// Nothing may go.
+    /// No object can be evicted.
     NoVictim,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Frees what a put of `len` bytes needs, and hardly more, in the segment named or else in any; whether it may look again. Nothing
-    /// goes for a put that could not be placed afterwards.
+    /// Frees what a put of `len` bytes needs, and hardly more, in the named segment or in any.
+    /// Returns whether the put may try again. Nothing is evicted for a put that could not be placed
+    /// afterwards.
     pub(crate) fn free_space_for(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
         let takes = self.accepts(only, now);
         let Some(need) = len.checked_next_multiple_of(GRAIN).filter(|need| self.could_hold_in(*need, &takes))
@@ -54,8 +57,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         self.set_offload_budget(len);
         let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
         'passes: for pass in self.passes() {
-            // Several small victims in a row leave a gap by chance only, so they go in the policy's order only where there are gaps to be
-            // had. One that is large enough by itself always may.
+            // Several small victims in a row leave a gap only by chance, so they are evicted in the
+            // order of the policy only where gaps are likely. A victim that is large enough by
+            // itself always may be.
             let by_chance = match outlook {
                 GapOutlook::Likely => pass == Pass::Ordinary,
                 GapOutlook::Unknown => pass == Pass::Ordinary && large,
@@ -75,7 +79,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                         return false;
                     }
                 };
-                // What comes free where nothing is placed helps nobody.
+                // Space that is freed where nothing is placed does not help.
                 if victim.segments.iter().any(|segment| takes(segment)) {
                     freed = victim.bytes.saturating_add(freed);
                 }
@@ -93,7 +97,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         if outlook == GapOutlook::Suspended {
             return false;
         }
-        // Looking for the cheapest gap means looking at every object. Among many that is the tick's; who waits asks again.
+        // The search for the cheapest gap examines every object. Among many objects the tick does
+        // that, and the put tries again.
         if large {
             self.eviction.searches.request(only, len);
         } else {
@@ -102,7 +107,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         false
     }
 
-    /// Opens the gaps that puts did not find among many objects.
+    /// Makes the gaps that puts did not find among many objects.
     pub(crate) fn evict_requested_gaps(&self, now: Moment) {
         for (only, len) in self.eviction.searches.requested() {
             let only = only.as_deref();
@@ -118,7 +123,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Evicts down to just below the high watermark, if usage is above.
+    /// Evicts down to just below the high watermark, if more memory is in use.
     pub(crate) fn evict_to_watermark(&self, now: Moment) {
         let (used, capacity) = self.occupancy();
         let watermark = (self.options.high_watermark * capacity as f64) as u64;
@@ -138,7 +143,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                 let Some(victim) = self.evict_one(pass, now) else { break };
                 left = left.saturating_sub(victim.bytes);
                 if count.is_multiple_of(YIELD_EVERY) {
-                    // Requests go first, where there are no more processors than threads.
+                    // Requests go first on a machine with no more processors than threads.
                     std::thread::yield_now();
                 }
             }
@@ -148,9 +153,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Evicts one object: of what the shards' policies would let go next, what has been unused for the longest. So the
-    /// order is that of one policy over all, without one lock for all. (Blocks of one prefix lie in many shards; were each
-    /// shard emptied by itself, every prefix would soon have a hole.)
+    /// Evicts one object: the least recently used among the next victims of the shards. The order
+    /// is thus that of one policy over all shards, without one lock for all. (Blocks of one prefix
+    /// lie in many shards. If each shard were emptied by itself, every prefix would soon have a
+    /// hole.)
     pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
         match self.evict_next(pass, now, |_| true) {
             NextVictim::Evicted(victim) => Some(victim),
@@ -158,7 +164,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// As [`Master::evict_one`], unless it would be of no use.
+    /// Evicts like [`evict_one`](Self::evict_one), but only an object that `of_use` accepts.
     fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> NextVictim<A> {
         let mut unwritten = Vec::new();
         let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
@@ -173,7 +179,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         of_use: impl Fn(&Object<A>) -> bool,
         unwritten: &mut Vec<SkippedObject>,
     ) -> NextVictim<A> {
-        // Each round evicts, or learns the age of one shard's next victim.
+        // Each round evicts, or learns the last use of the next victim of one shard.
         for _ in 0..2 * self.directory.len() {
             let (index, age) = self.directory.oldest();
             let mut shard = self.directory.lock_at(index);
@@ -203,19 +209,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         NextVictim::NoVictim
     }
 
-    /// Frees what has rested long enough, a slice of each segment; how many bytes.
+    /// Frees extents whose quarantine has ended, a slice of each segment. Returns their bytes.
     pub(crate) fn reclaim(&self, now: Moment) -> u64 {
         let registry = self.segments.read();
         registry.list.iter().fold(0, |sum, segment| segment.reclaim(now).saturating_add(sum))
     }
 
-    /// Frees all that has rested long enough, slice by slice; whether there was any.
+    /// Frees all extents whose quarantine has ended, slice by slice. Returns whether there were
+    /// any.
     pub(crate) fn reclaim_all(&self, now: Moment) -> bool {
         let due: Vec<_> = {
             let registry = self.segments.read();
             registry.list.iter().filter(|segment| segment.has_reclaimable(now)).cloned().collect()
         };
-        // Nothing new becomes due: `now` stays.
+        // `now` is constant, so no more extents become due meanwhile.
         for segment in &due {
             while segment.has_reclaimable(now) {
                 segment.reclaim(now);
@@ -224,7 +231,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         !due.is_empty()
     }
 
-    /// Whether a segment that takes it could ever hold it.
+    /// Returns whether a segment that `takes` accepts could ever hold `need` bytes.
     fn could_hold_in(&self, need: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
         self.segments.read().list.iter().any(|segment| need <= segment.info.size && takes(segment))
     }
@@ -233,8 +240,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
     }
 
-    /// Which segments placement would take an object to: open ones, of that name if it is bound to one, and doubted ones only if
-    /// there are no others.
+    /// Returns a predicate for the segments in which placement would put an object: open ones, with
+    /// the name `only` if it is given, and doubted ones only if all are doubted.
     pub(crate) fn accepts<'o>(
         &self,
         only: Option<&'o str>,
@@ -250,7 +257,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     }
 }
 
-/// Whether what an object leaves behind is room enough by itself.
+/// Returns whether the extent of an object is large enough by itself.
 fn leaves_a_gap<A: SegmentAllocator>(
     object: &Object<A>,
     need: u64,

@@ -6,36 +6,37 @@ use std::time::Duration;
 use mooncake_core::clock::Moment;
 use parking_lot::Mutex;
 
-/// After a search in failed, nobody searches for this long, or for as long as it took.
+/// Minimum time between a search that failed and the next one. It is longer if the search took
+/// longer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// After a search that found a gap, more of the size are believed in for this long.
+/// Time after a successful search during which more gaps of the size are expected.
 const LIKELY_FOR: Duration = Duration::from_secs(1);
 
-/// What there is to expect for a put that finds no gap.
+/// Expectation for a put that finds no gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GapOutlook {
-    /// Nobody has looked.
+    /// No search is known.
     Unknown,
-    /// Gaps of the size could be made a moment ago.
+    /// A gap of the size could be made a moment ago.
     Likely,
-    /// None could, the last time.
+    /// The last search failed.
     Doubtful,
-    /// None could a moment ago, or somebody is about to look.
+    /// The last search has just failed, or one is about to begin.
     Suspended,
 }
 
-/// What searches came to, by the segment that puts were bound to; under `None` for those that may go anywhere.
+/// Results of searches by the segment that the puts were bound to; `None` stands for any segment.
 #[derive(Default)]
 pub(crate) struct GapSearches(Mutex<HashMap<Option<Box<str>>, LastSearch>>);
 
 #[derive(Default)]
 struct LastSearch {
-    /// Length of the largest put that waits for the tick to search, 0 for none.
+    /// Length of the largest put that waits for a search; 0 for none.
     requested: u64,
-    /// Length that there was a gap for, and until when that is believed.
+    /// Length for which there was a gap, and the time until which that is believed.
     found: (u64, Moment),
-    /// Length that there was none for, and until when nobody looks again.
+    /// Length for which there was no gap, and the time until which there is no new search.
     failed: Option<(u64, Moment)>,
 }
 
@@ -52,21 +53,22 @@ impl GapSearches {
         }
     }
 
-    /// The tick is to look.
+    /// Requests a search by the tick.
     pub(crate) fn request(&self, only: Option<&str>, len: u64) {
         let mut searches = self.0.lock();
         let last = searches.entry(only.map(Box::from)).or_default();
         last.requested = last.requested.max(len.max(1));
     }
 
-    /// Where the tick is to look, and for what. It says what it found.
+    /// Returns the requested searches: the segment and the length of each. The caller records the
+    /// results.
     pub(crate) fn requested(&self) -> Vec<(Option<Box<str>>, u64)> {
         let searches = self.0.lock();
         let requested = searches.iter().filter(|(_, last)| last.requested > 0);
         requested.map(|(only, last)| (only.clone(), last.requested)).collect()
     }
 
-    /// There is a gap now.
+    /// Records that there is a gap.
     pub(crate) fn record_success(&self, only: Option<&str>, len: u64, now: Moment) {
         self.record(only, len, now, |last| {
             last.found = (len, now.after(LIKELY_FOR));
@@ -74,7 +76,7 @@ impl GapSearches {
         });
     }
 
-    /// None can be made, as a search from `begun` to `now` has shown.
+    /// Records that a search from `begun` to `now` found no gap.
     pub(crate) fn record_failure(&self, only: Option<&str>, len: u64, begun: Moment, now: Moment) {
         let until = now.after(RETRY_AFTER.max(now.since(begun)));
         self.record(only, len, now, |last| {
@@ -87,7 +89,7 @@ impl GapSearches {
 
     fn record(&self, only: Option<&str>, len: u64, now: Moment, note: impl FnOnce(&mut LastSearch)) {
         let mut searches = self.0.lock();
-        // Segments come and go.
+        // Forget segments that may be gone.
         searches.retain(|only, last| {
             let late = last.found.1.max(last.failed.map_or(Moment(0), |(_, until)| until));
             only.is_none() || last.requested > 0 || now < late

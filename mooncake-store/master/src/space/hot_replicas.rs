@@ -15,7 +15,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let hash = self.directory.hash(key.as_bytes());
         let mut shard = self.directory.lock(hash);
         let Some(slot) = shard.find(hash, key.as_bytes()) else { return };
-        // What a copy or move relies on stays; it is an ordinary replica from now on.
+        // A copy or move may read this replica. It stays, as an ordinary one.
         if shard[slot].copying().is_some() {
             return;
         }
@@ -29,7 +29,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         });
     }
 
-    /// Drops replicas of hot objects before any object is_evictable_noting, `bytes` of them at most and the oldest first; how many bytes.
+    /// Drops additional replicas of hot objects, the oldest first and `bytes` at most, before any
+    /// object is evicted. Returns their bytes.
     pub(crate) fn drop_hot_replicas(&self, bytes: u64, now: Moment) -> u64 {
         let Some(hot) = &self.hot else { return 0 };
         let mut going = Vec::new();

@@ -1,4 +1,4 @@
-//! HotTableState of additional replicas of objects that are read often.
+//! Table of additional replicas of objects that are read often.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,27 +13,27 @@ use parking_lot::Mutex;
 use crate::directory::read_rates::ReadRates;
 use crate::model::options::HotOptions;
 
-/// A replica is kept this long, and again while its object is read often.
+/// Time for which an additional replica is kept. It begins again while the object is hot.
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(30);
 
-/// After a decision nothing is decided about a key for this long.
+/// Time without further decisions about a key after a decision.
 pub(crate) const PAUSE: Duration = Duration::from_secs(30);
 
-/// After a replica went, none is made again for this long.
+/// Time without a new replica after one was dropped.
 pub(crate) const PAUSE_AFTER_DROP: Duration = Duration::from_secs(60);
 
-/// Most keys that wait for a decision, and most keys of a shard whose reads are counted.
+/// Maximum number of keys that wait for a decision.
 const MAX_CANDIDATES: usize = 1024;
 
-/// A replica that was asked for.
+/// Additional replica that was requested.
 #[derive(Debug)]
 pub(crate) struct ExtraReplica {
     pub(crate) token: CopyToken,
-    /// Who is to make it.
+    /// Client that is to make the replica.
     pub(crate) client: ClientId,
     pub(crate) task: Uuid,
     pub(crate) until: Moment,
-    /// Once it is there.
+    /// Number and size of the replica once it exists.
     pub(crate) replica: Option<(ReplicaId, u64)>,
 }
 
@@ -42,12 +42,12 @@ pub(crate) struct HotTableState {
     pub(crate) rng: Rng,
     pub(crate) candidates: Vec<ObjectKey>,
     pub(crate) extras: HashMap<ObjectKey, Vec<ExtraReplica>>,
-    /// Until when nothing is decided about a key.
+    /// Time until which no decision is made about a key.
     pub(crate) pauses: HashMap<ObjectKey, Moment>,
     pub(crate) prune_at: Moment,
 }
 
-/// HotTable objects. Its lock is inside a shard's.
+/// Hot objects. The lock is taken inside that of a shard.
 #[derive(Debug)]
 pub(crate) struct HotTable {
     pub(crate) options: HotOptions,
@@ -77,7 +77,7 @@ impl HotTable {
         }
     }
 
-    /// An object was read.
+    /// Counts a read of an object.
     pub(crate) fn count_read(&self, read_rates: &mut ReadRates, slot: SlotId, key: &ObjectKey, now: Moment) {
         if read_rates.count(slot, &self.options, now) {
             let mut table = self.table.lock();
@@ -87,7 +87,7 @@ impl HotTable {
         }
     }
 
-    /// Whether a client may begin the copy of this token.
+    /// Checks whether a client may begin the copy with this token.
     pub(crate) fn check_copy(
         &self,
         key: &[u8],
@@ -109,7 +109,7 @@ impl HotTable {
         }
     }
 
-    /// The copy of a token is there.
+    /// Records that the copy with this token is complete.
     pub(crate) fn record_made(
         &self,
         key: &ObjectKey,
@@ -126,7 +126,7 @@ impl HotTable {
         }
     }
 
-    /// The copy of a token failed.
+    /// Records that the copy with this token failed.
     pub(crate) fn record_failed(&self, key: &ObjectKey, token: CopyToken, now: Moment) {
         let mut table = self.table.lock();
         if let Some(extras) = table.extras.get_mut(key) {
@@ -138,7 +138,7 @@ impl HotTable {
         table.pauses.insert(key.clone(), now.after(PAUSE));
     }
 
-    /// Proposed, made and dropped so far, and how many there are.
+    /// Returns the numbers of proposed, made, dropped and existing replicas.
     pub(crate) fn counts(&self) -> [u64; 4] {
         let there = self.table.lock().extras.values().flatten().filter(|e| e.replica.is_some()).count();
         let [proposed, made, dropped] = [&self.proposed, &self.made, &self.dropped].map(|c| c.load(Relaxed));

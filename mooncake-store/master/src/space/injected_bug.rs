@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
-/// A mistake the master makes when told to.
+/// Bug that a test plants in a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
     /// Leases are promised and not kept.
     SkipLease = 1,
-    /// Space of what was removed, replaced or abandoned is handed out at once.
+    /// Space of removed, replaced and abandoned values is reused at once.
     ReuseEarly = 2,
 }
 

@@ -1,10 +1,11 @@
 //! Space: mounted and retired segments, placement, leases, eviction.
 //!
 //! [`Space`](state::Space) owns the directory and the segments. Its methods are grouped by subject.
+//! A module uses those on its left:
 //!
 //! ```text
-//! state <- lease <- offload_first <- victim <- contiguous, quota, hot_replicas <- eviction
-//! state <- placement, mount
+//! state <- usage, lease <- offload_first <- victim <- contiguous, quota, hot_replicas <- eviction
+//! state <- placement; promises <- mount
 //! ```
 
 pub(crate) mod backoff;

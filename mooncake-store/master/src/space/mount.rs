@@ -17,7 +17,7 @@ use crate::model::segment::MountedSegment;
 pub(crate) enum Mount {
     New,
     Again,
-    /// With objects in it.
+    /// Mount of memory with objects in it.
     Kept,
 }
 
@@ -30,7 +30,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let registry = self.segments.read();
         registry.list.iter().filter(|s| s.client == client).for_each(|s| s.set_doubted(false));
         if registry.list.iter().all(|s| !s.is_doubted()) {
-            // Unless somebody has raised one since.
+            // A new doubt may have been reported meanwhile; then the number stays.
             let _ = self.doubts.compare_exchange(doubts, 0, Relaxed, Relaxed);
         }
     }
@@ -69,8 +69,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         Ok(())
     }
 
-    /// The same memory cannot belong to two: a client that mounts what another one had has taken its place
-    /// (a process restarted on the same address before its predecessor expired).
+    /// Retires the segments of other clients that overlap `segment`. The same memory cannot belong
+    /// to two clients, so the client that mounts it has replaced the other one. (A process
+    /// restarted on the same address before its predecessor expired.)
     fn displace(&self, retired: &mut RetiredSegments<A>, client: ClientId, segment: &Segment) -> Result<()> {
         let others: Vec<_> = {
             let registry = self.segments.read();
@@ -99,7 +100,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment unmounted");
     }
 
-    /// Tenants share what there is.
+    /// Updates the capacity that the tenants share.
     fn update_tenant_capacity(&self) {
         if self.tenants.are_on() {
             let registry = self.segments.read();
@@ -122,14 +123,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Drops every replica in a dead segment. Slow (it sees every object), so only `tick` does it, and a mount of memory that is among
-    /// the dead's.
+    /// Drops every replica in a retired segment. The sweep examines every object, so it is slow.
+    /// Only `tick` sweeps, and a mount of memory that belongs to a retired segment.
     pub(crate) fn sweep(&self, retired: &mut RetiredSegments<A>) {
         self.drop_retired();
         retired.mark_all_swept();
     }
 
-    /// The same, while segments come and go: it is done with those that were dead before.
+    /// Sweeps like [`sweep`](Self::sweep) without blocking mounts. The segments that were retired
+    /// before the call are swept afterwards.
     pub(crate) fn sweep_beside(&self) {
         let dead = self.retired.lock().unswept();
         if dead.is_empty() {
@@ -139,7 +141,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         self.retired.lock().mark_swept(&dead);
     }
 
-    /// A replica placed before a burial is in its shard before this comes by: puts hold the shard's lock throughout.
+    /// A replica that was placed before its segment was retired is in its shard before the visit:
+    /// puts hold the lock of the shard throughout.
     fn drop_retired(&self) {
         let now = self.clock.now();
         self.directory.visit(|shard, slot| {
@@ -148,7 +151,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         });
     }
 
-    /// Forgets what lies on disks that are gone.
+    /// Drops the replicas on disks that are gone.
     pub(crate) fn sweep_disks(&self) {
         self.directory.visit(|shard, slot| {
             shard[slot].retain_disk_replicas(|_| true);
@@ -170,14 +173,15 @@ fn same_mount<A: SegmentAllocator>(
     if mounted.info != *segment {
         return refuse(ErrorCode::SegmentAlreadyExists, "mounted with another address, size or name");
     }
-    // Whoever mounts all it has again must not fail for what it is about to take back anyway.
+    // A client that mounts everything again must not fail for a segment that it is about to
+    // replace.
     if mounted.unmount_at().is_some() && mount != Mount::Again {
         return refuse(ErrorCode::UnavailableInCurrentStatus, "being unmounted");
     }
     Ok(())
 }
 
-/// No machine gives a process more addresses: x86 and ARM have 57 bits at most.
+/// Upper bound of addresses. x86 and ARM give a process 57 bits at most.
 const ADDRESSES: u64 = 1 << 57;
 
 pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
@@ -207,10 +211,11 @@ pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
     Ok(())
 }
 
-/// Longest endpoint and protocol, in bytes: what any answer can name (`pack::encode_answers`).
+/// Maximum length of an endpoint or a protocol, in bytes: the longest that every response can
+/// contain (`pack::encode_answers`).
 pub(crate) const MAX_WORD: usize = 255;
 
-/// Longest name and host, in bytes.
+/// Maximum length of a name or a host, in bytes.
 const MAX_NAME: usize = 4096;
 
 pub(crate) fn unknown(segment: &dyn std::fmt::Display) -> Error {

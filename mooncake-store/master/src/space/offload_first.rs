@@ -1,4 +1,5 @@
-//! Objects that memory lets go of only when a disk has them (`--offload_on_evict`): which are asked for, and how many.
+//! Objects that leave memory only once they are on disk (`--offload_on_evict`): which are
+//! requested, and how many.
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
@@ -11,29 +12,29 @@ use crate::directory::Object;
 use crate::model::disk_replicas::DiskReplicas;
 use crate::model::options::DiskOptions;
 
-/// Most objects of one shard that are asked for at a time.
+/// Maximum number of objects of one shard that are requested at a time.
 const PASSED: usize = 16;
 
-/// An object that memory may let go of once it is written to a disk.
+/// Object that eviction skipped because it must be written to disk first.
 pub(crate) struct SkippedObject {
-    /// Number of its last use.
+    /// Number of the last use.
     used: u64,
     key: ObjectKey,
     len: u64,
 }
 
-/// Whether memory may let go of an object, as far as disks are concerned.
+/// Time at which an object may leave memory, as far as disks are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemoryExit {
     Now,
-    /// It is on its way to a disk.
+    /// After the write to disk that is in progress.
     Later,
-    /// Once somebody has asked for it to be written.
+    /// After a write to disk that was not requested yet.
     NotWritten,
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Whether memory may let go of an object now, as far as disks are concerned.
+    /// Returns whether an object may leave memory now, as far as disks are concerned.
     pub(crate) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
         match self.memory_exit(object, now) {
             MemoryExit::Now => true,
@@ -45,8 +46,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// As [`may_leave_memory`](Self::may_leave_memory), for whoever looks for the next object to go: notes the first of those passed over that could go if
-    /// they were written. One list for each shard.
+    /// Answers like [`may_leave_memory`](Self::may_leave_memory) in a search for the next victim,
+    /// and lists in `passed` the first skipped objects that could go if they were written. Each
+    /// shard has a list of its own.
     pub(crate) fn may_leave_memory_noting(
         &self,
         object: &Object<A>,
@@ -72,7 +74,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Of the objects passed over, those used least are asked for with the next tick: no more than [`set_offload_budget`](Self::set_offload_budget) said.
+    /// Requests the least recently used of the skipped objects for the next tick, within the budget
+    /// of [`set_offload_budget`](Self::set_offload_budget).
     pub(crate) fn request_offloads(&self, mut passed: Vec<SkippedObject>) {
         if passed.is_empty() {
             return;
@@ -91,7 +94,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Somebody looks for so many bytes: at most that much, or what eviction takes at a time, is to be on its way to disks for it.
+    /// Limits the requests for an eviction of `bytes`: at most that much, or one step of the
+    /// background eviction, is on its way to disks.
     pub(crate) fn set_offload_budget(&self, bytes: u64) {
         if !self.options.disks.as_ref().is_some_and(|options| options.on_evict) {
             return;
@@ -127,13 +131,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Whether no more can wait for disks before the next tick.
+    /// Returns whether no more objects can be requested before the next tick.
     fn is_full(&self, requests: &OffloadRequests) -> bool {
         let limit = |options: &DiskOptions| (options.queue_limit as f64 * options.queue_part) as usize;
         self.options.disks.as_ref().is_some_and(|options| requests.keys.len() >= limit(options))
     }
 
-    /// Whether objects go although they were to be written first.
+    /// Returns whether objects are evicted unwritten because no more can be requested.
     fn may_skip_offload(&self, requests: &OffloadRequests) -> bool {
         self.options.disks.as_ref().is_some_and(|options| options.force_evict) && self.is_full(requests)
     }

@@ -1,4 +1,4 @@
-//! Which segments a new object goes to.
+//! Placement: the choice of segments for a new object.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,12 +19,13 @@ use crate::directory::Replicas;
 use crate::model::options::Placement;
 use crate::model::segment::{Allocation, MountedSegment};
 
-/// A window of this many segments for each replica wanted is looked at by `free_ratio_first` and `ssd_free_ratio_first`.
+/// Number of segments that `free_ratio_first` and `ssd_free_ratio_first` examine for each requested
+/// replica.
 const WINDOW: usize = 6;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Space for as many of the replicas asked for as there is room for, each in another segment; `None` if for none. `hash` is
-    /// the key's.
+    /// Allocates space for as many of the requested replicas as possible, each in another segment.
+    /// Returns `None` if there is none. `hash` is that of the key.
     pub(crate) fn place(
         &self,
         len: u64,
@@ -33,7 +34,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         now: Moment,
     ) -> Option<Replicas<A>> {
         let registry = self.segments.read();
-        // The list stays locked until the space is taken, so that nothing is placed in a segment after its unmount.
+        // The list stays locked until the space is taken, so that nothing is placed in a segment
+        // after its unmount.
         let wanted = usize::try_from(config.replicas).unwrap_or(usize::MAX).min(registry.list.len());
         let mut search = Search {
             registry: &registry,
@@ -50,17 +52,18 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         search.run(config, self.options.placement);
         let all_doubted = || registry.list.iter().all(|segment| segment.is_doubted());
         if search.found.is_empty() && self.doubts.load(Relaxed) != 0 && all_doubted() {
-            // Better a member that may be gone than none at all.
+            // A segment whose client may be gone is better than none.
             search.doubted = true;
             search.run(config, self.options.placement);
         }
         (!search.found.is_empty()).then_some(search.found)
     }
 
-    /// Space in a segment of that name.
+    /// Allocates space in a segment of that name.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` when nothing is placed there now; `NO_AVAILABLE_HANDLE`.
+    /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` if the segment accepts no objects;
+    /// `NO_AVAILABLE_HANDLE`.
     pub(crate) fn place_in(&self, name: &str, len: u64, now: Moment) -> Result<Allocation<A>> {
         let registry = self.segments.read();
         let named = registry.named(name);
@@ -80,7 +83,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         Err(Error::new(ErrorCode::NoAvailableHandle, format!("segment {name} has no room for {len} bytes")))
     }
 
-    /// Name of the only segment that an object may go to, if it is not free to go anywhere.
+    /// Returns the name of the only segment that may hold the object, if the placement binds it to
+    /// one.
     pub(crate) fn only_in<'c>(&self, config: &'c ReplicateConfig) -> Option<&'c str> {
         match self.options.placement {
             Placement::Cxl => config.preferred().first().map(String::as_str),
@@ -88,12 +92,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
-    /// Whether there are segments, and none of them could ever hold `len` bytes.
+    /// Returns whether there are segments, and none of them could ever hold `len` bytes.
     pub(crate) fn is_too_large(&self, len: u64) -> bool {
         !self.segments.read().list.is_empty() && !self.could_hold(len)
     }
 
-    /// Whether some open segment could ever hold `len` bytes.
+    /// Returns whether some segment could ever hold `len` bytes.
     pub(crate) fn could_hold(&self, len: u64) -> bool {
         self.segments.read().list.iter().any(|segment| len <= segment.info.size)
     }
@@ -108,7 +112,7 @@ struct Search<'a, A> {
     hash: u64,
     now: Moment,
     wanted: usize,
-    /// Members that somebody could not reach will do.
+    /// Whether segments of unreachable clients are accepted.
     doubted: bool,
     found: Replicas<A>,
 }
@@ -131,7 +135,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
         }
     }
 
-    /// On that host, or the next by name that has room; nowhere if the host has no segment.
+    /// Places on that host, or on the next one by name; nowhere if the host has no segment.
     fn nearest(&mut self, own: &str) {
         let list = &self.registry.list;
         if own.is_empty() || !list.iter().any(|segment| segment.info.host_id == own) {
@@ -149,11 +153,11 @@ impl<A: SegmentAllocator> Search<'_, A> {
         }
     }
 
-    /// In one of a host's segments, which take turns by key.
+    /// Places in one of the segments of a host. The key selects the first that is tried.
     fn on_host(&mut self, host: &str) {
         let here: SmallVec<[_; 8]> =
             self.registry.list.iter().filter(|segment| segment.info.host_id == host).collect();
-        // The low bits choose the shard's bucket; any will do here.
+        // The low bits choose the bucket of the shard; any bits will do here.
         let start = (self.hash % here.len().max(1) as u64) as usize;
         for segment in here[start..].iter().chain(&here[..start]) {
             if self.found.len() >= self.wanted {
@@ -163,7 +167,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
         }
     }
 
-    /// The rest anywhere; with `hosts`, only on hosts that hold no replica yet.
+    /// Places the remaining replicas anywhere; with `hosts`, only on hosts without a replica.
     fn spread(&mut self, placement: Placement, hosts: bool) {
         match placement {
             Placement::FreeRatioFirst => self.spread_by_free_ratio(hosts, |segment| segment.free_ratio()),
@@ -186,7 +190,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
         }
     }
 
-    /// From a random start on, each in turn, until `limit` replicas are placed in all.
+    /// Tries the segments in order from a random start, until `limit` replicas are placed in all.
     fn scan(
         &mut self,
         segments: &[Arc<MountedSegment<A>>],
@@ -207,7 +211,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
         }
     }
 
-    /// A window from a random start on, in an order drawn with free ratios as weights.
+    /// Tries a few segments from a random start, in an order drawn with the free ratios as weights.
     fn spread_by_free_ratio(&mut self, hosts: bool, free_ratio: impl Fn(&MountedSegment<A>) -> f64) {
         let list = &self.registry.list;
         if list.is_empty() {
@@ -242,7 +246,7 @@ impl<A: SegmentAllocator> Search<'_, A> {
     }
 }
 
-/// What fails together: the host, or the owner where the host is not known.
+/// Returns the unit of failure: the host, or the client if the host is not known.
 fn host<A: SegmentAllocator>(segment: &MountedSegment<A>) -> (&str, Option<mooncake_core::ids::ClientId>) {
     match segment.info.host_id.as_str() {
         "" => ("", Some(segment.client)),

@@ -10,8 +10,8 @@ use super::victim::Victim;
 use crate::directory::{Object, Pass};
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Evicts what a tenant used least until `bytes` more are within its quota, once `freed` bytes are gone; whether it is worth
-    /// asking again.
+    /// Evicts the least recently used objects of a tenant until `bytes` more are within its quota
+    /// once `freed` bytes are gone. Returns whether they are.
     pub(crate) fn evict_for_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
         let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
         self.set_offload_budget(bytes);
@@ -24,7 +24,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         fits()
     }
 
-    /// Evicts the object that a tenant used least.
+    /// Evicts the least recently used object of a tenant.
     fn evict_of(&self, number: u32, pass: Pass, now: Moment) -> Option<Victim<A>> {
         let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
         for index in 0..self.directory.len() {
@@ -53,7 +53,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         Some(victim)
     }
 
-    /// A put is refused for its tenant's sake.
+    /// Counts a refused put of a tenant, and returns the error for it.
     pub(crate) fn quota_exceeded(&self, number: u32, key: &[u8], len: u64) -> Error {
         self.tenants.count_rejected(number);
         let (tenant, _) = self.tenants.split(key);

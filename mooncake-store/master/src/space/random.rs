@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::clock::Rng;
 
-/// Random numbers without a lock.
+/// Random number generator without a lock.
 pub(crate) struct SharedRng(AtomicU64);
 
 impl SharedRng {
@@ -13,16 +13,16 @@ impl SharedRng {
     }
 
     fn next(&self) -> Rng {
-        // Each draw is the first number of the next seed; seeding spreads the bits.
+        // Each draw is the first number of the next seed. Seeding spreads the bits.
         Rng::seeded(self.0.fetch_add(1, Relaxed))
     }
 
-    /// A number in `0..bound`; `bound` must not be 0.
+    /// Returns a number in `0..bound`. `bound` must not be 0.
     pub(crate) fn below(&self, bound: usize) -> usize {
         if bound == 1 { 0 } else { self.next().below(bound as u64) as usize }
     }
 
-    /// A number in (0, 1).
+    /// Returns a number in (0, 1).
     pub(crate) fn unit(&self) -> f64 {
         (self.next().below(1 << 52) as f64 + 0.5) / (1u64 << 52) as f64
     }

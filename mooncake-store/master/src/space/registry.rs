@@ -9,13 +9,14 @@ use mooncake_core::replica::SegmentStatus;
 
 use crate::model::segment::MountedSegment;
 
-/// All live mounts.
+/// Segments that are mounted.
 pub(crate) struct Registry<A> {
-    /// In the order they came, for placement.
+    /// Segments in the order of their mounts, for placement.
     pub(crate) list: Vec<Arc<MountedSegment<A>>>,
     by_id: HashMap<SegmentId, Arc<MountedSegment<A>>>,
     by_name: HashMap<String, Vec<Arc<MountedSegment<A>>>>,
-    /// To which state drains under a master before have brought segments, for when they are mounted again.
+    /// Status that drains of an earlier master have set, for segments that are not mounted again
+    /// yet.
     pub(crate) drain_states: HashMap<SegmentId, SegmentStatus>,
 }
 
@@ -35,7 +36,7 @@ impl<A: SegmentAllocator> Registry<A> {
         self.by_id.get(&id)
     }
 
-    /// Those of a name, in the order they came.
+    /// Returns the segments of a name, in the order of their mounts.
     pub(crate) fn named(&self, name: &str) -> &[Arc<MountedSegment<A>>] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }

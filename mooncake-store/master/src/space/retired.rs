@@ -1,7 +1,8 @@
-//! Segments that are gone, for as long as somebody may still use their memory.
+//! Retired segments. A segment is listed here while a reader or a writer may still use its memory.
 //!
-//! A reader with a lease or a writer with a grant does not learn that a segment was unmounted or its client expired. If the same
-//! memory is mounted again, what they were promised must not be handed out before its time.
+//! A reader with a lease or a writer with an allocation does not learn that a segment was unmounted
+//! or that its client expired. If the same memory is mounted again, the promised extents must not
+//! be reused too early.
 
 use std::sync::Arc;
 
@@ -12,14 +13,15 @@ use mooncake_core::replica::Segment;
 
 use crate::model::segment::MountedSegment;
 
-/// Dead mounts.
+/// Segments that were unmounted or whose client expired.
 pub(crate) struct RetiredSegments<A> {
     list: Vec<RetiredSegment<A>>,
 }
 
 struct RetiredSegment<A> {
     pub(crate) mounted: Arc<MountedSegment<A>>,
-    /// Every replica in it has been dropped, so that what it holds is exactly what must rest.
+    /// Whether every replica in the segment has been dropped, so that exactly the extents in
+    /// quarantine are still allocated.
     pub(crate) swept: bool,
 }
 
@@ -38,12 +40,12 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         self.list.push(RetiredSegment { mounted, swept: false });
     }
 
-    /// Whether this master has seen the segment before.
+    /// Returns whether a segment of that id has been retired.
     pub(crate) fn contains(&self, id: SegmentId) -> bool {
         self.list.iter().any(|retired| retired.mounted.info.id == id)
     }
 
-    /// Whether replicas may still be in memory that this segment has, or in one of its name.
+    /// Returns whether a replica may still lie in memory of `segment`, or in a retired mount of it.
     pub(crate) fn has_unswept_replicas_in(&self, segment: &Segment) -> bool {
         self.list.iter().any(|retired| !retired.swept && retired.shares_memory_with(segment))
     }
@@ -52,8 +54,9 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         self.list.iter().filter(|retired| !retired.swept).map(|retired| retired.mounted.clone()).collect()
     }
 
-    /// What must rest in a segment that is about to be mounted: extents in it, none overlapping. Call after a sweep of what
-    /// [is under it](Self::has_unswept_replicas_in).
+    /// Returns the extents of `segment` that must stay in quarantine when it is mounted, without
+    /// overlaps. Call it after a sweep if
+    /// [`has_unswept_replicas_in`](Self::has_unswept_replicas_in).
     pub(crate) fn take_quarantined(&mut self, segment: &Segment) -> Vec<(Moment, Extent)> {
         let end = segment.base.saturating_add(segment.size);
         let mut inherited = Vec::new();
@@ -68,7 +71,7 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
                     inherited.push((until, Extent { offset: from - segment.base, len: to - from }));
                 }
             }
-            // What lies outside of the new segment still needs its retired.
+            // Keep the entry for the memory outside of the new segment.
             dead.info.base < segment.base || dead.info.base.saturating_add(dead.info.size) > end
         });
         merge_extents(inherited)
@@ -103,7 +106,7 @@ impl<A: SegmentAllocator> RetiredSegment<A> {
     }
 }
 
-/// Joins what overlaps; the later time counts for both.
+/// Joins overlapping extents. The later time holds for both.
 fn merge_extents(mut extents: Vec<(Moment, Extent)>) -> Vec<(Moment, Extent)> {
     extents.sort_unstable_by_key(|(_, extent)| extent.offset);
     let mut merged: Vec<(Moment, Extent)> = Vec::with_capacity(extents.len());

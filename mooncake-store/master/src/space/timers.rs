@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use mooncake_core::clock::Moment;
 
-/// When there is something to do.
+/// Earliest times of periodic work.
 pub(crate) struct Timers {
-    /// ClientTable, graves, grace periods: the earliest moment one of them may be due.
+    /// Earliest time at which a client, a retired segment or a grace period may be due.
     pub(crate) membership: AtomicU64,
     pub(crate) abandoned: AtomicU64,
 }

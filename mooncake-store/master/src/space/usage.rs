@@ -6,17 +6,17 @@ use mooncake_core::evict::EvictionPolicy;
 use super::state::Space;
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Whether memory is filled beyond what the background leaves.
+    /// Returns whether more memory is in use than the background eviction leaves.
     pub(crate) fn is_above_watermark(&self) -> bool {
         let (used, capacity) = self.occupancy();
         used as f64 > self.options.high_watermark * capacity as f64
     }
 
-    /// Bytes in use that eviction could free sooner or later, and capacity.
+    /// Returns the bytes in use that eviction could free, and the capacity.
     pub(crate) fn occupancy(&self) -> (u64, u64) {
         let registry = self.segments.read();
         registry.list.iter().fold((0, 0), |(used, capacity), segment| {
-            // What rests is free soon without evicting anything for it.
+            // Extents in quarantine become free without an eviction.
             (
                 used.saturating_add(segment.used().saturating_sub(segment.resting())),
                 capacity.saturating_add(segment.info.size),

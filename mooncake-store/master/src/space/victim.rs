@@ -14,7 +14,7 @@ use crate::directory::{Object, Pass, Shard};
 use crate::model::group::Group;
 use crate::model::segment::MountedSegment;
 
-/// What an eviction freed, and where.
+/// Space that an eviction freed.
 pub(crate) struct Victim<A> {
     pub(crate) bytes: u64,
     pub(crate) segments: SmallVec<[Arc<MountedSegment<A>>; 1]>,
@@ -27,7 +27,7 @@ impl<A> Victim<A> {
 }
 
 impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
-    /// Evicts the value in a slot, which there must be, and adds it to what went before.
+    /// Evicts the value in a slot, if there is one, and adds it to `victim`.
     pub(crate) fn evict_slot(
         &self,
         shard: &mut Shard<A, E>,
@@ -49,7 +49,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         self.is_unprotected(object, pass, now) && self.may_leave_memory(object, now)
     }
 
-    /// As [`evictable`](Self::is_evictable), noting some objects of those passed over that a disk would have to have first.
+    /// Answers like [`is_evictable`](Self::is_evictable), and lists in `passed` some of the skipped
+    /// objects that must be written to disk first.
     pub(crate) fn is_evictable_noting(
         &self,
         object: &Object<A>,
@@ -66,7 +67,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             && object.copying().is_none()
             && !object.hard_pin
             && (pass == Pass::SoftPinned || object.soft_pin() <= now)
-            // One member that is being read keeps all.
+            // A lease on one object of a group protects all of them.
             && !self.is_read(object, now)
     }
 
@@ -75,7 +76,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         [Some(Pass::Ordinary), soft].into_iter().flatten()
     }
 
-    /// Evicts what is left of a group one of whose members has just gone. What is pinned, or leased since, stays.
+    /// Evicts the rest of a group after one of its objects was evicted. Pinned and leased objects
+    /// stay.
     pub(crate) fn evict_group(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
         let members: Vec<ObjectKey> = group.members.lock().iter().cloned().collect();
         for key in members {
