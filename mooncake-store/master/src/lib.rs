@@ -1,5 +1,5 @@
-//! The master of a Mooncake store: places replicas, grants leases, evicts objects, and recovers after
-//! a restart. It never touches the bytes of an object.
+//! The master of a Mooncake store: places replicas, grants leases, evicts objects, and recovers
+//! after a restart. It never touches the bytes of an object.
 //!
 //! # Layers
 //!
@@ -13,7 +13,8 @@
 //! | `jobs/` | tasks, copies, drains, hot replicas, offload, recovery | `Jobs` |
 //! | `calls/` | the public methods and the RPC interfaces, by subject | [`Master`] |
 //!
-//! [`Master`] owns `Jobs`, and `Jobs` owns `Space`, so a lower layer has no way to call a higher one.
+//! [`Master`] owns `Jobs`, and `Jobs` owns `Space`, so a lower layer has no way to call a higher
+//! one.
 //!
 //! # Locks
 //!
@@ -23,7 +24,7 @@
 //! 1. The drain jobs.
 //! 2. The retired segments. This lock covers mounts, unmounts and expiry; the table of ledgers is
 //!    inside of it.
-//! 3. A shard of the directory. Inside of it: the table of groups, then the members of a group; the
+//! 3. A shard of the directory. Inside of it: the table of groups, then the keys of a group; the
 //!    table of hot objects; the recovered state; the table of disks, then one disk.
 //! 4. The registry of segments.
 //! 5. The space of one segment.

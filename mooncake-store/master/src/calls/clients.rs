@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Segment, SegmentStatus};
 use mooncake_core::{Error, Result};
@@ -18,7 +18,7 @@ use crate::model::segment::MountedSegment;
 use crate::space::mount::{Mount, check_segment, unknown};
 use crate::space::retired::RetiredSegments;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Records a heartbeat. A client that is not known is asked to mount its segments again.
     pub fn ping(&self, client: ClientId) -> PingReply {
         let now = self.space().clock.now();
@@ -54,7 +54,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for segment in registry.list.iter().filter(|s| s.info.endpoint == endpoint && s.client != by) {
             segment.set_doubted(true);
             self.space().doubts.fetch_add(1, Relaxed);
-            tracing::debug!(%endpoint, %by, "a member could not be reached");
+            tracing::debug!(%endpoint, %by, "client reported as unreachable");
         }
     }
 
@@ -93,7 +93,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             .try_for_each(|segment| self.space().mount_one(&mut retired, client, segment, Mount::Again))
     }
 
-    /// Unmounts a segment. Its objects are gone at once. An unknown id is no error.
+    /// Unmounts a segment. Its objects are gone at once. An unknown id is ignored.
     ///
     /// # Errors
     /// `ILLEGAL_CLIENT` if another client mounted it.
@@ -185,7 +185,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         for mounted in &due {
             if mounted.unmount_at().is_none() {
                 mounted.expire();
-                tracing::warn!(client = %mounted.client, segment = mounted.info.name, "client was silent too long");
+                tracing::warn!(client = %mounted.client, segment = mounted.info.name, "segment retired: no heartbeat of its client");
             }
             self.space().retire_segment(retired, mounted);
         }

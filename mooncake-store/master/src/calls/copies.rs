@@ -1,7 +1,7 @@
 //! Copies and moves of a value between segments, as requested by the client that moves the bytes.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ClientId;
 use mooncake_core::{Error, Result};
 use mooncake_protocol::api::CopyToken;
@@ -9,7 +9,7 @@ use mooncake_protocol::wire::{CopyPlan, MovePlan, TaskKind};
 
 use super::master::Master;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Allocates space for another replica in each target segment (by name) without one. Until the
     /// end or revoke the object is neither replaced, removed nor evicted. After
     /// [`put_release`](crate::MasterOptions::put_release) a copy counts as revoked.
@@ -53,7 +53,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Those of [`Master::copy_start`]; `INVALID_PARAMS` if source and target are the same.
     pub fn move_start(&self, client: ClientId, key: &[u8], source: &str, target: &str) -> Result<MovePlan> {
         if source == target {
-            return Err(Error::invalid("source and target of a move are the same segment"));
+            return Err(Error::invalid("cannot start move: source and target are the same segment"));
         }
         let plan =
             self.jobs.begin_copy(client, TaskKind::Move, key, source, &[target], CopyToken::default())?;

@@ -1,16 +1,16 @@
-//! Work for the owner of a disk, numbered: it is sent again until the owner acknowledges it, so that a
-//! lost response loses nothing.
+//! Work for the owner of a disk, numbered: it is sent again until the owner acknowledges it, so
+//! that a lost response loses nothing.
 
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ClientId;
 use mooncake_protocol::wire::DiskWork;
 
 use super::master::Master;
 use crate::model::disk::{AssignedWork, not_offered};
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Records the heartbeat of a disk whose owner numbers its work. Returns the work of the owner.
     /// Work that is not done is returned again.
     ///

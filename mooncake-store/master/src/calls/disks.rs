@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::{OffloadItem, StoredAt};
@@ -16,7 +16,7 @@ use crate::model::disk::{DiskOwner, DiskOwnerState, OffloadReport, not_offered};
 use crate::model::disk_replicas::DiskReplica;
 use crate::space::mount::MAX_WORD;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Offers the disk of a client, or changes whether objects may be written there. Replicas of an
     /// earlier offer stay.
     ///
@@ -26,7 +26,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.space().options.disks.is_none() {
             return Err(Error::new(
                 ErrorCode::UnableOffload,
-                "this master puts no objects on clients' disks",
+                "this master does not offload to disks of clients; start it with --enable_offload",
             ));
         }
         let now = self.space().clock.now();
@@ -39,7 +39,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let state =
             DiskOwnerState { enabled, announcing: true, joined: now, seen: now, ..DiskOwnerState::default() };
         self.space().disks.insert(DiskOwner::new(client, 0, self.space().disks.promotions.clone(), state));
-        tracing::info!(%client, "disk offered");
+        tracing::info!(%client, "disk mounted");
         Ok(())
     }
 
@@ -51,7 +51,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         if self.space().options.disks.is_none() {
             return Err(Error::new(
                 ErrorCode::UnableOffload,
-                "this master puts no objects on clients' disks",
+                "this master does not offload to disks of clients; start it with --enable_offload",
             ));
         }
         if self.space().disks.remove(|owner| owner.client == client) == 0 {
@@ -85,10 +85,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// offered no disk.
     pub fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
         if items.len() != places.len() {
-            return Err(Error::invalid(format!("{} places for {} objects", places.len(), items.len())));
+            return Err(Error::invalid(format!(
+                "request has {} locations for {} objects",
+                places.len(),
+                items.len()
+            )));
         }
         if places.iter().any(|place| place.endpoint.len() > MAX_WORD) {
-            return Err(Error::invalid(format!("an endpoint of more than {MAX_WORD} bytes")));
+            return Err(Error::invalid(format!("an endpoint is longer than {MAX_WORD} bytes")));
         }
         if items.is_empty() || self.space().options.disks.is_none() {
             return Ok(());
@@ -207,7 +211,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// # Errors
     /// `INVALID_PARAMS` below 0; `SEGMENT_NOT_FOUND` if the client has offered no disk.
     pub fn disk_capacity(&self, client: ClientId, bytes: i64) -> Result<()> {
-        let bytes = u64::try_from(bytes).map_err(|_| Error::invalid(format!("a disk of {bytes} bytes")))?;
+        let bytes = u64::try_from(bytes)
+            .map_err(|_| Error::invalid(format!("invalid disk capacity. bytes={bytes}")))?;
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         owner.capacity.store(bytes, Relaxed);
         Ok(())

@@ -2,13 +2,13 @@
 
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, Uuid};
 
 use super::master::Master;
 use crate::model::drain::{DrainInfo, DrainRequest};
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Begins to empty segments. Nothing is placed in them from now on, and their objects are moved
     /// away. [`Master::tick`] and the clients of the segments do the work.
     ///

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::SharedClock;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{Error, Result};
@@ -24,7 +24,7 @@ use super::master::Master;
 
 /// Batches, made of the calls of the RPC server one by one.
 #[async_trait]
-impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
     fn fences_writes(&self) -> bool {
         true
     }
@@ -85,7 +85,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectService for Master<A, E> {
 }
 
 #[async_trait]
-impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> SegmentService for Master<A, E> {
     async fn version(&self) -> Result<String> {
         Ok(MASTER_VERSION.to_owned())
     }
@@ -117,7 +117,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentService for Master<A, E> {
 }
 
 #[async_trait]
-impl<A: SegmentAllocator, E: EvictionPolicy> TaskService for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
     async fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
         TaskCalls::create_copy(self, tenant, key, targets)
     }
@@ -199,10 +199,10 @@ fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str
 }
 
 /// Defaults: a client in the process of the master has no other master to announce objects to.
-impl<A: SegmentAllocator, E: EvictionPolicy> InventoryService for Master<A, E> {}
+impl<A: SegmentAllocator, E: MergeableOrder> InventoryService for Master<A, E> {}
 
 #[async_trait]
-impl<A: SegmentAllocator, E: EvictionPolicy> DiskService for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> DiskService for Master<A, E> {
     async fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
         self.mount_disk(client, enabled)
     }
@@ -274,7 +274,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> DiskService for Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> EmbeddedMaster for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> EmbeddedMaster for Master<A, E> {
     fn clock(&self) -> &SharedClock {
         self.clock()
     }

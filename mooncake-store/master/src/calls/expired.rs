@@ -2,7 +2,7 @@
 
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 use mooncake_protocol::wire::{InventoryChange, InventoryPage};
 
@@ -12,7 +12,7 @@ use crate::model::snapshot::SnapshotPart;
 /// Number of replicas that complete a page.
 const PAGE: usize = 4096;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns a page of the replicas that a segment held when its client expired and that were not
     /// removed or replaced since. `after` is 0 for the first page, then `next` of the page before.
     ///

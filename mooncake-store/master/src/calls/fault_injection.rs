@@ -1,12 +1,12 @@
 //! Bugs that a test plants in a master, to show that another test finds them.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::master::Master;
 use crate::space::injected_bug::Bug;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Plants a bug in this master.
     pub fn plant(&self, bug: Bug) {
         self.space().injected_bug.set(bug);

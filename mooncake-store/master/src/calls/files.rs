@@ -8,7 +8,7 @@
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, SlotId};
 use mooncake_protocol::wire::StorageConfig;
 
@@ -18,7 +18,7 @@ use crate::directory::{Object, Shard};
 use crate::model::disk_replicas::{DiskLocation, FileGrant, PendingFile};
 use crate::model::value::Writer;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the configuration of the files; the folder is empty if there are none.
     pub fn storage(&self) -> StorageConfig {
         let files = self.space().options.files.as_ref();
@@ -84,7 +84,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
         if shard[slot].drop_file(None) {
-            tracing::debug!(%client, key = %key.escape_ascii(), "the file of an object is gone");
+            tracing::debug!(%client, key = %key.escape_ascii(), "file replica dropped");
         }
         shard.remove_if_empty(slot);
         drop(shard);

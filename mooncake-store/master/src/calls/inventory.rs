@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, SlotId};
 use mooncake_core::replica::Segment;
@@ -35,7 +35,7 @@ enum AnnouncedAge {
     Unclear,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the objects that came to and went from the segments of a client after change number
     /// `after`; 0 for a client that knows of none. From the first call on, later mounts of the
     /// client are recorded until it expires.
@@ -118,7 +118,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let held = match self.take_reserved(client, replica)? {
             Some(held) => held,
             None if found.is_some_and(|slot| has_replica(&shard[slot], replica)) => return Ok(()),
-            None => return Err(Error::invalid(format!("no space was kept at {}", replica.offset))),
+            None => {
+                return Err(Error::invalid(format!(
+                    "cannot announce replica: no space is reserved. offset={}",
+                    replica.offset
+                )));
+            }
         };
         let checked = if expired {
             Some(shard.expired.take(replica))
@@ -170,13 +175,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// Takes the reserved space of a replica.
     fn take_reserved(&self, client: ClientId, replica: &StoredReplica) -> Result<Option<Allocation<A>>> {
         let len = replica.len.checked_next_multiple_of(GRAIN).filter(|len| *len > 0);
-        let len = len.ok_or_else(|| Error::invalid(format!("an object of {} bytes", replica.len)))?;
+        let len = len.ok_or_else(|| {
+            Error::invalid(format!("cannot announce replica: invalid length. len={}", replica.len))
+        })?;
         // Locked until the space is taken, as in `place`: nothing is added to a segment after its
         // unmount.
         let registry = self.space().segments.read();
         let mounted = registry.get(replica.segment).ok_or_else(|| unknown(&replica.segment))?;
         if mounted.client != client {
-            let text = format!("segment {} was mounted by another client", replica.segment);
+            let text = format!("segment belongs to another client. segment={}", replica.segment);
             return Err(Error::new(ErrorCode::IllegalClient, text));
         }
         let extent = Extent { offset: replica.offset, len };

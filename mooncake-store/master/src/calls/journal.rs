@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::master::Master;
 use crate::model::journal::Journal;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Reports every change from now on to `journal`.
     pub fn set_journal(&self, journal: &Arc<dyn Journal>) {
         for mut shard in self.space().directory.shards() {

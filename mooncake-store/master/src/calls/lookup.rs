@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -20,7 +20,7 @@ use crate::model::disk_replicas::DiskReplicas;
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns whether an object can be read now. If so, grants a lease on it.
     pub fn exists(&self, key: &[u8]) -> bool {
         let now = self.space().clock.now();
@@ -197,7 +197,7 @@ fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
     match object.write() {
         Some(_) => Error::new(
             ErrorCode::ReplicaIsNotReady,
-            format!("object {} is still being written", key.escape_ascii()),
+            format!("the first write of the object is in progress. key={}", key.escape_ascii()),
         ),
         None => not_found(),
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
-use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
 use parking_lot::Mutex;
 
 use super::announce_pace::AnnouncePace;
@@ -21,7 +21,7 @@ use crate::space::Space;
 /// A caller runs [`Master::tick`] periodically; the server does so every 10 ms. A tick expires
 /// clients without a heartbeat, frees space whose quarantine has ended, and evicts above the high
 /// watermark. Without ticks no wrong value is read; space only returns later.
-pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
+pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = BuiltinPolicy> {
     pub(crate) jobs: Jobs<A, E>,
     pub(crate) clients: Mutex<ClientTable>,
     pub(crate) announcements: AnnouncePace,
@@ -44,10 +44,10 @@ impl Master {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
-    /// Creates a master with every part chosen: the types of allocator and policy, their options, the
-    /// clock, and the seed of all random numbers. The same calls at the same times with the same seed
-    /// give the same results.
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Creates a master with every part chosen: the types of allocator and policy, their options,
+    /// the clock, and the seed of all random numbers. The same calls at the same times with the
+    /// same seed give the same results.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if the options contradict each other.
@@ -84,7 +84,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> fmt::Debug for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> fmt::Debug for Master<A, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Master").field("options", self.options()).finish_non_exhaustive()
     }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ClientId;
 use mooncake_protocol::wire::Welcome;
 
 use super::master::Master;
 use crate::model::promise::millis;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Records the longest time, in milliseconds, for which leases or allocations of earlier
     /// masters may hold. Returns the longest such time of this master (memory that this master is
     /// the first to know owes nothing else), and the time that the client waits before it announces

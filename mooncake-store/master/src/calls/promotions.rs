@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, SlotId};
 use mooncake_core::replica::{Replica, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -15,7 +15,7 @@ use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk::{count, not_offered};
 use crate::model::value::Stamp;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the objects that a client is to promote. They are returned once.
     ///
     /// # Errors
@@ -66,7 +66,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let disk = object.disk().filter(|_| object.value().is_none() && object.write().is_none());
         let Some(disk) = disk.filter(|_| asked) else { return Err(nothing_promoted()) };
         if disk.len != len {
-            return Err(Error::invalid(format!("the object has {} bytes, not {len}", disk.len)));
+            return Err(Error::invalid(format!(
+                "cannot promote object: length differs. expected={} len={len}",
+                disk.len
+            )));
         }
         let config = ReplicateConfig {
             preferred_segments: preferred.iter().map(|name| (*name).to_owned()).collect(),
@@ -165,9 +168,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
 }
 
 fn nothing_promoted() -> Error {
-    Error::new(ErrorCode::ReplicaIsNotReady, "nothing of it is on the way back from a disk")
+    Error::new(ErrorCode::ReplicaIsNotReady, "no promotion of the object is in progress")
 }
 
 fn no_space(len: u64) -> Error {
-    Error::new(ErrorCode::NoAvailableHandle, format!("no room for {len} bytes that come back from a disk"))
+    Error::new(
+        ErrorCode::NoAvailableHandle,
+        format!("cannot promote object: no segment has enough free space. len={len}"),
+    )
 }

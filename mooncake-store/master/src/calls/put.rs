@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
@@ -35,7 +35,7 @@ const QUOTA_ROUNDS: usize = 2;
 pub struct Put<'a> {
     /// Writer of the object.
     pub writer: Writer,
-    /// Whether an existing object is replaced or refuses the put.
+    /// True if an existing object is replaced or refuses the put.
     pub mode: WriteMode,
     /// Key of the object.
     pub key: &'a [u8],
@@ -48,7 +48,7 @@ pub struct Put<'a> {
     pub group: &'a str,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Allocates space for an object. The caller writes every replica that it receives, and then
     /// ends the put or revokes it.
     ///
@@ -127,7 +127,11 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         self.space().counters.no_room();
         Err(Error::new(
             ErrorCode::NoAvailableHandle,
-            format!("no segment has room for {} bytes, and nothing more may be evicted", put.len),
+            format!(
+                "cannot put object: no segment has enough free space, and no more objects can be \
+                 evicted. len={}",
+                put.len
+            ),
         ))
     }
 
@@ -166,7 +170,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(write) = shard.take_write(slot) else {
             shard.remove_if_empty(slot);
-            return Err(not_found().context("every segment it was written to is gone"));
+            return Err(not_found().context("every segment of the write is gone"));
         };
         let deadline = write.started.after(self.space().options.put_release);
         if deadline <= now {
@@ -174,7 +178,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             shard.remove_if_empty(slot);
             return Err(Error::new(
                 ErrorCode::InvalidWrite,
-                format!("the write of {} took longer than its grant was valid", key.escape_ascii()),
+                format!("cannot end put: its allocation has expired. key={}", key.escape_ascii()),
             ));
         }
         self.complete(&mut shard, slot, write, checksum, now);
@@ -220,24 +224,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
         ObjectKey::check(put.key)?;
         let refuse = |why: &'static str| Err(Error::invalid(why));
         if put.len == 0 {
-            return refuse("an object must have at least one byte");
+            return refuse("cannot put object: it has no bytes");
         }
         if config.nof_replicas > 0 || config.dfs_replicas > 1 {
             return refuse("replicas on NVMe-oF targets or in a distributed file system are not supported");
         }
         if config.replicas == 0 {
-            return refuse("at least one replica must be asked for");
+            return refuse("cannot put object: replica_num must be at least 1");
         }
         if self.space().options.placement == Placement::Cxl && config.preferred().is_empty() {
-            return refuse("with allocation_strategy cxl a put names its segment (preferred_segments)");
+            return refuse("cannot put object: allocation_strategy cxl needs preferred_segments");
         }
         if config.dfs_replicas > 0 {
-            let text = "this master has no distributed file system to keep a replica in";
+            let text = "cannot put object: this master has no distributed file system";
             return Err(Error::new(ErrorCode::DfsServiceUnavailable, text));
         }
         if let Some(ttl) = config.soft_pin_ttl_ms {
             if config.soft_pin != SoftPin::Enable {
-                return refuse("soft_pin_ttl_ms goes only with soft_pin_action ENABLE");
+                return refuse("soft_pin_ttl_ms needs soft_pin_action ENABLE");
             }
             if Duration::from_millis(ttl) > self.space().options.max_soft_pin_ttl {
                 return Err(Error::invalid(format!(
@@ -296,13 +300,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             // The end of the old write would be taken for the end of the new one.
             WriteMode::Upsert if write.writer.is(put.writer) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
-                format!("the same client is already writing {}", put.key.escape_ascii()),
+                format!("the same client is already writing the object. key={}", put.key.escape_ascii()),
             )),
             WriteMode::Upsert => Ok(()),
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "what a grant is made of")]
+    #[allow(clippy::too_many_arguments, reason = "the parts of an allocation")]
     fn grant<R>(
         &self,
         shard: &mut Shard<A, E>,
@@ -455,10 +459,16 @@ fn already_exists() -> Error {
 
 #[cold]
 fn other_writer(key: &[u8]) -> Error {
-    Error::new(ErrorCode::IllegalClient, format!("{} is not written by this client", key.escape_ascii()))
+    Error::new(
+        ErrorCode::IllegalClient,
+        format!("another client writes the object. key={}", key.escape_ascii()),
+    )
 }
 
 #[cold]
 fn nothing_in_progress(key: &[u8]) -> Error {
-    Error::new(ErrorCode::InvalidWrite, format!("no write of {} is in progress", key.escape_ascii()))
+    Error::new(
+        ErrorCode::InvalidWrite,
+        format!("no write of the object is in progress. key={}", key.escape_ascii()),
+    )
 }

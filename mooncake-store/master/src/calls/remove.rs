@@ -2,7 +2,7 @@
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, SlotId};
 use mooncake_core::{Error, ErrorCode, Result};
 
@@ -12,7 +12,7 @@ use crate::directory::{Object, Replicas, Shard};
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Removes an object; with `force` even while readers hold leases on it. Those readers read on,
     /// because its space stays in quarantine until the last lease has ended.
     ///
@@ -36,7 +36,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
             return Err(not_found());
         }
         if let Some(code) = self.blocked(object, force, now) {
-            return Err(Error::new(code, format!("{}: {}", key.escape_ascii(), code.meaning())));
+            return Err(Error::new(
+                code,
+                format!("cannot remove object: {}. key={}", code.meaning(), key.escape_ascii()),
+            ));
         }
         self.drop_object(&mut shard, slot, now);
         drop(shard);

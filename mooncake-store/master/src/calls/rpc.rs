@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
@@ -24,7 +24,7 @@ use super::master::Master;
 use super::put::Put;
 use crate::model::value::Writer;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> ObjectCalls for Master<A, E> {
     fn exist(&self, tenant: &str, key: &[u8]) -> Result<bool> {
         Ok(self.scoped_if_known(tenant, key).is_ok_and(|key| self.exists(&key)))
     }
@@ -100,7 +100,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> ObjectCalls for Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the error that a caller of a refused put receives.
     fn refusal(&self, caller: Caller<'_>, len: u64, error: Error) -> Error {
         // Mooncake C++ does not number writes, so it does not receive this error: no client need
@@ -115,7 +115,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> SegmentCalls for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> SegmentCalls for Master<A, E> {
     fn storage_config(&self) -> Result<StorageConfig> {
         Ok(self.storage())
     }
@@ -154,7 +154,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> SegmentCalls for Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> TaskCalls for Master<A, E> {
     fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
         Ok(self.fetch_tasks(client, limit))
     }
@@ -211,7 +211,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TaskCalls for Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> OwnerCalls for Master<A, E> {
     fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>> {
         Ok(self.addresses(clients))
     }
@@ -221,7 +221,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> OwnerCalls for Master<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> TierCalls for Master<A, E> {
     fn find(&self, tenant: &str, key: &[u8]) -> Result<()> {
         self.find(&self.scoped_if_known(tenant, key)?)
     }
@@ -289,12 +289,14 @@ impl<A: SegmentAllocator, E: EvictionPolicy> TierCalls for Master<A, E> {
         match replicas {
             ReplicaType::LocalDisk => self.dropped_from_disk(client, &key),
             ReplicaType::Disk => self.dropped_file(client, &key),
-            other => self.find(&key).and(Err(Error::invalid(format!("{other:?} is no replica on a disk")))),
+            other => self
+                .find(&key)
+                .and(Err(Error::invalid(format!("expected a replica type on disk. type={other:?}")))),
         }
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> InventoryCalls for Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> InventoryCalls for Master<A, E> {
     fn inventory(&self, client: ClientId, after: u64) -> Result<InventoryPage> {
         Ok(self.inventory(client, after))
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::master::Master;
 use crate::directory::Object;
@@ -33,7 +33,7 @@ const JOBS: usize = 16;
 /// Number of earlier masters whose points of history are passed on.
 const FOREBEARS: usize = 16;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Writes every readable object, task and drain job to a snapshot. Returns the number of
     /// objects. Calls go on meanwhile: nothing is locked for longer than a few hundred objects
     /// take. `write` receives the next bytes, and may end the snapshot with an error.

@@ -1,12 +1,12 @@
 //! Statistics.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::master::Master;
 use crate::model::stats::{SegmentStats, Stats};
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the statistics. The call locks every shard, one after the other.
     pub fn stats(&self) -> Stats {
         let now = self.space().clock.now();

@@ -1,14 +1,14 @@
 //! Tasks: requests for copies and moves, and the calls of the clients that make them.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::{Error, Result};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskReport, TaskStatus};
 
 use super::master::Master;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Requests a copy of an object in each of the named segments, from the client of one of its
     /// replicas.
     ///
@@ -60,7 +60,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
     /// final status).
     pub fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
         if !matches!(report.status, TaskStatus::Failed | TaskStatus::Success) {
-            return Err(Error::invalid(format!("{:?} is no end of a task", report.status)));
+            return Err(Error::invalid(format!(
+                "cannot complete task: not a final status. status={:?}",
+                report.status
+            )));
         }
         let wall_ms = self.clock().wall_ms();
         self.jobs.tasks.lock().complete(client, report, wall_ms, &self.options().tasks)?;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey};
 use mooncake_core::replica::Replica;
 use mooncake_core::{ErrorCode, Result};
@@ -12,7 +12,7 @@ use super::master::Master;
 use crate::model::pattern::compile;
 use crate::model::tenants::{TenantInfo, TenantQuota, unknown};
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the directory key of a key of a tenant. Without tenants it is the key itself.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::SlotId;
 use mooncake_core::replica::Segment;
 
@@ -21,7 +21,7 @@ pub struct TickReport {
     pub expired: Vec<Segment>,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Master<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Does the work that is due: expired clients, ended grace periods, retired segments, abandoned
     /// writes, ended quarantines, the watermark, drain jobs. If nothing is due, the cost is a few
     /// loads per segment.

@@ -1,7 +1,7 @@
 //! The directory: a table of objects, sharded by key.
 //!
-//! A shard has one lock. The lock covers its objects, their order of eviction, and the replicas that
-//! expired clients may announce again.
+//! A shard has one lock. The lock covers its objects, their order of eviction, and the replicas
+//! that expired clients may announce again.
 
 pub(crate) mod expired;
 pub(crate) mod object;

@@ -1,4 +1,4 @@
-//! One object: its value, its write in progress, its copies in progress, and its disk replicas.
+//! Object: its value, its write in progress, its copies in progress, and its disk replicas.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) type Replicas<A> = SmallVec<[Allocation<A>; 1]>;
 /// Position of an object in the order of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OrderPosition {
-    /// None: the object has no value or is hard-pinned.
+    /// No position: the object has no value or is hard-pinned.
     #[default]
     None,
     /// Among those that the policy orders.
@@ -61,7 +61,7 @@ pub(crate) struct Value<A> {
     pub(crate) len: u64,
     pub(crate) checksum: Option<u64>,
     pub(crate) writer: Writer,
-    /// Whether a write began after this value was complete. The end of a write without a number may
+    /// True if a write began after this value was complete. The end of a write without a number may
     /// then mean that other write, whatever its outcome.
     pub(crate) superseded: bool,
     pub(crate) stamp: Stamp,
@@ -96,7 +96,7 @@ pub(crate) struct Write<A> {
     pub(crate) soft_pin: SoftPin,
     pub(crate) soft_pin_ttl_ms: Option<u64>,
     pub(crate) hard_pin: bool,
-    /// Whether the write promotes a value from disk.
+    /// True if the write promotes a value from disk.
     pub(crate) promotes: bool,
     /// File that the value is to be written to as well.
     pub(crate) file: Option<Box<FileGrant>>,
@@ -114,7 +114,7 @@ pub(crate) struct Copying<A> {
     /// Replica that is read. A move drops it at the end.
     pub(crate) source: ReplicaId,
     pub(crate) targets: Replicas<A>,
-    /// Whether all targets are gone. Such a copy blocks nothing; its client learns the loss when it
+    /// True if all targets are gone. Such a copy blocks nothing; its client learns the loss when it
     /// ends the copy.
     pub(crate) lost: bool,
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::SlotId;
 
 use super::object::{Object, OrderPosition};
@@ -35,7 +35,7 @@ pub(crate) struct TenantOrder<E> {
     unpinned: UseOrder,
 }
 
-impl<E: EvictionPolicy> TenantOrder<E> {
+impl<E: MergeableOrder> TenantOrder<E> {
     pub(crate) fn new(config: &E::Config) -> Self {
         Self {
             policy: E::new(0, config),
@@ -83,9 +83,9 @@ impl UseOrder {
 
 /// Order in which the objects of a shard are evicted.
 ///
-/// A slot is in exactly one list of the order of its tenant while its object has a value that is not
-/// hard-pinned.
-pub(crate) struct EvictionOrder<E: EvictionPolicy> {
+/// A slot is in exactly one list of the order of its tenant while its object has a value that is
+/// not hard-pinned.
+pub(crate) struct EvictionOrder<E: MergeableOrder> {
     config: E::Config,
     /// Objects without a tenant.
     own: TenantOrder<E>,
@@ -97,7 +97,7 @@ pub(crate) struct EvictionOrder<E: EvictionPolicy> {
     chosen: Option<SlotId>,
 }
 
-impl<E: EvictionPolicy> EvictionOrder<E> {
+impl<E: MergeableOrder> EvictionOrder<E> {
     pub(crate) fn new(config: &E::Config) -> Self {
         Self {
             config: config.clone(),
@@ -157,7 +157,8 @@ impl<E: EvictionPolicy> EvictionOrder<E> {
         }
     }
 
-    /// Restores the last use of a recovered object: the object sorts before all live ones, by `used`.
+    /// Restores the last use of a recovered object: the object sorts before all live ones, by
+    /// `used`.
     pub(crate) fn restore_use<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId, used: u64) {
         self.remove(objects, slot);
         objects[slot].used = used;
@@ -277,8 +278,8 @@ impl<E: EvictionPolicy> EvictionOrder<E> {
         best.map(|(_, used)| used)
     }
 
-    /// Chooses like [`choose`](Self::choose) among the objects of one tenant. Returns the victim and
-    /// its last use.
+    /// Chooses like [`choose`](Self::choose) among the objects of one tenant. Returns the victim
+    /// and its last use.
     pub(crate) fn choose_of<A>(
         &mut self,
         objects: &mut Slots<Object<A>>,

@@ -1,11 +1,11 @@
-//! One shard of the directory: the objects under one lock.
+//! Shard of the directory: the objects under one lock.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::tables::Tables;
 
@@ -26,7 +26,7 @@ const SPARE_WRITES: usize = 1024;
 ///
 /// An object has a position in the order of eviction exactly while it has a value that is not
 /// hard-pinned. It is listed in `writing` exactly while it has a write.
-pub(crate) struct Shard<A, E: EvictionPolicy> {
+pub(crate) struct Shard<A, E: MergeableOrder> {
     keys: Tables,
     pub(crate) objects: Slots<Object<A>>,
     order: EvictionOrder<E>,
@@ -35,7 +35,7 @@ pub(crate) struct Shard<A, E: EvictionPolicy> {
     writing: Vec<SlotId>,
     /// Freed allocations of writes, for reuse. Writes come and go in large numbers, and at other
     /// times than objects.
-    #[allow(clippy::vec_box, reason = "what is kept is the spare")]
+    #[allow(clippy::vec_box, reason = "the boxes are reused")]
     spare: Vec<Box<Write<A>>>,
     values: usize,
     journal: Option<Arc<dyn Journal>>,
@@ -56,7 +56,7 @@ pub(crate) struct ReadCounters {
     pub(crate) disk_hit_bytes: u64,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     pub(crate) fn new(config: &E::Config, tenants: Arc<Tenants>, groups: Arc<Groups>) -> Self {
         Self {
             keys: Tables::default(),
@@ -392,7 +392,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Shard<A, E> {
     }
 }
 
-impl<A, E: EvictionPolicy> std::ops::Index<SlotId> for Shard<A, E> {
+impl<A, E: MergeableOrder> std::ops::Index<SlotId> for Shard<A, E> {
     type Output = Object<A>;
 
     fn index(&self, slot: SlotId) -> &Object<A> {
@@ -400,7 +400,7 @@ impl<A, E: EvictionPolicy> std::ops::Index<SlotId> for Shard<A, E> {
     }
 }
 
-impl<A, E: EvictionPolicy> std::ops::IndexMut<SlotId> for Shard<A, E> {
+impl<A, E: MergeableOrder> std::ops::IndexMut<SlotId> for Shard<A, E> {
     fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
         &mut self.objects[slot]
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::quality::FixedState;
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::SlotId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -15,7 +15,7 @@ use crate::model::group::Groups;
 use crate::model::tenants::Tenants;
 
 /// Directory of all objects.
-pub(crate) struct Directory<A, E: EvictionPolicy> {
+pub(crate) struct Directory<A, E: MergeableOrder> {
     hasher: FixedState,
     shards: Box<[Locked<A, E>]>,
     /// Last use of the next victim of each shard, as far as known.
@@ -35,7 +35,7 @@ const AT_ONCE: usize = 256;
 #[repr(align(128))]
 struct Padded<T>(T);
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Directory<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     pub(crate) fn new(shards: usize, seed: u64, config: &E::Config, tenants: &Arc<Tenants>) -> Self {
         let groups = Arc::new(Groups::new(seed));
         let shard = || Shard::new(config, tenants.clone(), groups.clone());

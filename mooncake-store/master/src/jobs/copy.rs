@@ -3,7 +3,7 @@
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::ReplicaStatus;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -17,7 +17,7 @@ use crate::model::segment::Allocation;
 use crate::space::hot_table::copy_not_requested;
 use crate::space::mount::unknown;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     pub(crate) fn begin_copy(
         &self,
         client: ClientId,
@@ -38,7 +38,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             let hot = self.space.hot.as_ref().ok_or_else(copy_not_requested)?;
             hot.check_copy(key, client, token, now)?;
             if shard[slot].value().is_none_or(|value| value.copy_epoch() != token.epoch) {
-                return Err(Error::new(ErrorCode::InvalidVersion, "the object is another one by now"));
+                return Err(Error::new(
+                    ErrorCode::InvalidVersion,
+                    "cannot start copy: the object has changed since the request",
+                ));
             }
         }
         shard.prune(slot, now, self.space.options.put_release);
@@ -195,22 +198,25 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
         if object.lost_copy().is_some_and(|copying| copying.client == client && copying.kind == kind) {
             shard.take_copy(slot);
-            return Err(Error::new(ErrorCode::ReplicaIsGone, "the segments it was to lie in are gone"));
+            return Err(Error::new(
+                ErrorCode::ReplicaIsGone,
+                "cannot end copy: every target segment is gone",
+            ));
         }
         let copying = object.copying().ok_or_else(no_task)?;
         if copying.client != client {
-            let text = format!("{} is copied or moved by another client", key.escape_ascii());
+            let text = format!("another client copies or moves the object. key={}", key.escape_ascii());
             return Err(Error::new(ErrorCode::IllegalClient, text));
         }
         if copying.kind != kind {
             return Err(Error::invalid(format!(
-                "{}: what is under way is a {:?}",
-                key.escape_ascii(),
-                copying.kind
+                "the task in progress is a {:?}. key={}",
+                copying.kind,
+                key.escape_ascii()
             )));
         }
         if copying.token != token && !(copying.token.is_nil() && token.is_nil()) {
-            let text = format!("{}: what is under way is another copy", key.escape_ascii());
+            let text = format!("another copy of the object is in progress. key={}", key.escape_ascii());
             return Err(Error::new(ErrorCode::InvalidVersion, text));
         }
         Ok(slot)
@@ -244,7 +250,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
 
 #[cold]
 fn no_replica() -> Error {
-    Error::new(ErrorCode::ReplicaNotFound, "no complete replica in the source segment")
+    Error::new(ErrorCode::ReplicaNotFound, "cannot start copy: no complete replica in the source segment")
 }
 
 #[cold]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::replica::SegmentStatus;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -43,7 +43,7 @@ enum NextStep {
     Gone,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     pub(crate) fn drain_start(&self, request: &DrainRequest<'_>) -> Result<Uuid> {
         check_names(request)?;
         let mut jobs = self.drains.jobs.lock();
@@ -75,7 +75,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
     ) -> Uuid {
         let wall = self.space.clock.wall_ms();
         let id = jobs.new_id();
-        tracing::info!(job = %id, segments = ?request.segments, "drain begins");
+        tracing::info!(job = %id, segments = ?request.segments, "drain started");
         jobs.add(DrainJob {
             id,
             status: DrainStatus::Created,
@@ -121,7 +121,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
             }
             return Err(Error::new(
                 ErrorCode::SegmentNotFound,
-                format!("client {client} has no segment in use"),
+                format!("cannot drain client: it has no segment in use. client={client}"),
             ));
         }
         let mut names: Vec<_> = sources.iter().map(|source| source.info.name.clone()).collect();
@@ -151,7 +151,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         }
         if !job.active.is_empty() {
             job.hold = now.after(HOLD);
-            let text = format!("{} moves are under way", job.active.len());
+            let text = format!("cannot cancel drain: moves are in progress. moves={}", job.active.len());
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
         self.stop_waiting(job);
@@ -433,7 +433,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         false
     }
 
-    /// Stops waiting for segments. Those that were mounted again, or will be, become ordinary ones.
+    /// Stops waiting for segments. Segments that are mounted again become ordinary ones.
     pub(crate) fn stop_waiting(&self, job: &mut DrainJob<A>) {
         let Some(awaited) = job.awaited.take() else { return };
         let mut registry = self.space.segments.write();
@@ -458,18 +458,20 @@ fn is_blocked<A: SegmentAllocator>(object: &Object<A>) -> bool {
 
 fn check_names(request: &DrainRequest<'_>) -> Result<()> {
     if request.segments.is_empty() {
-        return Err(Error::invalid("a drain needs a segment"));
+        return Err(Error::invalid("cannot drain: the request names no segment"));
     }
     if request.max_concurrency == 0 {
-        return Err(Error::invalid("max_concurrency must not be 0"));
+        return Err(Error::invalid("cannot drain: max_concurrency must not be 0"));
     }
     let mut seen = HashSet::new();
     for name in request.segments {
         if !seen.insert(name) {
-            return Err(Error::invalid(format!("segment {name} is named twice")));
+            return Err(Error::invalid(format!("cannot drain segment: it is named twice. name={name}")));
         }
         if request.targets.contains(name) {
-            return Err(Error::invalid(format!("segment {name} cannot be emptied into itself")));
+            return Err(Error::invalid(format!(
+                "cannot drain segment: it is source and target. name={name}"
+            )));
         }
     }
     Ok(())
@@ -482,13 +484,16 @@ fn all_ok<'a, A: SegmentAllocator>(
 ) -> Result<&'a [Arc<MountedSegment<A>>]> {
     let named = registry.named(name);
     if named.is_empty() {
-        return Err(Error::new(ErrorCode::SegmentNotFound, format!("no segment {name}")));
+        return Err(Error::new(
+            ErrorCode::SegmentNotFound,
+            format!("cannot drain segment: it is not mounted. name={name}"),
+        ));
     }
     match named.iter().find(|segment| segment.status() != SegmentStatus::Ok) {
         None => Ok(named),
         Some(other) => Err(Error::new(
             ErrorCode::UnavailableInCurrentStatus,
-            format!("segment {name} is {:?}", other.status()),
+            format!("cannot drain segment: its status is not OK. name={name} status={:?}", other.status()),
         )),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::replica::SegmentStatus;
 
@@ -15,7 +15,7 @@ use super::state::Jobs;
 use crate::model::drain::DrainStatus;
 use crate::model::snapshot::{SnapshotDrain, SnapshotDrains, SnapshotMove};
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     /// Returns the drain jobs and the drained segments, and the tasks that exist at that moment,
     /// including those of the jobs.
     pub(crate) fn drains_to_snapshot(&self) -> (SnapshotDrains, Vec<(Uuid, Moment)>) {

@@ -158,7 +158,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
         let is_drained = status == DrainStatus::Succeeded || self.leaving.is_some();
         let then = if is_drained { SegmentStatus::Drained } else { SegmentStatus::Ok };
         self.sources.iter().for_each(|source| source.set_drain(then));
-        tracing::info!(job = %self.id, ?status, moved = self.succeeded, failed = self.failed, "drain ends: {message}");
+        tracing::info!(job = %self.id, ?status, moved = self.succeeded, failed = self.failed, "drain ended: {message}");
         self.status = status;
         self.touch(message, wall);
         // A retired segment keeps its memory as long as it is referenced.

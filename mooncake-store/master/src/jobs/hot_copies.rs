@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, Uuid};
 use mooncake_protocol::api::CopyToken;
 
@@ -30,7 +30,7 @@ struct HotCopyPlan {
     epoch: u64,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     /// Decides about objects that have become hot, and about replicas whose time has ended.
     pub(crate) fn update_hot_replicas(&self, now: Moment) {
         let Some(hot) = &self.space.hot else { return };
@@ -69,7 +69,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let mut table = hot.table.lock();
         table.pauses.insert(key.clone(), now.after(PAUSE));
         if !hot.options.enforce {
-            tracing::info!(key = %key.as_bytes().escape_ascii(), to = plan.target, "a hot object would get another replica");
+            tracing::info!(key = %key.as_bytes().escape_ascii(), to = plan.target, "hot object would get a replica");
             return;
         }
         let lease = Uuid::new(table.rng.next_u64() | 1, table.rng.next_u64());
@@ -86,7 +86,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
                 };
                 hot.table.lock().extras.entry(key.clone()).or_default().push(extra);
             }
-            Err(error) => tracing::debug!(%error, "no task for another replica of a hot object"),
+            Err(error) => tracing::debug!(%error, "cannot create task for replica of hot object"),
         }
     }
 

@@ -2,14 +2,14 @@
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_protocol::wire::OffloadItem;
 
 use super::state::Jobs;
 use crate::directory::Shard;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     /// Queues the value in a slot for the disk of a client that has it in memory.
     pub(crate) fn offload(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let Some(options) = &self.space.options.disks else { return };

@@ -1,13 +1,13 @@
 //! Promotion: objects on disk return to memory because they are read.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::state::Jobs;
 use crate::directory::Object;
 use crate::model::disk::count;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     /// Counts a read of an object that is only on disk, and queues its promotion.
     pub(crate) fn read_from_disk(&self, object: &Object<A>, hash: u64) {
         let Some(options) = self.space.options.disks.as_ref().and_then(|disks| disks.promotion) else {

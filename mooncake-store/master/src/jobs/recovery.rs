@@ -22,7 +22,7 @@ type RecoveryPart = Mutex<HashMap<Box<[u8]>, RecoveredObject>>;
 
 struct RecoveredObject {
     object: SnapshotObject,
-    /// Whether a client has announced the object.
+    /// True if a client has announced the object.
     claimed: bool,
 }
 
@@ -94,7 +94,9 @@ impl Recovery {
             let object = &entry.object;
             let differs = matches!((object.checksum, replica.checksum), (Some(a), Some(b)) if a != b);
             if object.len != replica.len || differs {
-                return Err(Error::invalid("the master before knew another value of that number"));
+                return Err(Error::invalid(
+                    "cannot announce replica: length or checksum differ from the snapshot",
+                ));
             }
             entry.claimed = true;
             return Ok(Some(object.used));
@@ -102,7 +104,7 @@ impl Recovery {
         let gone = |horizon: &Horizon| horizon.epoch == replica.epoch && replica.number < horizon.number;
         let replaced = written.is_some_and(|now| now.epoch == replica.epoch && replica.number < now.number);
         if replaced || self.horizons.iter().any(gone) && !self.has_ended() {
-            let text = "it was removed or replaced under the master before";
+            let text = "cannot announce replica: the object was removed or replaced before the snapshot";
             return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
         }
         Ok(None)

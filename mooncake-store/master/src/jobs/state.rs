@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng};
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::sketch::Sketch;
 use parking_lot::Mutex;
@@ -28,7 +28,7 @@ impl Default for DiskReads {
 }
 
 /// Jobs of a master, on top of its space.
-pub(crate) struct Jobs<A: SegmentAllocator, E: EvictionPolicy> {
+pub(crate) struct Jobs<A: SegmentAllocator, E: MergeableOrder> {
     pub(crate) space: Space<A, E>,
     /// Copies in progress, by the moment at which each counts as abandoned.
     pub(crate) copies: Mutex<BTreeSet<(Moment, ObjectKey)>>,
@@ -39,7 +39,7 @@ pub(crate) struct Jobs<A: SegmentAllocator, E: EvictionPolicy> {
     pub(crate) recovery: OnceLock<Recovery>,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     pub(crate) fn new(space: Space<A, E>, rng: &mut Rng) -> Self {
         Self {
             space,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::CopyToken;
@@ -13,10 +13,10 @@ use serde::Serialize;
 use super::state::Jobs;
 use crate::directory::object::not_found;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     pub(crate) fn create_copy(&self, key: &[u8], targets: &[&str]) -> Result<Uuid> {
         if targets.is_empty() {
-            return Err(Error::invalid("a copy needs a target segment"));
+            return Err(Error::invalid("cannot create copy: the request names no target segment"));
         }
         // A key that a task cannot contain is refused whether or not the object exists.
         self.key_text(key)?;
@@ -63,7 +63,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
 
     pub(crate) fn create_move(&self, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
         if source == target {
-            return Err(Error::invalid("source and target of a move are the same segment"));
+            return Err(Error::invalid("cannot create move: source and target are the same segment"));
         }
         let (tenant_id, text) = self.key_text(key)?;
         self.check_target(target)?;
@@ -83,10 +83,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let registry = self.space.segments.read();
         let named = registry.named(name);
         if named.is_empty() {
-            return Err(Error::invalid(format!("no segment {name} is mounted")));
+            return Err(Error::invalid(format!(
+                "cannot create task: target segment is not mounted. name={name}"
+            )));
         }
         if !named.iter().any(|segment| segment.would_open(now)) {
-            let text = format!("segment {name} takes no objects now");
+            let text = format!("cannot create task: target segment accepts no objects now. name={name}");
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
         Ok(())
@@ -100,10 +102,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let Some(value) = shard[slot].value() else { return Err(ErrorCode::ReplicaIsNotReady.into()) };
         let live: Vec<_> = value.live().map(|held| &held.segment).collect();
         let found = match name {
-            Some(name) => live
-                .into_iter()
-                .find(|segment| segment.info.name == name)
-                .ok_or_else(|| Error::invalid(format!("no copy of it is in segment {name}")))?,
+            Some(name) => live.into_iter().find(|segment| segment.info.name == name).ok_or_else(|| {
+                Error::invalid(format!("cannot create move: no replica in segment. name={name}"))
+            })?,
             None if live.is_empty() => return Err(not_found()),
             None => live[self.space.random.below(live.len())],
         };
@@ -115,15 +116,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Jobs<A, E> {
         let (tenant, key) = self.space.tenants.split(key);
         match std::str::from_utf8(key) {
             Ok(text) => Ok((tenant, text)),
-            Err(_) => {
-                Err(Error::invalid("only objects whose key is UTF-8 have copies made of them by tasks"))
-            }
+            Err(_) => Err(Error::invalid("cannot create task: the key is not UTF-8")),
         }
     }
 
     fn add_task(&self, kind: TaskKind, client: ClientId, payload: &impl Serialize) -> Result<Uuid> {
-        let payload =
-            serde_json::to_string(payload).map_err(|e| Error::internal(format!("a task's payload: {e}")))?;
+        let payload = serde_json::to_string(payload)
+            .map_err(|e| Error::internal(format!("cannot encode payload of task: {e}")))?;
         let (now, wall) = (self.space.clock.now(), self.space.clock.wall_ms());
         self.tasks.lock().add(kind, client, payload, now, wall, &self.space.options.tasks)
     }

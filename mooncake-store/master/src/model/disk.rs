@@ -65,10 +65,10 @@ impl Drop for DiskOwner {
 #[derive(Default)]
 pub(crate) struct DiskOwnerState {
     pub(crate) enabled: bool,
-    /// Whether the owner has sent no heartbeat since the mount. Until then, an unrequested report
+    /// True if the owner has sent no heartbeat since the mount. Until then, an unrequested report
     /// names an object that it found on its disk.
     pub(crate) announcing: bool,
-    /// Whether the owner is to clear its disk.
+    /// True if the owner is to clear its disk.
     pub(crate) must_clear: bool,
     pub(crate) joined: Moment,
     pub(crate) seen: Moment,
@@ -83,7 +83,7 @@ pub(crate) struct DiskOwnerState {
     /// Keys in `promote`.
     pub(crate) to_promote: HashSet<ObjectKey>,
     pub(crate) promoting: HashMap<ObjectKey, Moment>,
-    /// Whether the owner uses `FetchDiskWork`, which also lists stale replicas.
+    /// True if the owner uses `FetchDiskWork`, which also lists stale replicas.
     pub(crate) asks_for_work: bool,
     /// Keys whose replicas on the disk are stale, if the owner uses `FetchDiskWork`.
     pub(crate) dropped: HashSet<ObjectKey>,
@@ -91,13 +91,13 @@ pub(crate) struct DiskOwnerState {
     pub(crate) assigned: AssignedWork,
 }
 
-/// One object to be written to disk.
+/// Object to be written to disk.
 pub(crate) struct OffloadJob {
     pub(crate) len: u64,
     pub(crate) since: Moment,
-    /// Whether the job was sent to the owner.
+    /// True if the job was sent to the owner.
     pub(crate) sent: bool,
-    /// Whether the value is still the one that the owner was asked to write.
+    /// True if the value is still the one that the owner was asked to write.
     pub(crate) valid: bool,
     /// Length of the value that replaced the one of this job.
     pub(crate) next_len: Option<u64>,
@@ -356,5 +356,5 @@ impl DiskOwnerState {
 }
 
 pub(crate) fn not_offered() -> Error {
-    Error::new(ErrorCode::SegmentNotFound, "this client has offered no disk")
+    Error::new(ErrorCode::SegmentNotFound, "the client has no mounted disk; call MountLocalDiskSegment first")
 }

@@ -145,7 +145,7 @@ pub(crate) struct FileTotals {
 pub(crate) struct FileGrant {
     pub(crate) id: ReplicaId,
     pub(crate) path: String,
-    /// Whether the writer has reported the file as written.
+    /// True if the writer has reported the file as written.
     pub(crate) written: bool,
 }
 
@@ -194,7 +194,7 @@ pub(crate) struct DiskTier {
     pub(crate) pending: Option<PendingFile>,
     /// Owner of the disk that is to write the object.
     pub(crate) offload: Option<Arc<DiskOwner>>,
-    /// Whether the object could not be written to disk.
+    /// True if the object could not be written to disk.
     pub(crate) offload_failed: bool,
 }
 

@@ -10,12 +10,12 @@ use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use parking_lot::Mutex;
 
-/// One group. It exists as long as an object belongs to it.
+/// Group. It exists as long as an object belongs to it.
 pub(crate) struct Group {
     name: String,
     /// End of the latest lease on an object of the group.
     lease: AtomicU64,
-    pub(crate) members: Mutex<HashSet<ObjectKey>>,
+    keys: Mutex<HashSet<ObjectKey>>,
 }
 
 impl Group {
@@ -23,10 +23,17 @@ impl Group {
         &self.name
     }
 
+    /// Returns the keys of the objects of the group.
+    pub(crate) fn keys(&self) -> Vec<ObjectKey> {
+        self.keys.lock().iter().cloned().collect()
+    }
+
+    /// Returns the end of the latest lease on an object of the group.
     pub(crate) fn lease(&self) -> Moment {
         Moment(self.lease.load(Relaxed))
     }
 
+    /// Extends the lease of the group.
     pub(crate) fn extend(&self, until: Moment) {
         self.lease.fetch_max(until.0, Relaxed);
     }
@@ -39,8 +46,8 @@ type GroupTablePart = Mutex<HashMap<String, Arc<Group>>>;
 /// long that puts are delayed.
 const PARTS: usize = 256;
 
-/// Groups by name. A lock of this table is taken alone or inside a shard, and around the members of
-/// a group.
+/// Groups by name. A lock of this table is taken alone or inside a shard, and around the list of
+/// keys of a group.
 pub(crate) struct Groups {
     hasher: FixedState,
     parts: Box<[GroupTablePart]>,
@@ -58,28 +65,27 @@ impl Groups {
         &self.parts[self.hasher.hash_one(name) as usize % PARTS]
     }
 
-    /// Adds a member with its lease to the group of that name. Returns the group.
+    /// Adds an object with its lease to the group of that name. Returns the group.
     pub(crate) fn join(&self, name: &str, key: ObjectKey, lease: Moment) -> Arc<Group> {
         let mut part = self.part(name).lock();
         let group = match part.get(name) {
             Some(known) => known.clone(),
             None => {
-                let group =
-                    Group { name: name.to_owned(), lease: AtomicU64::new(0), members: Mutex::default() };
+                let group = Group { name: name.to_owned(), lease: AtomicU64::new(0), keys: Mutex::default() };
                 part.entry(name.to_owned()).or_insert(Arc::new(group)).clone()
             }
         };
         group.extend(lease);
-        group.members.lock().insert(key);
+        group.keys.lock().insert(key);
         group
     }
 
-    /// Removes a member. A group without members is removed.
+    /// Removes an object. A group without objects is removed.
     pub(crate) fn leave(&self, group: &Group, key: &ObjectKey) {
         let mut part = self.part(&group.name).lock();
-        let mut members = group.members.lock();
-        members.remove(key);
-        if members.is_empty() {
+        let mut keys = group.keys.lock();
+        keys.remove(key);
+        if keys.is_empty() {
             part.remove(&group.name);
         }
     }

@@ -30,7 +30,7 @@ struct LedgerState {
     /// Number of the last change that was sent, acknowledged or not.
     sent: u64,
     changes: VecDeque<LedgerChange>,
-    /// Whether changes were dropped.
+    /// True if changes were dropped.
     lost: bool,
     /// Time of the last request of the client.
     asked: Moment,
@@ -75,8 +75,8 @@ impl Ledger {
         if waiting.lost {
             return;
         }
-        // A replica that came and went unsent need not be reported. One that was sent must be,
-        // acknowledged or not.
+        // A replica that came and went unsent need not be reported. A change that was sent must
+        // be, acknowledged or not.
         let last = waiting.first - 1 + waiting.changes.len() as u64;
         if change.stored.is_none()
             && waiting.sent < last

@@ -1,4 +1,5 @@
-//! Types that the other layers share: options, identities, and small tables with a lock of their own.
+//! Types that the other layers share: options, identities, and small tables with a lock of their
+//! own.
 //!
 //! Nothing here knows an object of the directory or another layer.
 

@@ -108,7 +108,7 @@ impl Default for TaskOptions {
 /// Options of additional replicas for objects that are read often.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HotOptions {
-    /// Whether replicas are made. If not, the log names the objects that would get one.
+    /// True if replicas are made. If not, the log names the objects that would get one.
     pub enforce: bool,
     /// Time over which reads are counted (10 s).
     pub window: Duration,
@@ -134,7 +134,7 @@ impl HotOptions {
 /// Options of disks of clients. The defaults are those of Mooncake C++.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskOptions {
-    /// Whether objects are written when they are about to be evicted instead of when they are put
+    /// True if objects are written when they are about to be evicted instead of when they are put
     /// (false).
     pub on_evict: bool,
     /// With `on_evict`: whether an object that does not fit into the queue is evicted unwritten
@@ -176,7 +176,7 @@ impl Default for PromotionOptions {
 pub struct FileOptions {
     /// Folder of the files. The path is the same for every client.
     pub dir: String,
-    /// Whether clients drop files when the file system has no more free space.
+    /// True if clients drop files when the file system has no more free space.
     pub evict: bool,
     /// Bytes that the files may take; 0 for nine tenths of the file system.
     pub quota: u64,
@@ -199,7 +199,8 @@ impl FileOptions {
         let plain = |part: &str| part != ".." && part != "." && !part.contains('\0');
         if !self.dir.starts_with('/') || !self.dir.split('/').all(plain) {
             return Err(Error::invalid(format!(
-                "root_fs_dir: {:?} is no absolute path without `.` and `..`: clients share the folder by its path",
+                "root_fs_dir must be an absolute path without `.` and `..`, because clients share the \
+                 folder by its path, not {:?}",
                 self.dir
             )));
         }
@@ -217,7 +218,7 @@ pub struct MasterOptions {
     pub soft_pin_ttl: Duration,
     /// Longest soft pin that a put may request (24 h).
     pub max_soft_pin_ttl: Duration,
-    /// Whether soft-pinned objects are evicted when nothing else is left (true).
+    /// True if soft-pinned objects are evicted when nothing else is left (true).
     pub evict_soft_pinned: bool,
     /// Part of the capacity above which `tick` evicts (0.90).
     pub high_watermark: f64,
@@ -334,7 +335,7 @@ impl MasterOptions {
             }
         }
         if self.client_ttl.is_zero() {
-            return Err(Error::invalid("client_ttl must not be 0: every client would be gone at once"));
+            return Err(Error::invalid("client_ttl must not be 0: every client would expire at once"));
         }
         if self.hot.is_some_and(|hot| !hot.reads_per_second.is_finite() || hot.reads_per_second <= 0.0) {
             return Err(Error::invalid("dynamic_replication_admission_qps_threshold must be above 0"));

@@ -20,14 +20,16 @@ const MAX_PROGRAM: usize = 1 << 20;
 pub fn compile(pattern: &str) -> Result<Regex> {
     if pattern.len() > MAX_PATTERN {
         return Err(Error::invalid(format!(
-            "a pattern has at most {MAX_PATTERN} bytes, this one has {}",
+            "cannot compile pattern: it is longer than {MAX_PATTERN} bytes. len={}",
             pattern.len()
         )));
     }
     let here = translated(pattern)?;
     let build = |unicode| RegexBuilder::new(&here).unicode(unicode).size_limit(MAX_PROGRAM).build();
     // Classes of characters beyond ASCII exist only in Unicode mode.
-    build(false).or_else(|_| build(true)).map_err(|error| Error::invalid(format!("pattern: {error}")))
+    build(false)
+        .or_else(|_| build(true))
+        .map_err(|error| Error::invalid(format!("cannot compile pattern: {error}")))
 }
 
 /// Translates a pattern to the language of the crate `regex` where the two differ.
@@ -83,7 +85,7 @@ fn class(rest: &mut Peekable<Chars<'_>>, out: &mut String) -> Result<()> {
             '\\' => escape(rest, true, out),
             '[' if rest.peek() == Some(&':') => named(rest, out),
             '[' if matches!(rest.peek(), Some('=' | '.')) => {
-                return Err(Error::invalid("pattern: there are no [= =] and [. .] here"));
+                return Err(Error::invalid("cannot compile pattern: [= =] and [. .] are not supported"));
             }
             '-' if before == '-' => out.push_str(r"\-"),
             '[' | '&' | '~' | '^' => out.extend(['\\', next]),

@@ -22,23 +22,23 @@ pub(crate) const GRAIN: u64 = 64;
 /// Maximum number of extents that are freed under one lock.
 const SLICE: usize = 2048;
 
-/// One mount of one segment. Mounting the same segment again creates another value.
+/// Mount of one segment. Mounting the same segment again creates another value.
 pub(crate) struct MountedSegment<A> {
     pub(crate) info: Segment,
     pub(crate) client: ClientId,
     /// Earliest time of a placement.
     opens: Moment,
     alive: AtomicBool,
-    /// Whether the mount was retired because its client expired.
+    /// True if the mount was retired because its client expired.
     expired: AtomicBool,
     /// End of the grace period of a graceful unmount; 0 for none.
     leaves: AtomicU64,
     /// Number of the status that a drain has set: OK, DRAINING or DRAINED.
     drain: AtomicU8,
-    /// Whether another client could not reach the owner, and no heartbeat of the owner has arrived
+    /// True if another client could not reach the owner, and no heartbeat of the owner has arrived
     /// since.
     doubted: AtomicBool,
-    /// Whether the owner has still to announce the objects in the segment.
+    /// True if the owner has still to announce the objects in the segment.
     closed: AtomicBool,
     /// Ledger of the owner, if it fetches the inventory.
     pub(crate) ledger: Option<Arc<Ledger>>,
@@ -136,8 +136,8 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         let whole = extent.len > 0 && extent.len.is_multiple_of(GRAIN) && extent.offset.is_multiple_of(GRAIN);
         if !whole || space.allocator.reserve(extent).is_err() {
             return Err(Error::invalid(format!(
-                "{} bytes at {} cannot be kept in segment {}",
-                extent.len, extent.offset, self.info.id
+                "cannot reserve space: it is in use or not aligned. segment={} offset={} len={}",
+                self.info.id, extent.offset, extent.len
             )));
         }
         space.kept.insert(extent.offset, extent.len);

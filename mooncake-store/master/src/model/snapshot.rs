@@ -34,7 +34,8 @@ impl Snapshot {
     /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the two before;
     /// the text names the defect.
     pub fn read(bytes: &[u8]) -> Result<Self> {
-        let refuse = |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("no snapshot: {why}")));
+        let refuse =
+            |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("cannot read snapshot: {why}")));
         let first = bytes.starts_with(FIRST);
         let without_promise = first || bytes.starts_with(SECOND);
         let magic = if first {
@@ -45,22 +46,22 @@ impl Snapshot {
             MAGIC
         };
         let Some(mut rest) = bytes.strip_prefix(magic) else {
-            return refuse("it does not begin like one of this version, or the two before");
+            return refuse("unknown version or not a snapshot");
         };
         let head = if without_promise {
             next::<SecondHead>(&mut rest).map(SnapshotHead::from)
         } else {
             next::<SnapshotHead>(&mut rest)
         };
-        let Some(head) = head else { return refuse("its head is damaged") };
+        let Some(head) = head else { return refuse("the head is damaged") };
         let mut snapshot =
             Self { head, objects: Vec::new(), tasks: Vec::new(), drains: SnapshotDrains::default() };
         for number in 0u64.. {
             let part =
                 if first { next::<FirstPart>(&mut rest).map(SnapshotPart::from) } else { next(&mut rest) };
-            let Some(part) = part else { return refuse("it is cut off, or damaged") };
+            let Some(part) = part else { return refuse("a record is damaged or cut off") };
             if part.number != number {
-                return refuse("a part of it is missing");
+                return refuse("a record is missing");
             }
             snapshot.objects.extend(part.objects);
             snapshot.tasks.extend(part.tasks);
@@ -71,12 +72,12 @@ impl Snapshot {
             }
         }
         if !rest.is_empty() {
-            return refuse("something follows its end");
+            return refuse("bytes follow the last record");
         }
         let moves = snapshot.drains.jobs.iter().flat_map(|job| &job.moves);
         let mut keys = snapshot.objects.iter().map(|object| &object.key).chain(moves.map(|one| &one.key));
         if keys.any(|key| ObjectKey::check(key).is_err()) {
-            return refuse("an object has no possible key");
+            return refuse("the key of an object is invalid");
         }
         Ok(snapshot)
     }
@@ -149,7 +150,7 @@ pub(crate) struct Horizon {
 
 wire_fields!(structure Horizon { epoch: u64, number: u64 });
 
-/// One record of a snapshot.
+/// Record of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SnapshotPart {
     /// Number of the record, counted from 0.
@@ -168,7 +169,7 @@ wire_fields!(structure SnapshotPart {
     last: bool,
 });
 
-/// One record of a snapshot of the oldest version.
+/// Record of a snapshot of the oldest version.
 struct FirstPart {
     number: u64,
     objects: Vec<SnapshotObject>,

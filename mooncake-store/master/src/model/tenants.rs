@@ -30,11 +30,11 @@ impl TenantQuota {
     /// `INVALID_PARAMS`, naming the tenant.
     pub fn check(&self) -> Result<()> {
         if !is_tenant(&self.name) {
-            return Err(Error::invalid(format!("{:?} is no name of a tenant", self.name)));
+            return Err(Error::invalid(format!("invalid tenant name {:?}", self.name)));
         }
         if !(1..=MAX_QUOTA).contains(&self.bytes) {
             return Err(Error::invalid(format!(
-                "tenant {}: a quota is 1 to 2^63 - 1 bytes, not {}",
+                "the quota of tenant {} must be between 1 and 2^63 - 1 bytes, not {}",
                 self.name, self.bytes
             )));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, ReplicaId};
 
 use super::state::Space;
@@ -25,7 +25,7 @@ struct Block {
     object: Option<(ObjectKey, ReplicaId)>,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Evicts neighbours in one segment so that `len` bytes fit between the remaining extents.
     /// Returns whether that succeeded.
     pub(crate) fn evict_contiguous(

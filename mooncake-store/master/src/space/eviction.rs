@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::gap_searches::GapOutlook;
 use super::offload_first::SkippedObject;
@@ -34,7 +34,7 @@ enum NextVictim<A> {
     NoVictim,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Frees what a put of `len` bytes needs, and hardly more, in the named segment or in any.
     /// Returns whether the put may try again. Nothing is evicted for a put that could not be placed
     /// afterwards.
@@ -183,10 +183,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         for _ in 0..2 * self.directory.len() {
             let (index, age) = self.directory.oldest();
             let mut shard = self.directory.lock_at(index);
-            let mut passed = Vec::new();
+            let mut skipped = Vec::new();
             let found =
-                shard.choose(pass, now, |object| self.is_evictable_noting(object, pass, now, &mut passed));
-            unwritten.extend(passed);
+                shard.choose(pass, now, |object| self.is_evictable_noting(object, pass, now, &mut skipped));
+            unwritten.extend(skipped);
             if found.is_none_or(|found| found > age) {
                 self.directory.note_age(index, found);
                 continue;

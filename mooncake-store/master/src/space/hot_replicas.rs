@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, ReplicaId};
 
 use super::hot_table::{HotTable, PAUSE_AFTER_DROP};
 use super::state::Space;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn drop_replica(&self, hot: &HotTable, key: &ObjectKey, replica: ReplicaId, now: Moment) {
         let hash = self.directory.hash(key.as_bytes());
         let mut shard = self.directory.lock(hash);

@@ -103,7 +103,7 @@ impl HotTable {
             Some(extra) if extra.client == client => Ok(()),
             Some(_) => Err(ErrorCode::IllegalClient.into()),
             None if open().next().is_some() => {
-                Err(Error::new(ErrorCode::InvalidVersion, "that copy is not the one that was asked for"))
+                Err(Error::new(ErrorCode::InvalidVersion, "copy token differs from the requested one"))
             }
             None => Err(copy_not_requested()),
         }
@@ -148,6 +148,6 @@ impl HotTable {
 
 #[cold]
 pub(crate) fn copy_not_requested() -> Error {
-    let text = "this master has not asked for that copy, or does not want it any more";
+    let text = "this master does not request the copy, or no longer does";
     Error::new(ErrorCode::UnavailableInCurrentStatus, text)
 }

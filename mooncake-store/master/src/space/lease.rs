@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 #[cfg(feature = "testkit")]
 use super::injected_bug::Bug;
@@ -13,7 +13,7 @@ use crate::directory::{Object, Write};
 use crate::model::disk::DiskOwner;
 use crate::model::disk_replicas::DiskReplicas;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns the end of a lease that is granted now.
     pub(crate) fn lease_from(&self, now: Moment) -> Moment {
         #[cfg(feature = "testkit")]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -13,15 +13,19 @@ use super::retired::RetiredSegments;
 use super::state::Space;
 use crate::model::segment::MountedSegment;
 
+/// Kind of a mount.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mount {
+    /// New memory.
     New,
+    /// Memory that the client mounted before, perhaps at another master.
     Again,
-    /// Mount of memory with objects in it.
+    /// Memory with objects in it.
     Kept,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
+    /// Ends the doubts about the segments of a client that has sent a heartbeat.
     pub(crate) fn clear_doubts(&self, client: ClientId) {
         let doubts = self.doubts.load(Relaxed);
         if doubts == 0 {
@@ -35,6 +39,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
+    /// Mounts a segment. Quarantined extents of earlier mounts of the memory stay in quarantine.
+    ///
+    /// # Errors
+    /// `SEGMENT_ALREADY_EXISTS`; `ILLEGAL_CLIENT`; `UNAVAILABLE_IN_CURRENT_STATUS`.
     pub(crate) fn mount_one(
         &self,
         retired: &mut RetiredSegments<A>,
@@ -51,12 +59,12 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
         let now = self.clock.now();
         let known = retired.contains(segment.id);
-        let resting = retired.take_quarantined(segment);
+        let quarantined = retired.take_quarantined(segment);
         let opens = match mount {
             Mount::Again if !known => self.started.after(self.rest_after_start()),
             _ => now,
         };
-        let mut mounted = MountedSegment::new(segment.clone(), client, opens, &self.allocator, &resting);
+        let mut mounted = MountedSegment::new(segment.clone(), client, opens, &self.allocator, &quarantined);
         mounted.ledger = self.ledgers.lock().of(client);
         if mount == Mount::Kept {
             mounted.close();
@@ -80,16 +88,20 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         if let Some(own) = others.iter().find(|mounted| mounted.client == client) {
             return Err(Error::new(
                 ErrorCode::SegmentAlreadyExists,
-                format!("segment {} overlaps segment {} of the same client", segment.id, own.info.id),
+                format!(
+                    "cannot mount segment: it overlaps another segment of the same client. segment={} other={}",
+                    segment.id, own.info.id
+                ),
             ));
         }
         for mounted in others {
-            tracing::warn!(segment = %mounted.info.id, by = %segment.id, "segment displaced: its memory was mounted by another client");
+            tracing::warn!(segment = %mounted.info.id, by = %segment.id, "segment retired: another client mounted its memory");
             self.retire_segment(retired, &mounted);
         }
         Ok(())
     }
 
+    /// Unmounts a segment and lists it as retired.
     pub(crate) fn retire_segment(&self, retired: &mut RetiredSegments<A>, mounted: &Arc<MountedSegment<A>>) {
         self.segments.write().remove(mounted.info.id);
         self.update_tenant_capacity();
@@ -97,7 +109,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         retired.add(mounted.clone());
         self.timers.schedule(self.clock.now());
         self.eviction.end_backoff();
-        tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment unmounted");
+        tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment retired");
     }
 
     /// Updates the capacity that the tenants share.
@@ -109,6 +121,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         }
     }
 
+    /// Returns a mounted segment of the client.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` if another client mounted it.
     pub(crate) fn own_segment(
         &self,
         client: ClientId,
@@ -117,7 +133,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         match self.segments.read().get(segment) {
             Some(mounted) if mounted.client != client => Err(Error::new(
                 ErrorCode::IllegalClient,
-                format!("segment {segment} was mounted by another client"),
+                format!("segment belongs to another client. segment={segment}"),
             )),
             mounted => Ok(mounted.cloned()),
         }
@@ -133,15 +149,15 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Sweeps like [`sweep`](Self::sweep) without blocking mounts. The segments that were retired
     /// before the call are swept afterwards.
     pub(crate) fn sweep_beside(&self) {
-        let dead = self.retired.lock().unswept();
-        if dead.is_empty() {
+        let unswept = self.retired.lock().unswept();
+        if unswept.is_empty() {
             return;
         }
         self.drop_retired();
-        self.retired.lock().mark_swept(&dead);
+        self.retired.lock().mark_swept(&unswept);
     }
 
-    /// A replica that was placed before its segment was retired is in its shard before the visit:
+    /// Drops the replicas in retired segments. A replica that was placed before its segment was retired is in its shard before the visit:
     /// puts hold the lock of the shard throughout.
     fn drop_retired(&self) {
         let now = self.clock.now();
@@ -166,17 +182,19 @@ fn same_mount<A: SegmentAllocator>(
     segment: &Segment,
     mount: Mount,
 ) -> Result<()> {
-    let refuse = |code, why: &str| Err(Error::new(code, format!("segment {}: {why}", segment.id)));
+    let refuse = |code, why: &str| {
+        Err(Error::new(code, format!("cannot mount segment: {why}. segment={}", segment.id)))
+    };
     if mounted.client != client {
-        return refuse(ErrorCode::IllegalClient, "mounted by another client");
+        return refuse(ErrorCode::IllegalClient, "another client has mounted it");
     }
     if mounted.info != *segment {
-        return refuse(ErrorCode::SegmentAlreadyExists, "mounted with another address, size or name");
+        return refuse(ErrorCode::SegmentAlreadyExists, "it is mounted with another address, size or name");
     }
     // A client that mounts everything again must not fail for a segment that it is about to
     // replace.
     if mounted.unmount_at().is_some() && mount != Mount::Again {
-        return refuse(ErrorCode::UnavailableInCurrentStatus, "being unmounted");
+        return refuse(ErrorCode::UnavailableInCurrentStatus, "it is being unmounted");
     }
     Ok(())
 }
@@ -186,12 +204,15 @@ const ADDRESSES: u64 = 1 << 57;
 
 pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
     if segment.base == 0 || segment.size == 0 {
-        return Err(Error::invalid(format!("segment {}: base and size must not be 0", segment.id)));
+        return Err(Error::invalid(format!(
+            "cannot mount segment: base and size must not be 0. segment={}",
+            segment.id
+        )));
     }
     if segment.base.checked_add(segment.size).is_none_or(|end| end > ADDRESSES) {
         return Err(Error::invalid(format!(
-            "segment {}: {} bytes at {:#x} are beyond what a process can have",
-            segment.id, segment.size, segment.base
+            "cannot mount segment: it exceeds the address space. segment={} base={:#x} size={}",
+            segment.id, segment.base, segment.size
         )));
     }
     for (what, text, most) in [
@@ -202,7 +223,7 @@ pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
     ] {
         if text.len() > most {
             return Err(Error::invalid(format!(
-                "segment {}: its {what} has {} bytes; the most is {most}",
+                "cannot mount segment: its {what} is longer than {most} bytes. segment={} len={}",
                 segment.id,
                 text.len()
             )));
@@ -219,5 +240,5 @@ pub(crate) const MAX_WORD: usize = 255;
 const MAX_NAME: usize = 4096;
 
 pub(crate) fn unknown(segment: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorCode::SegmentNotFound, format!("no segment {segment}"))
+    Error::new(ErrorCode::SegmentNotFound, format!("segment is not mounted. segment={segment}"))
 }

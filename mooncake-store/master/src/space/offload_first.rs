@@ -3,7 +3,7 @@
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ObjectKey;
 
 use super::client_disks::OffloadRequests;
@@ -13,7 +13,7 @@ use crate::model::disk_replicas::DiskReplicas;
 use crate::model::options::DiskOptions;
 
 /// Maximum number of objects of one shard that are requested at a time.
-const PASSED: usize = 16;
+const MAX_SKIPPED: usize = 16;
 
 /// Object that eviction skipped because it must be written to disk first.
 pub(crate) struct SkippedObject {
@@ -33,7 +33,7 @@ enum MemoryExit {
     NotWritten,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns whether an object may leave memory now, as far as disks are concerned.
     pub(crate) fn may_leave_memory(&self, object: &Object<A>, now: Moment) -> bool {
         match self.memory_exit(object, now) {
@@ -47,13 +47,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     }
 
     /// Answers like [`may_leave_memory`](Self::may_leave_memory) in a search for the next victim,
-    /// and lists in `passed` the first skipped objects that could go if they were written. Each
+    /// and lists in `skipped` the first skipped objects that could go if they were written. Each
     /// shard has a list of its own.
     pub(crate) fn may_leave_memory_noting(
         &self,
         object: &Object<A>,
         now: Moment,
-        passed: &mut Vec<SkippedObject>,
+        skipped: &mut Vec<SkippedObject>,
     ) -> bool {
         match self.memory_exit(object, now) {
             MemoryExit::Now => true,
@@ -64,9 +64,9 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                     if self.may_skip_offload(&requests) {
                         return true;
                     }
-                    if passed.len() < PASSED {
+                    if skipped.len() < MAX_SKIPPED {
                         let len = object.value().map_or(0, |value| value.len);
-                        passed.push(SkippedObject { used: object.used, key: object.key.clone(), len });
+                        skipped.push(SkippedObject { used: object.used, key: object.key.clone(), len });
                     }
                 }
                 false
@@ -76,13 +76,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
 
     /// Requests the least recently used of the skipped objects for the next tick, within the budget
     /// of [`set_offload_budget`](Self::set_offload_budget).
-    pub(crate) fn request_offloads(&self, mut passed: Vec<SkippedObject>) {
-        if passed.is_empty() {
+    pub(crate) fn request_offloads(&self, mut skipped: Vec<SkippedObject>) {
+        if skipped.is_empty() {
             return;
         }
-        passed.sort_unstable_by_key(|object| object.used);
+        skipped.sort_unstable_by_key(|object| object.used);
         let mut requests = self.disks.offload_requests.lock();
-        for SkippedObject { key, len, .. } in passed {
+        for SkippedObject { key, len, .. } in skipped {
             if requests.budget == 0 || self.is_full(&requests) {
                 return;
             }

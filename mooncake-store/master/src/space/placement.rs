@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -23,7 +23,7 @@ use crate::model::segment::{Allocation, MountedSegment};
 /// replica.
 const WINDOW: usize = 6;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Allocates space for as many of the requested replicas as possible, each in another segment.
     /// Returns `None` if there is none. `hash` is that of the key.
     pub(crate) fn place(
@@ -68,10 +68,13 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let registry = self.segments.read();
         let named = registry.named(name);
         if named.is_empty() {
-            return Err(Error::new(ErrorCode::SegmentNotFound, format!("no segment {name}")));
+            return Err(Error::new(
+                ErrorCode::SegmentNotFound,
+                format!("segment is not mounted. name={name}"),
+            ));
         }
         if !named.iter().any(|segment| segment.would_open(now)) {
-            let text = format!("segment {name} takes no objects now");
+            let text = format!("segment accepts no objects now. name={name}");
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
         for segment in named.iter().filter(|segment| segment.would_open(now) && segment.fits(len)) {
@@ -80,7 +83,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
                 return Ok(Allocation { id, segment: segment.clone(), extent });
             }
         }
-        Err(Error::new(ErrorCode::NoAvailableHandle, format!("segment {name} has no room for {len} bytes")))
+        Err(Error::new(
+            ErrorCode::NoAvailableHandle,
+            format!("segment has not enough free space. name={name} len={len}"),
+        ))
     }
 
     /// Returns the name of the only segment that may hold the object, if the placement binds it to
@@ -112,7 +118,7 @@ struct Search<'a, A> {
     hash: u64,
     now: Moment,
     wanted: usize,
-    /// Whether segments of unreachable clients are accepted.
+    /// True if segments of unreachable clients are accepted.
     doubted: bool,
     found: Replicas<A>,
 }

@@ -2,14 +2,14 @@
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::{Error, ErrorCode};
 
 use super::state::Space;
 use super::victim::Victim;
 use crate::directory::{Object, Pass};
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Evicts the least recently used objects of a tenant until `bytes` more are within its quota
     /// once `freed` bytes are gone. Returns whether they are.
     pub(crate) fn evict_for_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
@@ -29,10 +29,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
         for index in 0..self.directory.len() {
             let mut shard = self.directory.lock_at(index);
-            let mut passed = Vec::new();
-            let goes = |object: &Object<A>| self.is_evictable_noting(object, pass, now, &mut passed);
+            let mut skipped = Vec::new();
+            let goes = |object: &Object<A>| self.is_evictable_noting(object, pass, now, &mut skipped);
             let found = shard.choose_of(number, pass, now, goes);
-            unwritten.extend(passed);
+            unwritten.extend(skipped);
             if let Some((_, age)) = found
                 && oldest.is_none_or(|(least, _)| age < least)
             {
@@ -58,7 +58,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         self.tenants.count_rejected(number);
         let (tenant, _) = self.tenants.split(key);
         let text = format!(
-            "{len} bytes more are beyond the quota of tenant {tenant}, and nothing of it may be evicted"
+            "cannot put object: quota exceeded, and no object of the tenant can be evicted. \
+             tenant={tenant} len={len}"
         );
         Error::new(ErrorCode::TenantQuotaExceeded, text)
     }

@@ -19,10 +19,10 @@ pub(crate) struct RetiredSegments<A> {
 }
 
 struct RetiredSegment<A> {
-    pub(crate) mounted: Arc<MountedSegment<A>>,
-    /// Whether every replica in the segment has been dropped, so that exactly the extents in
+    mounted: Arc<MountedSegment<A>>,
+    /// True if every replica in the segment has been dropped, so that exactly the extents in
     /// quarantine are still allocated.
-    pub(crate) swept: bool,
+    swept: bool,
 }
 
 impl<A> Default for RetiredSegments<A> {
@@ -50,6 +50,7 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         self.list.iter().any(|retired| !retired.swept && retired.shares_memory_with(segment))
     }
 
+    /// Returns the segments in which replicas may still lie.
     pub(crate) fn unswept(&self) -> Vec<Arc<MountedSegment<A>>> {
         self.list.iter().filter(|retired| !retired.swept).map(|retired| retired.mounted.clone()).collect()
     }
@@ -61,24 +62,22 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         let end = segment.base.saturating_add(segment.size);
         let mut inherited = Vec::new();
         self.list.retain(|retired| {
-            let dead = &retired.mounted;
+            let mounted = &retired.mounted;
             if !retired.shares_memory_with(segment) {
                 return true;
             }
-            for (until, at) in dead.quarantined_addresses() {
+            for (until, at) in mounted.quarantined_addresses() {
                 let (from, to) = (at.offset.max(segment.base), (at.offset + at.len).min(end));
                 if from < to {
                     inherited.push((until, Extent { offset: from - segment.base, len: to - from }));
                 }
             }
             // Keep the entry for the memory outside of the new segment.
-            dead.info.base < segment.base || dead.info.base.saturating_add(dead.info.size) > end
+            mounted.info.base < segment.base || mounted.info.base.saturating_add(mounted.info.size) > end
         });
         merge_extents(inherited)
     }
-}
 
-impl<A: SegmentAllocator> RetiredSegments<A> {
     /// Records that every replica in all retired segments has been dropped.
     pub(crate) fn mark_all_swept(&mut self) {
         self.list.iter_mut().for_each(|segment| segment.swept = true);

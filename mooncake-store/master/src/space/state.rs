@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng, SharedClock};
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ReplicaId;
 use parking_lot::{Mutex, RwLock};
 
@@ -26,7 +26,7 @@ use crate::model::promise::EarlierPromises;
 use crate::model::tenants::Tenants;
 
 /// Directory and segments of a master, and everything that placing and evicting needs.
-pub(crate) struct Space<A: SegmentAllocator, E: EvictionPolicy> {
+pub(crate) struct Space<A: SegmentAllocator, E: MergeableOrder> {
     pub(crate) options: MasterOptions,
     pub(crate) allocator: A::Config,
     pub(crate) clock: SharedClock,
@@ -53,7 +53,7 @@ pub(crate) struct Space<A: SegmentAllocator, E: EvictionPolicy> {
     pub(crate) injected_bug: InjectedBug,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Creates an empty space. `options` have been checked.
     pub(crate) fn new(
         options: MasterOptions,

@@ -1,11 +1,11 @@
 //! Memory in use.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::state::Space;
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns whether more memory is in use than the background eviction leaves.
     pub(crate) fn is_above_watermark(&self) -> bool {
         let (used, capacity) = self.occupancy();

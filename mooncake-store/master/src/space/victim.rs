@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::EvictionPolicy;
-use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::SlotId;
 use smallvec::SmallVec;
 
 use super::offload_first::SkippedObject;
@@ -26,7 +26,7 @@ impl<A> Victim<A> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Evicts the value in a slot, if there is one, and adds it to `victim`.
     pub(crate) fn evict_slot(
         &self,
@@ -45,22 +45,24 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
         self.counters.evicted(1, bytes);
     }
 
+    /// Returns whether an object may be evicted now.
     pub(crate) fn is_evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
         self.is_unprotected(object, pass, now) && self.may_leave_memory(object, now)
     }
 
-    /// Answers like [`is_evictable`](Self::is_evictable), and lists in `passed` some of the skipped
+    /// Answers like [`is_evictable`](Self::is_evictable), and lists in `skipped` some of the skipped
     /// objects that must be written to disk first.
     pub(crate) fn is_evictable_noting(
         &self,
         object: &Object<A>,
         pass: Pass,
         now: Moment,
-        passed: &mut Vec<SkippedObject>,
+        skipped: &mut Vec<SkippedObject>,
     ) -> bool {
-        self.is_unprotected(object, pass, now) && self.may_leave_memory_noting(object, now, passed)
+        self.is_unprotected(object, pass, now) && self.may_leave_memory_noting(object, now, skipped)
     }
 
+    /// Returns whether no pin, lease, write or copy protects an object.
     fn is_unprotected(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
         object.value().is_some()
             && object.write().is_none()
@@ -71,6 +73,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
             && !self.is_read(object, now)
     }
 
+    /// Returns the passes of an eviction, in order.
     pub(crate) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
         let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
         [Some(Pass::Ordinary), soft].into_iter().flatten()
@@ -79,8 +82,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> Space<A, E> {
     /// Evicts the rest of a group after one of its objects was evicted. Pinned and leased objects
     /// stay.
     pub(crate) fn evict_group(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
-        let members: Vec<ObjectKey> = group.members.lock().iter().cloned().collect();
-        for key in members {
+        for key in group.keys() {
             let hash = self.directory.hash(key.as_bytes());
             let mut shard = self.directory.lock(hash);
             let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
