@@ -68,6 +68,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         self.mount_as(client, segment, Mount::New)
     }
 
+    /// Mounts memory of a client and records a heartbeat.
     pub(crate) fn mount_as(&self, client: ClientId, segment: &Segment, mount: Mount) -> Result<()> {
         check_segment(segment)?;
         let mut retired = self.space().retired.lock();

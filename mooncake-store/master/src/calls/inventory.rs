@@ -52,7 +52,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// Those of [`Master::mount`].
     pub fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
-        self.mount_as(client, segment, Mount::Kept)
+        self.mount_as(client, segment, Mount::WithObjects)
     }
 
     /// Reserves space for objects that the owner will announce; `open` marks the last call.
@@ -65,7 +65,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let _retired = self.space().retired.lock();
         let mounted = self.space().own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
         for extent in extents {
-            mounted.keep(*extent)?;
+            mounted.reserve(*extent)?;
         }
         if open {
             mounted.open();
@@ -81,7 +81,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     pub fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         let _retired = self.space().retired.lock();
         if let Some(mounted) = self.space().own_segment(client, segment)? {
-            mounted.release_kept();
+            mounted.release_reserved();
             mounted.open();
             self.space().eviction.end_backoff();
         }

@@ -89,6 +89,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Ok(self.locate_where(|key| pattern.is_match(key)))
     }
 
+    /// Returns the replicas of each object whose key `wanted` accepts.
     pub(crate) fn locate_where(&self, wanted: impl Fn(&[u8]) -> bool) -> Vec<(ObjectKey, Vec<Replica>)> {
         let now = self.space().clock.now();
         let lease = self.space().lease_from(now);

@@ -10,7 +10,7 @@ mod drains;
 mod embedded;
 mod expired;
 #[cfg(feature = "testkit")]
-pub(crate) mod fault_injection;
+mod fault_injection;
 mod files;
 mod inventory;
 mod journal;

@@ -97,6 +97,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         cleared
     }
 
+    /// Removes each object whose key `wanted` accepts. Returns their number.
     pub(crate) fn remove_where(&self, force: bool, wanted: impl Fn(&[u8]) -> bool) -> u64 {
         let now = self.space().clock.now();
         let mut removed = 0;

@@ -43,7 +43,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             client: mounted.client,
             status: mounted.status(),
             used: mounted.used(),
-            resting: mounted.resting(),
+            resting: mounted.quarantined(),
         });
         stats.collect()
     }

@@ -137,6 +137,7 @@ impl ExpiredReplicas {
         Ok(Some(used))
     }
 
+    /// Returns the listed replicas of a segment.
     pub(crate) fn in_segment(&self, segment: SegmentId, now: Moment) -> impl Iterator<Item = StoredReplica> {
         self.objects.iter().flat_map(move |(key, listed)| {
             let there = listed.positions.iter().filter(move |position| position.segment == segment);
@@ -156,6 +157,7 @@ impl ExpiredReplicas {
         })
     }
 
+    /// Returns the listed objects for a snapshot.
     pub(crate) fn to_snapshot(&self, now: Moment) -> impl Iterator<Item = SnapshotObject> {
         self.objects.iter().map(move |(key, listed)| SnapshotObject {
             key: key.to_vec(),

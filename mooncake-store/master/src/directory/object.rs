@@ -126,10 +126,12 @@ impl<A: SegmentAllocator> Copying<A> {
 }
 
 impl<A: SegmentAllocator> Object<A> {
+    /// Returns the value that can be read.
     pub(crate) fn value(&self) -> Option<&Value<A>> {
         self.value.as_ref()
     }
 
+    /// Returns the write in progress.
     pub(crate) fn write(&self) -> Option<&Write<A>> {
         self.write.as_deref()
     }
@@ -145,6 +147,7 @@ impl<A: SegmentAllocator> Object<A> {
         write.is_some_and(|write| write.file.take().is_some())
     }
 
+    /// Returns the copy or move in progress.
     pub(crate) fn copying(&self) -> Option<&Copying<A>> {
         self.copying.as_deref().filter(|copying| !copying.lost)
     }
@@ -173,6 +176,7 @@ impl<A: SegmentAllocator> Object<A> {
         self.group.as_ref()
     }
 
+    /// Returns the name of the group; empty for none.
     pub(crate) fn group_name(&self) -> &str {
         self.group.as_deref().map_or("", Group::name)
     }
@@ -214,10 +218,12 @@ impl<A: SegmentAllocator> Object<A> {
         }
     }
 
+    /// Returns the end of the soft pin; zero for none.
     pub(crate) fn soft_pin(&self) -> Moment {
         self.soft_pin
     }
 
+    /// Returns the replicas on disks and in files.
     pub(crate) fn disk(&self) -> Option<&DiskReplicas> {
         self.tier.as_ref()?.on_disk.as_ref()
     }
@@ -265,6 +271,7 @@ impl<A: SegmentAllocator> Write<A> {
     }
 }
 
+/// Drops the replicas in retired segments, where their space stays in quarantine.
 pub(super) fn drop_retired<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
     let mut at = 0;
     while at < replicas.len() {

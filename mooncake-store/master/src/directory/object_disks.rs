@@ -19,24 +19,29 @@ use crate::model::value::Writer;
 const FILE_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<A: SegmentAllocator> Object<A> {
+    /// Returns the owner of the disk that is to write the object.
     pub(crate) fn offload(&self) -> Option<&Arc<DiskOwner>> {
         self.tier.as_ref()?.offload.as_ref()
     }
 
+    /// Returns whether the object could not be written to disk.
     pub(crate) fn has_failed_offload(&self) -> bool {
         self.tier.as_ref().is_some_and(|tier| tier.offload_failed)
     }
 
+    /// Records the owner of the disk that is to write the object.
     pub(crate) fn begin_offload(&mut self, owner: Arc<DiskOwner>) {
         self.tier.get_or_insert_default().offload = Some(owner);
     }
 
+    /// Records that no disk is to write the object any more.
     pub(crate) fn end_offload(&mut self) {
         if let Some(tier) = &mut self.tier {
             tier.offload = None;
         }
     }
 
+    /// Records that the object could not be written to disk.
     pub(crate) fn fail_offload(&mut self) {
         self.tier.get_or_insert_default().offload_failed = true;
     }
@@ -46,6 +51,7 @@ impl<A: SegmentAllocator> Object<A> {
         self.value().is_some() || self.write().is_some() || self.disk().is_some_and(DiskReplicas::is_live)
     }
 
+    /// Adds a disk replica, in place of an earlier one of the same owner.
     pub(crate) fn add_disk_replica(&mut self, len: u64, checksum: Option<u64>, copy: DiskReplica) {
         let tier = self.tier.get_or_insert_default();
         let owner = copy.owner().map(|owner| owner.client);
@@ -135,6 +141,7 @@ impl<A: SegmentAllocator> Object<A> {
         pending.is_some_and(|pending| now < pending.since.after(FILE_PATIENCE))
     }
 
+    /// Adds the file of a value as a replica.
     pub(crate) fn store_file(&mut self, pending: PendingFile, files: &Arc<FileTotals>) {
         let PendingFile { grant, writer, len, checksum, .. } = pending;
         files.objects.fetch_add(1, Relaxed);

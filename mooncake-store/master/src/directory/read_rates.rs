@@ -37,6 +37,7 @@ impl ReadRates {
         rate.hits == options.threshold()
     }
 
+    /// Returns whether an object is hot.
     pub(crate) fn is_hot(&self, slot: SlotId, options: &HotOptions, now: Moment) -> bool {
         self.0.get(&slot).is_some_and(|rate| {
             let past = now.since(rate.since);
@@ -53,6 +54,7 @@ impl ReadRates {
         }
     }
 
+    /// Forgets objects without recent reads.
     pub(crate) fn prune(&mut self, options: &HotOptions, now: Moment) {
         self.0.retain(|_, rate| now.since(rate.since) < 2 * options.window);
     }

@@ -74,10 +74,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         }
     }
 
+    /// Reports every change from now on to `journal`.
     pub(crate) fn set_journal(&mut self, journal: Arc<dyn Journal>) {
         self.journal = Some(journal);
     }
 
+    /// Returns the slot of a key.
     pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
         self.keys.find(tag(hash), |slot| self[SlotId(slot)].key.as_bytes() == key).map(SlotId)
     }
@@ -121,6 +123,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         before
     }
 
+    /// Removes and returns the readable value.
     pub(crate) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
         self.with_charge(slot, |shard| {
             let object = &mut shard.objects[slot];
@@ -214,11 +217,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         }
     }
 
+    /// Begins a copy of the readable value.
     pub(crate) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
         debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
         self.with_charge(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
     }
 
+    /// Ends the copy in progress and returns it.
     pub(crate) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
         self.with_charge(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
     }
@@ -285,6 +290,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         }
     }
 
+    /// Ends the write in progress and returns it.
     pub(crate) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {
         self.with_charge(slot, |shard| shard.remove_write(slot))
     }

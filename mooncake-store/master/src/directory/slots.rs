@@ -36,6 +36,7 @@ impl<T> Slots<T> {
         self.chunks.last().map_or(0, |last| (self.chunks.len() - 1) * CHUNK + last.len())
     }
 
+    /// Puts a value into an empty slot.
     pub(crate) fn insert(&mut self, thing: T) -> SlotId {
         self.len += 1;
         if let Some(slot) = self.hole
@@ -60,6 +61,7 @@ impl<T> Slots<T> {
         slot
     }
 
+    /// Empties a slot.
     pub(crate) fn remove(&mut self, slot: SlotId) -> Option<T> {
         let hole = self.hole;
         let entry = self.entry_mut(slot).filter(|entry| matches!(entry, SlotEntry::Taken(_)))?;

@@ -74,6 +74,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         self.ages[index].store(age.unwrap_or_else(|| self.next_use_number()), Relaxed);
     }
 
+    /// Returns the hash of a key, which selects the shard.
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
         use std::hash::{BuildHasher, Hasher};
         let mut hasher = self.hasher.build_hasher();
@@ -81,6 +82,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         hasher.finish()
     }
 
+    /// Locks the shard of a hash.
     pub(crate) fn lock(&self, hash: u64) -> MutexGuard<'_, Shard<A, E>> {
         self.shards[self.index(hash)].0.lock()
     }
@@ -90,6 +92,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         (hash >> 40) as usize & (self.shards.len() - 1)
     }
 
+    /// Returns the number of shards.
     pub(crate) fn len(&self) -> usize {
         self.shards.len()
     }
@@ -100,6 +103,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         self.shards[0].0.lock().values() * self.shards.len() > LARGE
     }
 
+    /// Locks a shard by index.
     pub(crate) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
         self.shards[index].0.lock()
     }

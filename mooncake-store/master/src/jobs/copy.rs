@@ -18,6 +18,7 @@ use crate::space::hot_table::copy_not_requested;
 use crate::space::mount::unknown;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
+    /// Allocates space for copies and begins a copy or move.
     pub(crate) fn begin_copy(
         &self,
         client: ClientId,
@@ -120,6 +121,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         Ok((from, space))
     }
 
+    /// Makes the copies readable. A move drops its source.
     pub(crate) fn end_copy(
         &self,
         client: ClientId,
@@ -154,6 +156,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         Ok(())
     }
 
+    /// Takes back the space of a copy or move that failed.
     pub(crate) fn revoke_copy(
         &self,
         client: ClientId,

@@ -44,6 +44,7 @@ enum NextStep {
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
+    /// Begins a drain job for named segments.
     pub(crate) fn drain_start(&self, request: &DrainRequest<'_>) -> Result<Uuid> {
         check_names(request)?;
         let mut jobs = self.drains.jobs.lock();
@@ -102,6 +103,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         id
     }
 
+    /// Begins, or reports on, the drain job of a client that leaves.
     pub(crate) fn drain_client(&self, client: ClientId) -> Result<DrainInfo> {
         let mut jobs = self.drains.jobs.lock();
         let sources: Vec<_> = {
@@ -132,6 +134,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         jobs.find(id).map(|job| job.info())
     }
 
+    /// Cancels a drain job.
     pub(crate) fn drain_cancel(&self, id: Uuid) -> Result<()> {
         let mut jobs = self.drains.jobs.lock();
         let job = jobs.find(id)?;
@@ -379,7 +382,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             job.end(DrainStatus::Failed, message, wall);
             return;
         }
-        let is_used = |source: &Arc<MountedSegment<A>>| source.used() > source.resting();
+        let is_used = |source: &Arc<MountedSegment<A>>| source.used() > source.quarantined();
         if job.leaving.is_none() && job.sources.iter().any(is_used) {
             // An object became readable that the search did not find.
             job.emptied = None;
@@ -390,7 +393,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         // as soon as it is drained.
         let emptied = *job.emptied.get_or_insert(now);
         let quiet = job.sources.iter().all(|source| {
-            let in_use = if job.leaving.is_some() { source.used() } else { source.resting() };
+            let in_use = if job.leaving.is_some() { source.used() } else { source.quarantined() };
             in_use == 0
         });
         if quiet || emptied.after(self.space.options.lease_ttl) <= now {

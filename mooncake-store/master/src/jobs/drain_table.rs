@@ -35,6 +35,7 @@ pub(crate) struct ActiveMove {
     pub(crate) bytes: u64,
 }
 
+/// Drain job with its progress.
 pub(crate) struct DrainJob<A> {
     pub(crate) id: Uuid,
     pub(crate) status: DrainStatus,
@@ -82,6 +83,7 @@ pub(crate) struct DrainTable<A> {
     pub(crate) due: AtomicU64,
 }
 
+/// Jobs under the lock of the table.
 pub(crate) struct DrainJobs<A> {
     rng: Rng,
     /// Jobs, the oldest first.
@@ -109,6 +111,7 @@ impl<A: SegmentAllocator> DrainTable<A> {
         }
     }
 
+    /// Returns whether a job is due.
     pub(crate) fn is_due(&self, now: Moment) -> bool {
         self.due.load(SeqCst) <= now.0
     }
@@ -139,11 +142,13 @@ impl<A> DrainJobs<A> {
 }
 
 impl<A: SegmentAllocator> DrainJob<A> {
+    /// Sets the message and the time of the last change.
     pub(crate) fn touch(&mut self, message: String, wall: u64) {
         self.message = message;
         self.updated_ms = wall;
     }
 
+    /// Blocks a unit whose move failed, or gives it up after several tries.
     pub(crate) fn retry(&mut self, mut unit: DrainUnit, why: &str, wall: u64) {
         unit.tries += 1;
         self.touch(format!("{}: {why}", unit.key.as_bytes().escape_ascii()), wall);
@@ -154,6 +159,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
         }
     }
 
+    /// Ends the job and sets the status of its segments.
     pub(crate) fn end(&mut self, status: DrainStatus, message: String, wall: u64) {
         let is_drained = status == DrainStatus::Succeeded || self.leaving.is_some();
         let then = if is_drained { SegmentStatus::Drained } else { SegmentStatus::Ok };

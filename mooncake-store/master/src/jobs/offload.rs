@@ -24,6 +24,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         }
     }
 
+    /// Describes an object for the owner of a disk.
     pub(crate) fn offload_item(&self, key: &ObjectKey, len: u64) -> OffloadItem {
         let (tenant, key) = self.space.tenants.split(key.as_bytes());
         OffloadItem { tenant: tenant.into(), key: key.into(), size: len.cast_signed() }

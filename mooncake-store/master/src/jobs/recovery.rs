@@ -67,6 +67,7 @@ impl Recovery {
         Self { horizons, recalled, parts, forgotten: AtomicUsize::new(0) }
     }
 
+    /// Returns the points of history of the earlier masters.
     pub(crate) fn horizons(&self) -> impl Iterator<Item = Horizon> {
         self.horizons.iter().copied()
     }

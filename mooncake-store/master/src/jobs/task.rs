@@ -14,6 +14,7 @@ use super::state::Jobs;
 use crate::directory::object::not_found;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
+    /// Creates a task for copies of an object.
     pub(crate) fn create_copy(&self, key: &[u8], targets: &[&str]) -> Result<Uuid> {
         if targets.is_empty() {
             return Err(Error::invalid("cannot create copy: the request names no target segment"));
@@ -61,6 +62,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         self.add_task(TaskKind::Copy, client, &payload)
     }
 
+    /// Creates a task for the move of a replica.
     pub(crate) fn create_move(&self, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
         if source == target {
             return Err(Error::invalid("cannot create move: source and target are the same segment"));

@@ -53,6 +53,7 @@ impl TaskTable {
         }
     }
 
+    /// Adds a task for a client.
     pub(crate) fn add(
         &mut self,
         kind: TaskKind,
@@ -86,6 +87,7 @@ impl TaskTable {
         Ok(id)
     }
 
+    /// Returns waiting tasks of a client, which are in progress from now on.
     pub(crate) fn fetch(
         &mut self,
         client: ClientId,

@@ -22,34 +22,41 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Counts a put that got fewer replicas than it requested.
     pub(crate) fn placed(&self, wanted: u64, got: usize) {
         if (got as u64) < wanted {
             self.partial.fetch_add(1, Relaxed);
         }
     }
 
+    /// Counts a put that was refused for lack of space.
     pub(crate) fn no_room(&self) {
         self.no_room.fetch_add(1, Relaxed);
     }
 
+    /// Counts an attempt to evict.
     pub(crate) fn eviction_attempted(&self) {
         self.evictions_attempted.fetch_add(1, Relaxed);
     }
 
+    /// Counts evicted objects and their bytes.
     pub(crate) fn evicted(&self, keys: u64, bytes: u64) {
         self.evictions_successful.fetch_add(1, Relaxed);
         self.evicted_keys.fetch_add(keys, Relaxed);
         self.evicted_bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// Counts a write that was taken back.
     pub(crate) fn discarded(&self) {
         self.discarded.fetch_add(1, Relaxed);
     }
 
+    /// Counts a write whose allocation expired.
     pub(crate) fn released(&self) {
         self.released.fetch_add(1, Relaxed);
     }
 
+    /// Counts a completed value in the histogram.
     pub(crate) fn value_size(&self, len: u64) {
         let bucket = VALUE_SIZES.partition_point(|bound| *bound < len);
         self.value_sizes[bucket].fetch_add(1, Relaxed);

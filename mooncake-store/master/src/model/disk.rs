@@ -152,6 +152,7 @@ impl DiskOwner {
         })
     }
 
+    /// Returns whether the offer of this disk is still valid.
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(Relaxed)
     }
@@ -227,6 +228,7 @@ impl DiskOwner {
         }
     }
 
+    /// Queues a promotion, unless `limit` promotions wait or are in progress.
     pub(crate) fn queue_promotion(&self, key: &ObjectKey, limit: usize) {
         let mut state = self.state.lock();
         let known = state.to_promote.contains(key) || state.promoting.contains_key(key.as_bytes());
@@ -257,6 +259,7 @@ impl DiskOwner {
         keys
     }
 
+    /// Returns whether a promotion of the object is in progress.
     pub(crate) fn is_promoting(&self, key: &[u8]) -> bool {
         self.state.lock().promoting.contains_key(key)
     }
@@ -355,6 +358,7 @@ impl DiskOwnerState {
     }
 }
 
+/// Returns the error for a client without a disk.
 pub(crate) fn not_offered() -> Error {
     Error::new(ErrorCode::SegmentNotFound, "the client has no mounted disk; call MountLocalDiskSegment first")
 }

@@ -18,12 +18,14 @@ pub(crate) struct DiskReplicas {
     pub(crate) copies: SmallVec<[DiskReplica; 1]>,
 }
 
+/// Replica on a disk or in a file.
 pub(crate) struct DiskReplica {
     pub(crate) id: ReplicaId,
     pub(crate) len: u64,
     pub(crate) location: DiskLocation,
 }
 
+/// Location of a replica on disk.
 pub(crate) enum DiskLocation {
     /// On the disk of a client, which serves it at this endpoint.
     Owned(Arc<DiskOwner>, String),
@@ -88,6 +90,7 @@ impl Drop for DiskReplica {
 }
 
 impl DiskReplicas {
+    /// Returns the replicas that can be read.
     pub(crate) fn live(&self) -> impl Iterator<Item = &DiskReplica> {
         self.copies.iter().filter(|copy| copy.is_live())
     }
@@ -178,6 +181,7 @@ pub(crate) struct StoredFile {
 }
 
 impl StoredFile {
+    /// Removes the file from the totals.
     pub(crate) fn subtract(&self, len: u64) {
         self.files.objects.fetch_sub(1, Relaxed);
         self.files.used.fetch_sub(len, Relaxed);

@@ -33,6 +33,7 @@ pub enum DrainStatus {
 }
 
 impl DrainStatus {
+    /// Returns the status with that number.
     pub(crate) fn from_number(number: i32) -> Option<Self> {
         use DrainStatus::*;
         let all = [Created, Planning, Running, Succeeded, Failed, Canceled];

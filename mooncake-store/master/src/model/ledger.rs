@@ -42,6 +42,7 @@ struct LedgerChange {
     stored: Option<StoredChange>,
 }
 
+/// Replica that became readable.
 pub(crate) struct StoredChange {
     pub(crate) segment: SegmentId,
     pub(crate) offset: u64,
@@ -147,6 +148,7 @@ impl Ledgers {
         self.0.entry(client).or_insert_with(|| Arc::new(Ledger::new(now))).clone()
     }
 
+    /// Returns the ledger of a client that fetches the inventory.
     pub(crate) fn of(&self, client: ClientId) -> Option<Arc<Ledger>> {
         self.0.get(&client).cloned()
     }

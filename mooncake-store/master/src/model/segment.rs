@@ -46,7 +46,7 @@ pub(crate) struct MountedSegment<A> {
     // Copies of numbers of the space, readable without its lock.
     used: AtomicU64,
     largest: AtomicU64,
-    resting: AtomicU64,
+    quarantined: AtomicU64,
     next_release: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ struct SegmentSpace<A> {
     quarantined_bytes: u64,
     /// Lengths of the extents that are reserved for objects that the owner will announce, by
     /// offset.
-    kept: BTreeMap<u64, u64>,
+    reserved: BTreeMap<u64, u64>,
 }
 
 impl<A: SegmentAllocator> MountedSegment<A> {
@@ -67,12 +67,12 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         client: ClientId,
         opens: Moment,
         config: &A::Config,
-        resting: &[(Moment, Extent)],
+        quarantined: &[(Moment, Extent)],
     ) -> Self {
         let mut allocator = A::new(info.size, config);
         let mut heap = BinaryHeap::new();
         let mut quarantined_bytes = 0;
-        for &(until, extent) in resting {
+        for &(until, extent) in quarantined {
             if allocator.reserve(extent).is_ok() {
                 quarantined_bytes += extent.len;
                 heap.push(Reverse((until, extent)));
@@ -91,13 +91,13 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             ledger: None,
             used: AtomicU64::new(0),
             largest: AtomicU64::new(0),
-            resting: AtomicU64::new(0),
+            quarantined: AtomicU64::new(0),
             next_release: AtomicU64::new(u64::MAX),
             space: Mutex::new(SegmentSpace {
                 allocator,
                 quarantined: heap,
                 quarantined_bytes,
-                kept: BTreeMap::new(),
+                reserved: BTreeMap::new(),
             }),
         };
         mounted.publish(&mounted.space.lock());
@@ -128,9 +128,9 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     ///
     /// # Errors
     /// `INVALID_PARAMS` if the space is not free, or cannot be that of an object.
-    pub(crate) fn keep(&self, extent: Extent) -> Result<()> {
+    pub(crate) fn reserve(&self, extent: Extent) -> Result<()> {
         let mut space = self.space.lock();
-        if space.kept.get(&extent.offset) == Some(&extent.len) {
+        if space.reserved.get(&extent.offset) == Some(&extent.len) {
             return Ok(());
         }
         let whole = extent.len > 0 && extent.len.is_multiple_of(GRAIN) && extent.offset.is_multiple_of(GRAIN);
@@ -140,7 +140,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
                 self.info.id, extent.offset, extent.len
             )));
         }
-        space.kept.insert(extent.offset, extent.len);
+        space.reserved.insert(extent.offset, extent.len);
         self.publish(&space);
         Ok(())
     }
@@ -148,17 +148,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     /// Takes a reserved extent. Returns whether it was reserved; if so, it belongs to the caller.
     pub(crate) fn take_reserved(&self, extent: Extent) -> bool {
         let mut space = self.space.lock();
-        let kept = space.kept.get(&extent.offset) == Some(&extent.len);
-        if kept {
-            space.kept.remove(&extent.offset);
+        let reserved = space.reserved.get(&extent.offset) == Some(&extent.len);
+        if reserved {
+            space.reserved.remove(&extent.offset);
         }
-        kept
+        reserved
     }
 
     /// Frees the extents that are still reserved.
-    pub(crate) fn release_kept(&self) {
+    pub(crate) fn release_reserved(&self) {
         let mut space = self.space.lock();
-        for (offset, len) in std::mem::take(&mut space.kept) {
+        for (offset, len) in std::mem::take(&mut space.reserved) {
             space.allocator.release(Extent { offset, len });
         }
         self.publish(&space);
@@ -169,13 +169,14 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.closed.store(true, Relaxed);
     }
 
+    /// Accepts new objects again.
     pub(crate) fn open(&self) {
         self.closed.store(false, Relaxed);
     }
 
     /// Returns whether the owner has announced everything that was reserved.
     pub(crate) fn is_fully_announced(&self) -> bool {
-        !self.closed.load(Relaxed) && self.space.lock().kept.is_empty()
+        !self.closed.load(Relaxed) && self.space.lock().reserved.is_empty()
     }
 
     /// Frees extents whose quarantine has ended, and returns their bytes. One call frees a slice at
@@ -216,7 +217,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     fn publish(&self, space: &SegmentSpace<A>) {
         self.used.store(space.allocator.used(), Relaxed);
         self.largest.store(space.allocator.largest_free(), Relaxed);
-        self.resting.store(space.quarantined_bytes, Relaxed);
+        self.quarantined.store(space.quarantined_bytes, Relaxed);
         self.next_release
             .store(space.quarantined.peek().map_or(u64::MAX, |Reverse((until, _))| until.0), Relaxed);
     }
@@ -227,8 +228,8 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 
     /// Returns the bytes in quarantine.
-    pub(crate) fn resting(&self) -> u64 {
-        self.resting.load(Relaxed)
+    pub(crate) fn quarantined(&self) -> u64 {
+        self.quarantined.load(Relaxed)
     }
 
     /// Returns the end of the next quarantine; the end of time if nothing is in quarantine.
@@ -236,6 +237,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         Moment(self.next_release.load(Relaxed))
     }
 
+    /// Returns the free part of the segment.
     pub(crate) fn free_ratio(&self) -> f64 {
         1.0 - self.used() as f64 / self.info.size as f64
     }
@@ -274,6 +276,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.doubted.load(Relaxed)
     }
 
+    /// Records whether the owner may be unreachable.
     pub(crate) fn set_doubted(&self, doubted: bool) {
         self.doubted.store(doubted, Relaxed);
     }
@@ -293,6 +296,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         !self.is_alive() && self.expired.load(SeqCst)
     }
 
+    /// Ends the mount: its objects cannot be read any more.
     pub(crate) fn retire(&self) {
         self.alive.store(false, SeqCst);
     }

@@ -359,6 +359,7 @@ fn shares(requests: &[u64], capacity: u64) -> Vec<u64> {
     shares
 }
 
+/// Returns the error for a tenant that is not registered.
 pub(crate) fn unknown(tenant: &str) -> Error {
     Error::new(ErrorCode::TenantNotRegistered, format!("tenant {tenant:?} is not registered"))
 }

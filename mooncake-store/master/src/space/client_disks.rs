@@ -37,6 +37,7 @@ pub(crate) struct OffloadRequests {
 }
 
 impl ClientDisks {
+    /// Returns the disk of a client.
     pub(crate) fn get(&self, client: ClientId) -> Option<Arc<DiskOwner>> {
         if self.count.load(Relaxed) == 0 {
             return None;
@@ -44,6 +45,7 @@ impl ClientDisks {
         self.owners.lock().get(&client).cloned()
     }
 
+    /// Adds a disk, in place of an earlier one of the client.
     pub(crate) fn insert(&self, owner: Arc<DiskOwner>) {
         let mut owners = self.owners.lock();
         if let Some(before) = owners.insert(owner.client, owner) {
@@ -52,6 +54,7 @@ impl ClientDisks {
         self.count.store(owners.len(), Relaxed);
     }
 
+    /// Removes the disks that `gone` accepts. Returns their number.
     pub(crate) fn remove(&self, gone: impl Fn(&DiskOwner) -> bool) -> usize {
         if self.count.load(Relaxed) == 0 {
             return 0;

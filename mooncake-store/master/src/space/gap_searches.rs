@@ -41,6 +41,7 @@ struct LastSearch {
 }
 
 impl GapSearches {
+    /// Returns the expectation for a put of `len` bytes.
     pub(crate) fn outlook(&self, only: Option<&str>, len: u64, now: Moment) -> GapOutlook {
         let searches = self.0.lock();
         let Some(last) = searches.get(&only.map(Box::from)) else { return GapOutlook::Unknown };

@@ -11,6 +11,7 @@ use super::hot_table::{HotTable, PAUSE_AFTER_DROP};
 use super::state::Space;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
+    /// Drops an additional replica unless it is the last one or a copy uses it.
     pub(crate) fn drop_replica(&self, hot: &HotTable, key: &ObjectKey, replica: ReplicaId, now: Moment) {
         let hash = self.directory.hash(key.as_bytes());
         let mut shard = self.directory.lock(hash);

@@ -21,7 +21,7 @@ pub(crate) enum Mount {
     /// Memory that the client mounted before, perhaps at another master.
     Again,
     /// Memory with objects in it.
-    Kept,
+    WithObjects,
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
@@ -66,7 +66,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         };
         let mut mounted = MountedSegment::new(segment.clone(), client, opens, &self.allocator, &quarantined);
         mounted.ledger = self.ledgers.lock().of(client);
-        if mount == Mount::Kept {
+        if mount == Mount::WithObjects {
             mounted.close();
         }
         self.timers.schedule(mounted.next_release());
@@ -202,6 +202,7 @@ fn same_mount<A: SegmentAllocator>(
 /// Upper bound of addresses. x86 and ARM give a process 57 bits at most.
 const ADDRESSES: u64 = 1 << 57;
 
+/// Checks the description of a segment.
 pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
     if segment.base == 0 || segment.size == 0 {
         return Err(Error::invalid(format!(
@@ -239,6 +240,7 @@ pub(crate) const MAX_WORD: usize = 255;
 /// Maximum length of a name or a host, in bytes.
 const MAX_NAME: usize = 4096;
 
+/// Returns the error for a segment that is not mounted.
 pub(crate) fn unknown(segment: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorCode::SegmentNotFound, format!("segment is not mounted. segment={segment}"))
 }

@@ -94,7 +94,7 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
     pub(crate) fn forget_unused(&mut self, now: Moment) {
         self.list.retain(|segment| {
             segment.mounted.reclaim(now);
-            !segment.swept || segment.mounted.resting() > 0
+            !segment.swept || segment.mounted.quarantined() > 0
         });
     }
 }

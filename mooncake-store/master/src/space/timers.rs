@@ -18,6 +18,7 @@ impl Default for Timers {
 }
 
 impl Timers {
+    /// Makes the periodic work due at `moment`.
     pub(crate) fn schedule(&self, moment: Moment) {
         self.membership.fetch_min(moment.0, SeqCst);
     }

@@ -18,7 +18,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         registry.list.iter().fold((0, 0), |(used, capacity), segment| {
             // Extents in quarantine become free without an eviction.
             (
-                used.saturating_add(segment.used().saturating_sub(segment.resting())),
+                used.saturating_add(segment.used().saturating_sub(segment.quarantined())),
                 capacity.saturating_add(segment.info.size),
             )
         })
