@@ -1,7 +1,7 @@
 //! Error codes of Mooncake C++, with meaning, cause and cure: one table for the wire, for messages and
 //! for `docs/errors.md`.
 
-use crate::error::ErrorKind;
+use crate::kind::ErrorKind;
 
 macro_rules! codes {
     ($($variant:ident = $number:literal, $name:literal, $kind:ident,

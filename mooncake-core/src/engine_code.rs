@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::ErrorKind;
+use crate::kind::ErrorKind;
 
 /// Result of a failed call of the transfer engine, with the numbers of Mooncake C++.
 ///

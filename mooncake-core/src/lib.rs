@@ -13,6 +13,7 @@ pub mod fault_injection;
 #[allow(unsafe_code)]
 pub mod fork;
 pub mod ids;
+mod kind;
 pub mod memory;
 pub mod meta;
 pub mod replica;

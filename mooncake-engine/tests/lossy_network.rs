@@ -252,8 +252,12 @@ fn check(
     });
     assert!(near.join().unwrap(), "the user's memory is let go of");
     assert!(far.join().unwrap(), "the owner's memory is let go of");
-    // A relay's four files stay with their threads.
-    assert!(descriptors() <= before + 6, "{} descriptors, {before} before", descriptors());
+    // A relay's four files stay with their threads. Threads of the runtimes may still end.
+    let began = Instant::now();
+    while descriptors() > before + 6 {
+        assert!(began.elapsed() < DEADLINE, "{} descriptors, {before} before", descriptors());
+        std::thread::yield_now();
+    }
 }
 
 /// Batch after batch through the same memory, until told to stop.

@@ -1,10 +1,11 @@
 //! Messages that both ends of a connection exchange at the handshake port, in the format of
-//! Mooncake C++.
+//! Mooncake C++, and with the instances of the two sides, which Mooncake C++ ignores.
 
 use std::net::Ipv6Addr;
 
 use mooncake_core::{Error, Result};
 use mooncake_transport::config::MAX_PAIRS;
+use mooncake_transport::instance::Instance;
 use serde_json::{Map, Value, json};
 
 use crate::gid;
@@ -27,7 +28,16 @@ pub struct Connection {
     /// Whether the sender is ready to receive. `None` for peers that do not report it; they are
     /// ready from the start.
     pub ready: Option<bool>,
+    /// Instance of the sender. `None` for Mooncake C++.
+    pub instance: Option<Instance>,
+    /// Instance that the sender expects of the receiver. `None` if the receiver publishes none.
+    pub peer_instance: Option<Instance>,
 }
+
+/// Key of this project in descriptors and in messages: the instance of the node.
+pub const INSTANCE_KEY: &str = "rdma_instance";
+/// Key of this project in messages: the instance that the receiver must have.
+const PEER_INSTANCE_KEY: &str = "rdma_peer_instance";
 
 impl Connection {
     /// Creates a refusal with its reason.
@@ -46,8 +56,15 @@ impl Connection {
             "reply_msg": self.refusal,
             "payload": "",
         });
-        if let (Some(ready), Value::Object(map)) = (self.ready, &mut value) {
-            map.insert("ready_ack".into(), ready.into());
+        let optional = [
+            ("ready_ack", self.ready.map(Value::from)),
+            (INSTANCE_KEY, self.instance.map(|instance| instance.to_string().into())),
+            (PEER_INSTANCE_KEY, self.peer_instance.map(|instance| instance.to_string().into())),
+        ];
+        for (key, optional) in optional {
+            if let Some(present) = optional {
+                value[key] = present;
+            }
         }
         value
     }
@@ -97,6 +114,12 @@ impl Connection {
             Some(Value::Bool(ready)) => Some(*ready),
             Some(_) => return Err(bad("\"ready_ack\" is not a boolean")),
         };
+        let instance = |key: &str| match map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => Instance::from_json(value)
+                .map(Some)
+                .ok_or_else(|| bad(format!("{key:?} is not 16 hexadecimal digits"))),
+        };
         Ok(Self {
             local_nic_path: text(map, "local_nic_path")?.into(),
             peer_nic_path: text(map, "peer_nic_path")?.into(),
@@ -105,6 +128,8 @@ impl Connection {
             pairs,
             refusal: text(map, "reply_msg")?.into(),
             ready,
+            instance: instance(INSTANCE_KEY)?,
+            peer_instance: instance(PEER_INSTANCE_KEY)?,
         })
     }
 }
@@ -175,16 +200,17 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn messages_round_trip(paths in (".{0,20}", ".{0,20}"), lid: u16, gid: Option<u128>, pairs in prop::collection::vec(0..1u32 << 24, 0..9), refusal in ".{0,20}", ready: Option<bool>) {
+        fn messages_round_trip(paths in (".{0,20}", ".{0,20}"), lid: u16, gid: Option<u128>, pairs in prop::collection::vec(0..1u32 << 24, 0..9), refusal in ".{0,20}", ready: Option<bool>, instances: (Option<u64>, Option<u64>)) {
             let message = Connection {
                 local_nic_path: paths.0, peer_nic_path: paths.1, lid, gid: gid.map(Ipv6Addr::from), pairs, refusal, ready,
+                instance: instances.0.map(Instance), peer_instance: instances.1.map(Instance),
             };
             prop_assert_eq!(Connection::decode(&message.encode()).unwrap(), message);
         }
 
         #[test]
-        fn malformed_messages_are_refused_as_a_whole(values in prop::collection::vec(anything(), 7)) {
-            let keys = ["local_nic_path", "peer_nic_path", "local_lid", "local_gid", "qp_num", "reply_msg", "ready_ack"];
+        fn malformed_messages_are_refused_as_a_whole(values in prop::collection::vec(anything(), 9)) {
+            let keys = ["local_nic_path", "peer_nic_path", "local_lid", "local_gid", "qp_num", "reply_msg", "ready_ack", INSTANCE_KEY, PEER_INSTANCE_KEY];
             let map: Map<String, Value> = keys.iter().map(|k| (*k).to_owned()).zip(values).collect();
             if let Ok(message) = Connection::decode(&Value::Object(map)) {
                 prop_assert_eq!(Connection::decode(&message.encode()).unwrap(), message);

@@ -8,6 +8,7 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Reason, Result};
 use mooncake_transport::SegmentDesc;
 use mooncake_transport::config::RdmaConfig;
 use mooncake_transport::handshake::{Kind, exchange};
+use mooncake_transport::instance::{Instance, OtherInstance};
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
 use mooncake_transport::topology::Topology;
 use serde_json::Value;
@@ -31,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) config: RdmaConfig,
     pub(crate) clock: SharedClock,
     pub(crate) nics: Vec<Arc<Nic>>,
+    /// Identity of this node, which its peers expect.
+    pub(crate) instance: Instance,
     runtime: Handle,
     /// Prefix of the paths of the local devices.
     server: RwLock<String>,
@@ -45,6 +48,8 @@ pub(crate) struct Rail {
     nic: usize,
     /// Path of the peer's device.
     pub(crate) path: String,
+    /// Instance of the process that has the device, if it publishes one.
+    instance: Option<Instance>,
     at: Mutex<HostPort>,
     paused: AtomicU64,
     /// End of the pause after a failed connection attempt.
@@ -78,6 +83,7 @@ impl Node {
             config,
             clock,
             nics,
+            instance: Instance::draw(),
             runtime: runtime.clone(),
             rails: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -115,7 +121,8 @@ impl Node {
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
         let ways = |nic: &Arc<Nic>| {
             let one = |device: &String| {
-                let rail = rail(&mut rails, nic.index, &format!("{}@{device}", about.server), &about.at);
+                let path = format!("{}@{device}", about.server);
+                let rail = rail(&mut rails, nic.index, &path, about.instance, &about.at);
                 *rail.at.lock() = about.at.clone();
                 rail
             };
@@ -284,9 +291,13 @@ impl Node {
             pairs: endpoint.numbers(),
             refusal: String::new(),
             ready: Some(false),
+            instance: Some(self.instance),
+            peer_instance: endpoint.rail.instance,
         };
         if own == endpoint.rail.path {
-            // For a connection of the node to itself, the pairs are connected to each other.
+            // The name may be that of an earlier process. For a connection of the node to itself,
+            // the pairs are connected to each other.
+            check_instance(endpoint.rail.instance, Some(self.instance))?;
             self.blocking(endpoint, mine, Phase::Open).await?;
             return self.opened(endpoint);
         }
@@ -303,6 +314,7 @@ impl Node {
             }
         };
         let reply = ask(&mine).await?;
+        check_instance(endpoint.rail.instance, reply.instance)?;
         if reply.pairs.is_empty() {
             return Err(Error::new(ErrorCode::NotSupported, format!("{at} does not support rdma")));
         }
@@ -385,6 +397,7 @@ impl Node {
         if self.closed.load(Ordering::Acquire) {
             return Err(closed());
         }
+        check_instance(request.peer_instance, Some(self.instance))?;
         let nic = self.nics.iter().find(|nic| self.own_path(nic) == request.peer_nic_path);
         let nic = nic.ok_or_else(|| {
             let ours: Vec<String> = self.nics.iter().map(|nic| self.own_path(nic)).collect();
@@ -404,7 +417,14 @@ impl Node {
             )));
         };
         let at = HostPort::parse(server, DEFAULT_PORT);
-        let rail = rail(&mut self.rails.lock(), nic.index, &request.local_nic_path, &at);
+        let (rail, earlier) = {
+            let mut rails = self.rails.lock();
+            let rail = rail(&mut rails, nic.index, &request.local_nic_path, request.instance, &at);
+            (rail, earlier_processes(&rails, &request.local_nic_path, request.instance))
+        };
+        for endpoint in earlier {
+            self.retire(&endpoint, &Error::new(ErrorCode::TransferFail, "the peer has restarted"));
+        }
         if request.ready == Some(true) {
             let current = rail.current.lock().clone();
             let endpoint = current.filter(|endpoint| endpoint.is_connected_to(&request.pairs));
@@ -433,6 +453,8 @@ impl Node {
                         pairs: endpoint.numbers(),
                         refusal: String::new(),
                         ready: request.ready,
+                        instance: Some(self.instance),
+                        peer_instance: request.instance,
                     });
                 }
                 // The peer has restarted, or given up the old connection.
@@ -615,16 +637,39 @@ impl Node {
     }
 }
 
-fn rail(rails: &mut Rails, nic: usize, path: &str, at: &HostPort) -> Arc<Rail> {
+/// Checks that the process at the other end is the expected one.
+///
+/// # Errors
+/// Returns `TransferFail` if another process has the port now.
+fn check_instance(wanted: Option<Instance>, found: Option<Instance>) -> Result<()> {
+    match wanted {
+        Some(wanted) if found != Some(wanted) => {
+            Err(Error::new(ErrorCode::TransferFail, OtherInstance { wanted, found }.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the connections to earlier processes with the same device path: a path has one process
+/// at a time.
+fn earlier_processes(rails: &Rails, path: &str, now: Option<Instance>) -> Vec<Arc<Endpoint>> {
+    let is_earlier = |(_, known, instance): &(usize, String, Option<Instance>)| {
+        known == path && now.is_some() && instance.is_some() && *instance != now
+    };
+    rails.iter().filter(|(key, _)| is_earlier(key)).filter_map(|(_, rail)| rail.active_endpoint()).collect()
+}
+
+fn rail(rails: &mut Rails, nic: usize, path: &str, instance: Option<Instance>, at: &HostPort) -> Arc<Rail> {
     let make = || Rail {
         nic,
         path: path.into(),
+        instance,
         at: Mutex::new(at.clone()),
         paused: AtomicU64::new(0),
         closed_until: AtomicU64::new(0),
         current: Mutex::new(None),
     };
-    if let Some(known) = rails.get(&(nic, path.to_owned())) {
+    if let Some(known) = rails.get(&(nic, path.to_owned(), instance)) {
         return known.clone();
     }
     // Removes the rails of peers that nobody refers to, and that have no connection: restarted
@@ -633,7 +678,7 @@ fn rail(rails: &mut Rails, nic: usize, path: &str, at: &HostPort) -> Arc<Rail> {
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
     }
     let rail = Arc::new(make());
-    rails.insert((nic, path.into()), rail.clone());
+    rails.insert((nic, path.into(), instance), rail.clone());
     rail
 }
 

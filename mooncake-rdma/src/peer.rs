@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use mooncake_core::{Error, Result};
+use mooncake_transport::instance::Instance;
 use mooncake_transport::net::{DEFAULT_PORT, HostPort};
 use mooncake_transport::{BufferDesc, Protocol, SegmentDesc};
 use serde_json::Value;
 
+use crate::message::INSTANCE_KEY;
 use crate::node::Rail;
 
 /// Maximum number of devices in a descriptor.
@@ -44,6 +46,8 @@ pub(crate) struct About {
     pub(crate) server: String,
     /// Address of its handshake port.
     pub(crate) at: HostPort,
+    /// Instance of the process that has the memory. `None` for Mooncake C++.
+    pub(crate) instance: Option<Instance>,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
     regions: Vec<Range>,
@@ -116,7 +120,8 @@ impl About {
             Some(at) if desc.rdma_server_name.is_empty() => at.clone(),
             _ => HostPort::parse(&server, DEFAULT_PORT),
         };
-        Ok(Self { server, at, devices, regions, without_keys })
+        let instance = Instance::of_segment(desc, INSTANCE_KEY)?;
+        Ok(Self { server, at, instance, devices, regions, without_keys })
     }
 
     /// Returns the region that contains all of a range, or the first of its parts that do.
@@ -185,8 +190,9 @@ fn keys(buffer: &BufferDesc) -> Option<Vec<u32>> {
     }
 }
 
-/// Rails by local device and the path of the peer's device, shared by all descriptors of the peer.
-pub(crate) type Rails = HashMap<(usize, String), Arc<Rail>>;
+/// Rails by local device, the path of the peer's device and the peer's instance, shared by all
+/// descriptors of that process.
+pub(crate) type Rails = HashMap<(usize, String, Option<Instance>), Arc<Rail>>;
 
 #[cfg(test)]
 mod tests {

@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 
 use crate::endpoint::{Piece, Registered, too_late};
 use crate::gid;
+use crate::message::INSTANCE_KEY;
 use crate::node::{ByDevice, Node};
 use crate::peer::{About, Peer, RdmaPeer};
 use crate::poller;
@@ -281,6 +282,7 @@ unsafe impl Transport for RdmaTransport {
             .map(|nic| json!({"name": nic.name, "lid": nic.lid(), "gid": gid::text(nic.gid().addr)}))
             .collect();
         desc.extra.insert("devices".into(), devices.into());
+        desc.extra.insert(INSTANCE_KEY.into(), self.node.instance.to_string().into());
         let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
         let matrix = match &self.node.config.topology {
             Some(told) => topology::published(told, &places),

@@ -6,26 +6,14 @@ use std::io;
 use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 use mooncake_transport::device::DeviceCopy;
-use mooncake_transport::stages::{Stage, StagePool};
+use mooncake_transport::stages::Stage;
 use tokio::time::timeout;
 
 use crate::frame::{Framing, Request, STATUS_LEN, Status};
-use crate::server::{End, Session, readable};
+use crate::session::{End, Session, readable};
 use crate::socket::{self, IoList};
+use crate::stages::STAGE;
 use crate::table::Range;
-
-/// Length of a buffer in bytes.
-const STAGE: usize = 1 << 20;
-/// Number of buffers of a node. They are separate from those of its own transfers, or two nodes
-/// could wait for each other.
-const STAGES: usize = 32;
-
-pub(crate) type Stages = StagePool<()>;
-
-/// Creates the buffers of the data port of a node.
-pub(crate) fn stages() -> Stages {
-    StagePool::new(STAGE, STAGES)
-}
 
 fn no_wire(_: MemorySpan) -> Result<()> {
     Ok(())

@@ -12,6 +12,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode};
 use mooncake_transport::net;
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::time::Sleep;
 
 use crate::frame::{ADDRESS_REFUSED, Direction, STATUS_LEN, Status};
@@ -95,7 +96,12 @@ impl Future for Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(pool: Arc<Pool>, index: usize) -> Self {
+    /// Spawns the task of a lane.
+    pub(crate) fn spawn(pool: Arc<Pool>, index: usize, runtime: &Handle) {
+        runtime.spawn(Self::new(pool, index));
+    }
+
+    fn new(pool: Arc<Pool>, index: usize) -> Self {
         Self {
             pool,
             index,

@@ -1,9 +1,8 @@
 //! First exchange on a connection between nodes of this project: the initiator names the process
 //! that it expects.
 //!
-//! An address has a meaning in one process only, and another process may listen on the same host
-//! and port later. So each [`TcpTransport`](crate::TcpTransport) draws an [`Instance`], publishes
-//! it in its descriptor and expects it in the hello. The initiator sends its first request after
+//! Each [`TcpTransport`](crate::TcpTransport) draws an [`Instance`], publishes it in its descriptor
+//! and expects it in the hello. The initiator sends its first request after
 //! the answer, so no byte of a request reaches a process that did not accept the hello: neither
 //! another node, nor Mooncake C++, nor an unrelated program. Nodes without an instance in their
 //! descriptor get no hello.
@@ -11,10 +10,10 @@
 //! To Mooncake C++, a hello is a request header: a read of no bytes with status frame, which every
 //! node refuses.
 
-use std::fmt;
 use std::io;
 
-use mooncake_core::clock::Rng;
+pub use mooncake_transport::instance::Instance;
+use mooncake_transport::instance::OtherInstance;
 use tokio::net::TcpStream;
 
 use crate::frame::{HEADER_LEN, STATUS_LEN, Status};
@@ -33,30 +32,6 @@ pub const OTHER_INSTANCE: u32 = 3;
 const OPCODE: u8 = 0xc8;
 /// Padding of a hello. The padding of a request has no meaning.
 const MARK: [u8; 7] = *b"MCHELLO";
-
-/// Identity of one [`TcpTransport`](crate::TcpTransport): a random number, printed as 16
-/// hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Instance(pub u64);
-
-impl Instance {
-    /// Draws a random instance.
-    pub(crate) fn draw() -> Self {
-        Self(Rng::from_os().next_u64())
-    }
-
-    /// Parses 16 hexadecimal digits.
-    pub fn parse(text: &str) -> Option<Self> {
-        let is_hex = text.len() == 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
-        is_hex.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
-    }
-}
-
-impl fmt::Display for Instance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
 
 /// First frame of a connection: the expected instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,39 +87,6 @@ impl Answer {
         };
         let instance = Instance(u64::from_le_bytes(*instance.first_chunk()?));
         Some(Self { accepted, instance })
-    }
-}
-
-/// Mismatch between the expected process and the one at an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OtherInstance {
-    wanted: Instance,
-    /// Instance of the process found, unknown if it does not support hellos.
-    found: Option<Instance>,
-}
-
-impl OtherInstance {
-    /// Returns the mismatch that an error of [`introduce`] carries, if any.
-    pub(crate) fn from_error(error: &io::Error) -> Option<Self> {
-        error.get_ref()?.downcast_ref().copied()
-    }
-}
-
-impl fmt::Display for OtherInstance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "another process has the port now. wanted_instance={} found_instance=", self.wanted)?;
-        match self.found {
-            Some(found) => write!(f, "{found}; look the segment up again"),
-            None => write!(f, "unknown; look the segment up again"),
-        }
-    }
-}
-
-impl std::error::Error for OtherInstance {}
-
-impl From<OtherInstance> for io::Error {
-    fn from(other: OtherInstance) -> Self {
-        io::Error::new(io::ErrorKind::ConnectionRefused, other)
     }
 }
 
@@ -223,17 +165,5 @@ mod tests {
             assert_eq!(decoded.is_some(), (64..128).contains(&bit), "bit {bit}");
             assert_ne!(decoded, Hello::decode(&frame), "bit {bit}");
         }
-    }
-
-    #[test]
-    fn instances_are_sixteen_digits() {
-        let instance = Instance(0xabc);
-        assert_eq!(Instance::parse(&instance.to_string()), Some(instance));
-        for text in
-            ["", "abc", "+000000000000abc", "0000000000000abcd", "000000000000xabc", "00000000000000é"]
-        {
-            assert_eq!(Instance::parse(text), None, "{text:?}");
-        }
-        assert_ne!(Instance::draw(), Instance::draw());
     }
 }

@@ -9,16 +9,19 @@ mod driver;
 pub mod frame;
 mod gate;
 pub mod hello;
+pub mod inbox;
 #[allow(unsafe_code)]
 mod lane;
 #[allow(unsafe_code)]
 mod piece;
 #[allow(unsafe_code)]
 mod pool;
-#[allow(unsafe_code)]
 mod server;
 #[allow(unsafe_code)]
+mod session;
+#[allow(unsafe_code)]
 mod socket;
+mod stages;
 mod sync;
 #[allow(unsafe_code)]
 mod table;

@@ -10,13 +10,12 @@ use mooncake_core::backoff::{Backoff, Pace};
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::{Error, ErrorCode, SharedClock};
 use mooncake_transport::config::TcpConfig;
+use mooncake_transport::instance::{Instance, OtherInstance};
 use mooncake_transport::{Completion, Op, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::driver::Driver;
 use crate::frame::{Direction, Framing};
-use crate::hello::{Instance, OtherInstance};
 use crate::lane::{Lane, NEVER};
 use crate::piece::Piece;
 use crate::table::Registration;
@@ -34,6 +33,9 @@ const TIMED_OUT_PACE: Pace = Pace { first: Duration::from_millis(500), most: Dur
 /// back soon.
 const REFUSED_PACE: Pace = Pace { first: Duration::from_millis(20), most: Duration::from_secs(1) };
 
+/// Starts the task of a lane, which has this index, on a runtime.
+pub(crate) type Start = fn(Arc<Pool>, usize, &Handle);
+
 /// Lanes to one peer. They open when needed and stay.
 pub(crate) struct Pool {
     host: String,
@@ -48,6 +50,7 @@ pub(crate) struct Pool {
     pub(crate) config: Arc<TcpConfig>,
     pub(crate) clock: SharedClock,
     runtime: Handle,
+    start: Start,
 }
 
 /// Failed connection attempts.
@@ -74,12 +77,13 @@ impl Pool {
         (host, port, instance): (String, u16, Option<Instance>),
         config: Arc<TcpConfig>,
         clock: SharedClock,
-        runtime: Handle,
+        (runtime, start): (Handle, Start),
         rng: Rng,
     ) -> Self {
         let lanes = (0..config.connections).map(|_| Lane::new()).collect();
         let failures = Mutex::new(Failures { backoff: Backoff::new(rng), other: None });
-        Self { host, port, instance, lanes, failures, down_until: AtomicU64::new(0), config, clock, runtime }
+        let down_until = AtomicU64::new(0);
+        Self { host, port, instance, lanes, failures, down_until, config, clock, runtime, start }
     }
 
     pub(crate) fn host(&self) -> &str {
@@ -242,7 +246,7 @@ impl Pool {
                 if spawn {
                     // Spawned outside the lock of the lane: a runtime that shuts down drops the
                     // task immediately.
-                    self.runtime.spawn(Driver::new(self.clone(), index));
+                    (self.start)(self.clone(), index, &self.runtime);
                 }
             }
             Err(piece) => {
@@ -298,7 +302,8 @@ mod tests {
     fn pool(clock: &Arc<ManualClock>) -> Pool {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let config = Arc::new(TcpConfig::default());
-        Pool::new(("h".into(), 1, None), config, clock.clone(), runtime.handle().clone(), Rng::seeded(1))
+        let tasks: (Handle, Start) = (runtime.handle().clone(), |_, _, _| {});
+        Pool::new(("h".into(), 1, None), config, clock.clone(), tasks, Rng::seeded(1))
     }
 
     /// Returns the remaining pause of the pool.

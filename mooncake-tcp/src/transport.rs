@@ -15,6 +15,7 @@ use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transpor
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use crate::driver::Driver;
 use crate::frame::Framing;
 use crate::hello::{INSTANCE_KEY, Instance};
 use crate::pool::{self, Pool, Transfer};
@@ -126,7 +127,7 @@ impl TcpTransport {
             address.clone(),
             self.config.clone(),
             self.clock.clone(),
-            self.runtime.clone(),
+            (self.runtime.clone(), Driver::spawn),
             Rng::from_os(),
         ));
         pools.insert(address, pool.clone());
@@ -231,17 +232,7 @@ impl TcpPeer {
 /// # Errors
 /// Returns `Invalid` if the value in the descriptor is not an instance.
 fn instance(desc: &SegmentDesc) -> Result<Option<Instance>> {
-    let Some(value) = desc.extra.get(INSTANCE_KEY).filter(|_| !is_planted("tcp-no-hello")) else {
-        return Ok(None);
-    };
-    let instance = value.as_str().and_then(Instance::parse);
-    instance.map(Some).ok_or_else(|| {
-        let expected = "expected 16 hexadecimal digits; publish the segment again";
-        Error::invalid(format!(
-            "cannot connect to segment {:?}: invalid {INSTANCE_KEY}. value={value} {expected}",
-            desc.name
-        ))
-    })
+    if is_planted("tcp-no-hello") { Ok(None) } else { Instance::of_segment(desc, INSTANCE_KEY) }
 }
 
 /// Returns the data host, or the host part of the segment name, which is an address unless

@@ -20,6 +20,7 @@ pub mod here;
 pub mod http;
 #[cfg(feature = "http-server")]
 pub mod http_server;
+pub mod instance;
 #[allow(unsafe_code)]
 pub mod loopback;
 pub mod net;

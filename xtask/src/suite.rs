@@ -42,7 +42,10 @@ struct Program {
 impl Program {
     /// Parses a line of cargo's JSON messages; `None` for everything but a test program.
     fn parse(line: &str) -> Option<Self> {
-        if !line.starts_with("{\"reason\":\"compiler-artifact\"") || !line.contains("\"test\":true}") {
+        // The target has a field `test`, too: whether it has tests.
+        let (_, profile) = line.split_once("\"profile\":{")?;
+        let (profile, _) = profile.split_once('}')?;
+        if !line.starts_with("{\"reason\":\"compiler-artifact\"") || !profile.ends_with("\"test\":true") {
             return None;
         }
         let executable = text_of(line, "executable")?.into();
@@ -276,7 +279,7 @@ mod tests {
         let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let line = |kind: &str, test: bool, executable: &str| {
             format!(
-                "{{\"reason\":\"compiler-artifact\",\"package_id\":\"path+file:///x\",\"manifest_path\":\"{}\",\"target\":{{\"kind\":[\"{kind}\"],\"crate_types\":[\"bin\"],\"name\":\"t\",\"src_path\":\"/x\"}},\"profile\":{{\"opt_level\":\"0\",\"test\":{test}}},\"features\":[],\"executable\":{executable},\"fresh\":true}}",
+                "{{\"reason\":\"compiler-artifact\",\"package_id\":\"path+file:///x\",\"manifest_path\":\"{}\",\"target\":{{\"kind\":[\"{kind}\"],\"crate_types\":[\"bin\"],\"name\":\"t\",\"src_path\":\"/x\",\"test\":true}},\"profile\":{{\"opt_level\":\"0\",\"test\":{test}}},\"features\":[],\"executable\":{executable},\"fresh\":true}}",
                 here.display()
             )
         };

@@ -3,6 +3,7 @@
 mod threads;
 #[cfg(feature = "disk-io-uring")]
 mod uring;
+mod worker;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -53,7 +54,7 @@ pub(crate) fn start(
         }
     };
     let watched = queue.clone();
-    spawn("disk-deadlines", move || watched.watch()).map_err(|e| {
+    worker::spawn("disk-deadlines", move || watched.watch()).map_err(|e| {
         queue.close();
         no_thread(e)
     })?;
@@ -74,26 +75,6 @@ fn start_uring(_: &DiskConfig, _: &impl Fn(Option<OwnedFd>) -> Queue) -> io::Res
     Err(io::Error::new(io::ErrorKind::Unsupported, "built without the feature disk-io-uring"))
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
-}
-
 fn no_thread(e: io::Error) -> Error {
     Error::new(ErrorCode::InternalError, format!("cannot start a thread for disk I/O: {e}")).with_source(e)
-}
-
-/// Returns the fault that a test injects into a request, if any.
-#[cfg(feature = "testkit")]
-fn injected(run: &crate::run::Run, io: &mut crate::run::Io) -> Option<crate::fault::IoFault> {
-    use crate::fault::{IoFault, IoRequest};
-    let faults = run.queue().faults.as_ref()?;
-    match faults.fault(IoRequest { write: io.write, offset: io.offset, len: io.len }) {
-        IoFault::None => None,
-        IoFault::Short(len) => {
-            let align = run.align();
-            io.len = io.len.min((len - len % align).max(align));
-            None
-        }
-        fault => Some(fault),
-    }
 }

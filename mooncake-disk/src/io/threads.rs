@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::spawn;
+use super::worker::spawn;
 use crate::config::DiskConfig;
 use crate::queue::Queue;
 use crate::run::{Bounces, Io, Run};
@@ -29,7 +29,7 @@ fn work(mut run: Run, bounces: &mut Bounces) {
         #[allow(unused_mut, reason = "fault injection shortens the request")]
         let mut io = run.io();
         #[cfg(feature = "testkit")]
-        if let Some(fault) = super::injected(&run, &mut io) {
+        if let Some(fault) = super::worker::injected(&run, &mut io) {
             match fault {
                 crate::fault::IoFault::Errno(errno) => {
                     match run.answer(Err(io::Error::from_raw_os_error(errno))) {

@@ -10,7 +10,7 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 use slab::Slab;
 use tracing::error;
 
-use super::spawn;
+use super::worker::spawn;
 use crate::config::DiskConfig;
 use crate::queue::Queue;
 use crate::run::{Bounces, Io, Run};
@@ -117,7 +117,7 @@ impl Driver {
         #[allow(unused_mut, reason = "fault injection shortens the request")]
         let mut io = run.io();
         #[cfg(feature = "testkit")]
-        if let Some(fault) = super::injected(run, &mut io) {
+        if let Some(fault) = super::worker::injected(run, &mut io) {
             // Any other fault is treated as a request without an answer.
             if let crate::fault::IoFault::Errno(errno) = fault {
                 self.answer(key, Err(io::Error::from_raw_os_error(errno)));

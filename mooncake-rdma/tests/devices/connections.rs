@@ -1,17 +1,22 @@
 //! Set-up of connections: from both sides at once, after a restart, and a thousand of them.
 
 use mooncake_core::clock::{Rng, SystemClock};
-use mooncake_rdma::message::Connection;
-use mooncake_rdma::{RdmaConfig, verbs};
-use mooncake_transport::handshake::{AcceptConnection, HandshakeServer};
+use mooncake_rdma::message::{Connection, INSTANCE_KEY};
+use mooncake_rdma::{RdmaConfig, RdmaTransport, verbs};
+use mooncake_transport::Transport;
+use mooncake_transport::handshake::{AcceptConnection, ConnectionDescriptor, HandshakeServer};
+use mooncake_transport::instance::Instance;
 use mooncake_transport::net::{self, DEFAULT_PORTS};
 use mooncake_transport::transfer::{self, Transfer};
 use serde_json::Value;
+use tokio::runtime::Runtime;
 
 use crate::support::{HERE, Two, bytes, command, describe, local, node, open, patient, runtime, serve};
 
-fn decoded(value: &Value) -> Connection {
-    Connection::decode(value).unwrap()
+/// Sends a request to a node, as its handshake port does.
+fn ask(runtime: &Runtime, node: &RdmaTransport, request: Value) -> Connection {
+    let reply = runtime.block_on(node.accept(ConnectionDescriptor(request)));
+    Connection::decode(&reply.0).unwrap()
 }
 
 #[test]
@@ -45,7 +50,7 @@ fn the_handshake_is_that_of_mooncake_cpp() {
     let two = Two::patient();
     let a = describe(&two.a, &[]).rdma_server_name;
     let gid = Some("::ffff:10.77.0.2".parse().unwrap());
-    let ask = |message: &Connection| decoded(&two.runtime.block_on(two.a.accept(message.encode())));
+    let ask = |message: &Connection| ask(&two.runtime, &two.a, message.encode());
     let request = Connection {
         local_nic_path: "10.77.0.2:15999@rxe1".into(),
         peer_nic_path: format!("{a}@rxe0"),
@@ -81,12 +86,13 @@ fn the_handshake_is_that_of_mooncake_cpp() {
         (Connection { peer_nic_path: "elsewhere@rxe0".into(), ..request.clone() }, "unknown device"),
         (Connection { local_nic_path: "nobody".into(), ..request.clone() }, "invalid device path"),
         (Connection { gid: None, pairs: vec![5, 6], ..request.clone() }, "no address"),
+        (Connection { peer_instance: Some(Instance(1)), ..request.clone() }, "another process"),
         (Connection { ready: Some(true), pairs: vec![9, 9], ..request.clone() }, "no connection"),
     ] {
         let refusal = ask(&message).refusal;
         assert!(refusal.contains(word), "{message:?}: {refusal}");
     }
-    assert!(decoded(&two.runtime.block_on(two.a.accept(Value::Null))).refusal.contains("JSON object"));
+    assert!(self::ask(&two.runtime, &two.a, Value::Null).refusal.contains("JSON object"));
 }
 
 #[test]
@@ -101,12 +107,22 @@ fn a_peer_that_restarts_is_found_again() {
     assert_eq!(two.read(&two.a, &peer, region.addr(), 16).unwrap(), [1; 16]);
     drop(region);
     two.runtime.block_on(HandshakeServer::stop(its_port));
-    let name = describe(&first, &[]).rdma_server_name;
+    let published = describe(&first, &[]);
+    let (name, its_instance) = (published.rdma_server_name, published.extra[INSTANCE_KEY].clone());
     drop(first);
     // The second life has other queue pairs and other keys.
     let (again, _its_port) = live();
     assert_eq!(describe(&again, &[]).rdma_server_name, name);
     let region = open(&again, 4096, 2);
+    // A descriptor of the first life, with keys that are valid in the second one.
+    let mut earlier = describe(&again, &[&region]);
+    earlier.extra.insert(INSTANCE_KEY.into(), its_instance);
+    let to_earlier = two.runtime.block_on(two.a.connect(&earlier)).unwrap();
+    for _ in 0..2 {
+        let error = two.write(&two.a, &to_earlier, region.addr(), &[9; 16]).unwrap_err();
+        assert!(error.to_string().contains("another process has the port now"), "{error}");
+    }
+    assert_eq!(bytes(&region), [2; 4096]);
     let peer = two.connect(&two.a, &again, &[&region]);
     assert_eq!(two.read(&two.a, &peer, region.addr(), 16).unwrap(), [2; 16]);
     // In the other direction, the restarted node connects to the node that still has the old
@@ -135,7 +151,7 @@ fn a_thousand_connections_come_and_go() {
                 ready: (i % 2 == 0).then_some(false),
                 ..Connection::default()
             };
-            let reply = decoded(&runtime.block_on(a.accept(request.encode())));
+            let reply = ask(&runtime, &a, request.encode());
             assert_eq!((reply.refusal.as_str(), reply.pairs.len()), ("", 1), "connection {i}");
         }
         // Closed connections may still be in the process of destruction.
