@@ -62,8 +62,9 @@ pub trait EvictionPolicy: Sized + Send + 'static {
 /// Every method has a default that suits an [`EvictionPolicy`] that knows nothing of other shards:
 /// `impl MergeableOrder for MyPolicy {}` is enough.
 pub trait MergeableOrder: EvictionPolicy {
-    /// Inserts like [`insert`](EvictionPolicy::insert), with a hash of the key of the object. A policy with a
-    /// memory recognises an object that it evicted before by the hash. The default ignores it.
+    /// Inserts like [`insert`](EvictionPolicy::insert), with a hash of the key of the object. A
+    /// policy with a memory recognises an object that it evicted before by the hash. The default
+    /// ignores it.
     fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
         let _ = key_hash;
         self.insert(slot, bytes);

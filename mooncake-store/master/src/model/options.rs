@@ -199,7 +199,7 @@ impl FileOptions {
         let plain = |part: &str| part != ".." && part != "." && !part.contains('\0');
         if !self.dir.starts_with('/') || !self.dir.split('/').all(plain) {
             return Err(Error::invalid(format!(
-                "root_fs_dir must be an absolute path without `.` and `..`, because clients share the \
+                "root_fs_dir must be an absolute path without `.` and `..`: clients share the \
                  folder by its path, not {:?}",
                 self.dir
             )));

@@ -157,8 +157,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         self.retired.lock().mark_swept(&unswept);
     }
 
-    /// Drops the replicas in retired segments. A replica that was placed before its segment was retired is in its shard before the visit:
-    /// puts hold the lock of the shard throughout.
+    /// Drops the replicas in retired segments. A replica that was placed before its segment was
+    /// retired is in its shard before the visit: puts hold the lock of the shard throughout.
     fn drop_retired(&self) {
         let now = self.clock.now();
         self.directory.visit(|shard, slot| {

@@ -50,8 +50,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         self.is_unprotected(object, pass, now) && self.may_leave_memory(object, now)
     }
 
-    /// Answers like [`is_evictable`](Self::is_evictable), and lists in `skipped` some of the skipped
-    /// objects that must be written to disk first.
+    /// Answers like [`is_evictable`](Self::is_evictable), and lists in `skipped` some of the
+    /// skipped objects that must be written to disk first.
     pub(crate) fn is_evictable_noting(
         &self,
         object: &Object<A>,
