@@ -1,7 +1,7 @@
 //! [`Fifo`]: first in, first out.
 
-use super::EvictionPolicy;
 use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
 use crate::ids::SlotId;
 
 /// FIFO policy: evicts the allowed slot that was inserted first. Touches make no difference.
@@ -39,11 +39,13 @@ impl EvictionPolicy for Fifo {
         self.rings.take_oldest(0, allowed)
     }
 
-    fn heeds_use(&self) -> bool {
-        false
-    }
-
     fn len(&self) -> usize {
         self.rings.len(0)
+    }
+}
+
+impl MergeableOrder for Fifo {
+    fn heeds_use(&self) -> bool {
+        false
     }
 }

@@ -1,7 +1,7 @@
 //! [`Lru`]: least recently used.
 
-use super::EvictionPolicy;
 use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
 use crate::ids::SlotId;
 
 /// LRU policy: evicts the allowed slot with the oldest insert or touch.
@@ -50,3 +50,5 @@ impl EvictionPolicy for Lru {
         self.rings.len(0)
     }
 }
+
+impl MergeableOrder for Lru {}
