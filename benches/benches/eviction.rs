@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, Rng, SystemClock};
-use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy, PolicyKind};
+use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy, MergeableOrder, PolicyKind};
 use mooncake_core::ids::SlotId;
 
 fn main() {

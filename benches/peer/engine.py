@@ -1,7 +1,8 @@
 """Transfer engine of Mooncake C++ that executes commands.
 
-Reads one JSON command a line on standard input and answers one JSON line each: ["init", host, metadata], ["write", name, at, peer address, length], ...
-Its memory is the file named first on the command line, so that the driver compares bytes without being told about them.
+Reads one JSON command per line on standard input and writes one JSON response per line:
+["init", host, metadata], ["write", name, at, peer address, length], ... The memory is the file
+named first on the command line, so that the driver can compare bytes by itself.
 """
 
 import ctypes
@@ -84,7 +85,7 @@ def main():
             answer = {"ok": COMMANDS[name](*arguments)}
         except Exception as error:  # the driver decides what an exception means
             answer = {"error": f"{type(error).__name__}: {error}"}
-        # The library logs to standard output too; the mark distinguishes a response from a log line.
+        # The library logs to standard output, too; the mark distinguishes a response from a log.
         print("\x01" + json.dumps(answer), flush=True)
     # Destroyed before the interpreter ends, so that the engine removes its metadata.
     global engine

@@ -1,7 +1,8 @@
 """Node of Mooncake C++ that executes commands.
 
-Reads one JSON command a line on standard input and answers one JSON line each, so that a test or a bench in
-another language can drive real clients of that system: ["put", key, "hex"], ["get", key], ...
+Reads one JSON command per line on standard input and writes one JSON response per line, so that a
+test or a bench in another language can drive real clients of Mooncake C++: ["put", key, "hex"],
+["get", key], ...
 """
 
 import ctypes
@@ -60,14 +61,14 @@ def get_into(key, size):
 
 
 def batch_put_from(keys, hexes):
-    datas = [bytes.fromhex(h) for h in hexes]
-    address, memory = buffer(sum(map(len, datas)))
+    values = [bytes.fromhex(h) for h in hexes]
+    address, memory = buffer(sum(map(len, values)))
     at, addresses = 0, []
-    for data in datas:
+    for data in values:
         memory[at : at + len(data)] = data
         addresses.append(address + at)
         at += len(data)
-    return store.batch_put_from(keys, addresses, [len(d) for d in datas])
+    return store.batch_put_from(keys, addresses, [len(d) for d in values])
 
 
 def batch_get_into(keys, size):
@@ -151,7 +152,7 @@ def main():
             answer = {"ok": COMMANDS[name](*arguments)}
         except Exception as error:  # the driver decides what an exception means
             answer = {"error": f"{type(error).__name__}: {error}"}
-        # The store library logs to standard output too; the mark distinguishes a response from a log line.
+        # The library logs to standard output, too; the mark distinguishes a response from a log.
         print("\x01" + json.dumps(answer), flush=True)
 
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::{BuiltinAllocator, BuiltinAllocatorConfig};
 use mooncake_core::clock::SystemClock;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::{EvictionPolicy, MergeableOrder};
 use mooncake_core::ids::SlotId;
 use mooncake_store::client::Client;
 use mooncake_store::master::{Master, MasterOptions};
@@ -59,6 +59,9 @@ impl EvictionPolicy for LargestFirst {
         self.place.len()
     }
 }
+
+// The defaults suit a policy that knows nothing of other shards.
+impl MergeableOrder for LargestFirst {}
 
 #[cfg(test)]
 mooncake_core::eviction_conformance!(LargestFirst);

@@ -73,7 +73,7 @@ impl MetadataBackend for FolderMetadata {
         let revision = current.unwrap_or(0) + 1;
         let mut bytes = revision.to_le_bytes().to_vec();
         bytes.extend_from_slice(&value);
-        // A rename replaces the file atomically: nobody reads half a value.
+        // A rename replaces the file atomically: no reader sees half a value.
         let path = self.path(key);
         let fresh = path.with_extension("new");
         std::fs::write(&fresh, bytes)?;

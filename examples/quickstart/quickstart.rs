@@ -48,7 +48,7 @@ async fn main() -> Result<()> {
     let read = table.row("alice gets the new one", "5 bytes", alice.get("layer/0")).await?;
     check(read.as_deref() == Some(b"short"), "alice read the old value")?;
 
-    let missing = table.row("a key nobody put", "a miss, no error", bob.get("nowhere")).await?;
+    let missing = table.row("a key that was never put", "a miss, no error", bob.get("nowhere")).await?;
     check(missing.is_none(), "a missing key has a value")?;
     table.row("remove everything", "forced", bob.remove_all(true)).await?;
 

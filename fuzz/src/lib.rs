@@ -90,14 +90,14 @@ pub fn tcp_frame(data: &[u8]) {
     }
 }
 
-/// Fuzzes the data port: the first frame of a connection in pieces, the answer to a hello, and the
-/// instance in a descriptor.
+/// Fuzzes the data port: the first frame of a connection in pieces, the response to a hello, and
+/// the instance in a descriptor.
 pub fn tcp_hello(data: &[u8]) {
     if let Some(frame) = data.first_chunk::<HELLO_LEN>()
         && let Some(hello) = Hello::decode(frame)
     {
         assert_eq!(hello.encode(), *frame);
-        // Nodes without hellos refuse a hello: it looks like no request of theirs.
+        // Nodes without hellos refuse a hello, which is not a valid request.
         let request = Request::decode(frame);
         assert_eq!((request.direction, request.len), (Direction::Read, 0));
     }
@@ -175,7 +175,7 @@ pub fn snapshot(data: &[u8]) {
         let Ok(snapshot) = Snapshot::read(bytes) else { continue };
         let again = Snapshot::read(&snapshot.write());
         assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not round-trip");
-        // Whatever the snapshot contains, the master still works.
+        // The master still works after any snapshot.
         let master = Master::new(MasterOptions { shards: 1, ..MasterOptions::default() })
             .expect("cannot create a master");
         master.recall(snapshot);

@@ -61,7 +61,7 @@ impl Engine {
         })
     }
 
-    /// Stops an engine. When it returns, nobody uses registered memory any more, even if other
+    /// Stops an engine. When it returns, no call uses registered memory any more, even if other
     /// threads are in the middle of calls.
     pub(crate) fn destroy(id: usize) -> Result<()> {
         let engine = ENGINES.write().as_mut().and_then(|engines| engines.remove(&id));

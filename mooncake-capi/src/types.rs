@@ -60,7 +60,7 @@ pub type transfer_request_t = transfer_request;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct transfer_status {
-    /// One of the `STATUS_...` constants.
+    /// Status, one of the `STATUS_...` constants.
     pub status: c_int,
     /// Bytes that were certainly transferred.
     pub transferred_bytes: u64,

@@ -113,7 +113,7 @@ pub fn thread_time() -> Duration {
     Duration::ZERO
 }
 
-/// Clock that moves only when told to. For tests.
+/// Clock that moves only on command. For tests.
 #[derive(Debug)]
 pub struct ManualClock {
     nanos: AtomicU64,

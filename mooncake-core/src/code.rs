@@ -1,5 +1,5 @@
-//! Error codes of Mooncake C++, with meaning, cause and cure: one table for the wire, for messages and
-//! for `docs/errors.md`.
+//! Error codes of Mooncake C++, with meaning, cause and cure: one table for the protocol, for
+//! messages and for `docs/errors.md`.
 
 use crate::kind::ErrorKind;
 

@@ -6,8 +6,8 @@ use crate::kind::ErrorKind;
 
 /// Result of a failed call of the transfer engine, with the numbers of Mooncake C++.
 ///
-/// [`Error::with_engine_code`](crate::Error::with_engine_code) sets it where the kind of the error does
-/// not imply it.
+/// [`Error::with_engine_code`](crate::Error::with_engine_code) sets it where the kind of the error
+/// does not imply it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineCode {

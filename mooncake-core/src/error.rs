@@ -27,8 +27,8 @@ pub enum Reason {
 
 /// Error with its code, a message and the context in which it happened.
 ///
-/// An error is one pointer wide, so that results stay small on the data path. Clones share the message
-/// and the source.
+/// An error is one pointer wide, so that results stay small on the data path. Clones share the
+/// message and the source.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -114,8 +114,8 @@ impl Error {
         self.0.reason
     }
 
-    /// Returns the number that calls of the transfer engine return: the one that was set, or that of
-    /// the kind.
+    /// Returns the number that calls of the transfer engine return: the one that was set, or that
+    /// of the kind.
     pub fn engine_code(&self) -> EngineCode {
         self.0.engine_code.unwrap_or_else(|| self.kind().into())
     }

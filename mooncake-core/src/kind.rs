@@ -10,7 +10,7 @@ pub enum ErrorKind {
     AlreadyExists,
     /// Not enough space now: write less, or later.
     NoSpace,
-    /// Held by somebody (a lease, a task, a write in progress): try again later.
+    /// Held by another user (a lease, a task, a write in progress): try again later.
     Busy,
     /// Received after the lease expired, and therefore not trusted: ask again.
     Expired,

@@ -244,7 +244,7 @@ pub struct ReplicateConfig {
     /// Duration of a soft pin, or the default of the master when absent. Only with
     /// [`SoftPin::Enable`].
     pub soft_pin_ttl_ms: Option<u64>,
-    /// Whether the object is never evicted. Only an explicit remove deletes it.
+    /// True if the object is never evicted. Only an explicit remove deletes it.
     pub hard_pin: bool,
     /// Names of the segments to try first, in order.
     pub preferred_segments: Vec<String>,
@@ -252,7 +252,7 @@ pub struct ReplicateConfig {
     pub preferred_segment: String,
     /// Names of the segments for NVMe-oF copies.
     pub preferred_nof_segments: Vec<String>,
-    /// Whether segments on the host of the writer are preferred.
+    /// True if segments on the host of the writer are preferred.
     pub same_node: bool,
     /// Type of the value.
     pub data_type: DataType,

@@ -7,7 +7,8 @@
 use std::panic::catch_unwind;
 
 use mooncake_core::alloc::{
-    AllocError, AllocatorKind, BestFit, BuiltinAllocator, Extent, SegmentAllocator, Tlsf, TlsfConfig,
+    AllocError, AllocatorKind, BestFit, BuiltinAllocator, CustomAllocator, Extent, SegmentAllocator, Tlsf,
+    TlsfConfig,
 };
 use mooncake_core::clock::Rng;
 use mooncake_core::{allocator_conformance, testkit};
@@ -16,6 +17,11 @@ allocator_conformance!(tlsf, Tlsf, TlsfConfig::default());
 allocator_conformance!(tlsf_that_hardly_looks, Tlsf, TlsfConfig { scan: 0 });
 allocator_conformance!(best_fit, BestFit, ());
 allocator_conformance!(builtin_tlsf, BuiltinAllocator, AllocatorKind::Tlsf.into());
+allocator_conformance!(
+    builtin_custom,
+    BuiltinAllocator,
+    CustomAllocator::new::<Tlsf>(TlsfConfig::default()).into()
+);
 allocator_conformance!(builtin_best_fit, BuiltinAllocator, AllocatorKind::BestFit.into());
 
 #[test]
@@ -57,7 +63,7 @@ fn uniform_sizes<A: SegmentAllocator>(config: &A::Config) {
     let sizes: Vec<u64> =
         near.chain((0..20).map(|_| rng.range(1..8 * MIB))).filter(|&size| size != 0).collect();
     for size in sizes {
-        // The capacity is no multiple of the size, and a prime for most sizes.
+        // The capacity is not a multiple of the size, and a prime for most sizes.
         let capacity = (size * 1500 + 997).min(GIB);
         let mut allocator = A::new(capacity, config);
         let mut live = Vec::new();

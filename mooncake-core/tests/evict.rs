@@ -9,7 +9,8 @@ use std::panic::catch_unwind;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::evict::{
-    BuiltinPolicy, EvictionPolicy, Fifo, Lru, PolicyKind, S3Fifo, S3FifoConfig, Tenure, TenureConfig,
+    BuiltinPolicy, CustomPolicy, EvictionPolicy, Fifo, Lru, MergeableOrder, PolicyKind, S3Fifo, S3FifoConfig,
+    Tenure, TenureConfig,
 };
 use mooncake_core::ids::SlotId;
 use mooncake_core::testkit::evict::{Checked, EvictStep, evict_steps};
@@ -36,10 +37,15 @@ eviction_conformance!(builtin_fifo, BuiltinPolicy, PolicyKind::Fifo.into());
 eviction_conformance!(builtin_lru, BuiltinPolicy, PolicyKind::Lru.into());
 eviction_conformance!(builtin_s3fifo, BuiltinPolicy, PolicyKind::S3Fifo.into());
 eviction_conformance!(builtin_tenure, BuiltinPolicy, PolicyKind::Tenure.into());
+eviction_conformance!(
+    builtin_custom,
+    BuiltinPolicy,
+    CustomPolicy::new::<Tenure>(TenureConfig::default()).into()
+);
 
 /// Eviction order of a policy, written as simply as possible.
 trait Model: Default {
-    type Policy: EvictionPolicy;
+    type Policy: MergeableOrder;
     fn insert(&mut self, slot: SlotId, bytes: u64);
     fn touch(&mut self, slot: SlotId);
     fn remove(&mut self, slot: SlotId);
@@ -251,7 +257,7 @@ proptest! {
     }
 }
 
-/// Refused slots keep their place in a strict order: they go first once they are allowed.
+/// Refused slots keep their position in a strict order: they go first once they are allowed.
 #[test]
 fn refusal_does_not_reorder() {
     fn order<P: EvictionPolicy>(config: P::Config) -> Vec<u32> {
@@ -306,7 +312,7 @@ fn s3fifo_seldom_asks_about_pinned_slots() {
 }
 
 /// Returns the share of hits among requests, in this order.
-fn hit_rate<P: EvictionPolicy>(config: &P::Config, slots: u32, asked: impl Iterator<Item = u64>) -> f64 {
+fn hit_rate<P: MergeableOrder>(config: &P::Config, slots: u32, asked: impl Iterator<Item = u64>) -> f64 {
     let mut policy = P::new(slots as usize, config);
     let mut held = std::collections::HashMap::new();
     let mut keys = vec![0u64; slots as usize];
@@ -443,6 +449,8 @@ const BUGS: [(&str, fn()); 6] = [
     ("gives up early", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<4>>(&())),
     ("inserts touched slots", || testkit::evict::random_steps_agree_with_the_oracle::<Buggy<5>>(&())),
 ];
+
+impl<const BUG: u8> MergeableOrder for Buggy<BUG> {}
 
 impl<const BUG: u8> EvictionPolicy for Buggy<BUG> {
     type Config = ();

@@ -39,7 +39,7 @@ fn a_full_directory_refuses_by_name() {
     refused(put("c", 0));
     let held = futures::executor::block_on(directory.take("c", "".into(), std::time::Duration::from_secs(1)));
     assert_eq!(held.unwrap_err().code(), ErrorCode::NoAvailableHandle);
-    // A key that is there keeps its room, and gives back what it needs no more.
+    // A present key keeps its space, and returns the space that it does not need any more.
     put("a", 9).unwrap();
     refused(put("a", 10));
     put("a", 4).unwrap();

@@ -32,12 +32,12 @@ pub struct DiskConfig {
     pub threads: usize,
     /// Longest request to the kernel in bytes, a multiple of 4096. Longer operations are split.
     pub piece_bytes: usize,
-    /// Whether aligned operations read and write the memory of the caller without a copy. The
+    /// True if aligned operations read and write the memory of the caller without a copy. The
     /// kernel then holds that memory until the request is complete, so a disk that never answers
     /// also holds the share of the completion. Without this, at the price of one copy, a share is
     /// completed by its deadline whatever the disk does.
     pub zero_copy: bool,
-    /// Whether I/O bypasses the page cache (`O_DIRECT`) if the file system supports it.
+    /// True if I/O bypasses the page cache (`O_DIRECT`) if the file system supports it.
     pub direct: bool,
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 /// Request that is about to go to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoRequest {
-    /// Whether the request writes.
+    /// True if the request writes.
     pub write: bool,
     /// Offset in the file.
     pub offset: u64,
@@ -23,7 +23,7 @@ pub enum IoFault {
     /// Transfer of only that many bytes (at least one, rounded to blocks where the file needs
     /// that).
     Short(usize),
-    /// Request without an answer.
+    /// Request without a response.
     Stall,
 }
 

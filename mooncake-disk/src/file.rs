@@ -1,4 +1,4 @@
-//! Open files and block devices, and the blocks of theirs that are being written.
+//! Open files and block devices.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,10 +7,8 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
-use parking_lot::Mutex;
 use rustix::fs::OFlags;
 
-use crate::job::Job;
 use crate::layout::BLOCK;
 
 /// File that jobs read and write.
@@ -20,23 +18,6 @@ pub(crate) struct BlockFile {
     path: PathBuf,
     /// Alignment of offsets and lengths: 1 with the page cache.
     align: u64,
-    claims: Mutex<Claims>,
-}
-
-/// Writes in progress on a file whose partial blocks are read, changed and written back.
-#[derive(Debug, Default)]
-struct Claims {
-    last: u64,
-    held: Vec<Claim>,
-    waiting: Vec<Job>,
-}
-
-#[derive(Debug)]
-struct Claim {
-    id: u64,
-    lo: u64,
-    hi: u64,
-    partial: bool,
 }
 
 impl BlockFile {
@@ -75,7 +56,7 @@ impl BlockFile {
         let past_cache = direct && whole && about.len() != 0;
         let opened = past_cache.then(|| open_direct(path)).flatten();
         let (file, align) = opened.map_or((plain, 1), |file| (file, BLOCK));
-        Ok(Self { file, path: path.into(), align, claims: Mutex::default() })
+        Ok(Self { file, path: path.into(), align })
     }
 
     pub(crate) fn align(&self) -> u64 {
@@ -89,65 +70,6 @@ impl BlockFile {
     pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
-
-    /// Returns a job that may start, or keeps it until the jobs that it collides with are done.
-    pub(crate) fn admit(&self, mut job: Job) -> Option<Job> {
-        if !job.writes() || self.align == 1 {
-            return Some(job);
-        }
-        let mut claims = self.claims.lock();
-        if claims.waiting.iter().any(|other| collide(&claim_of(other), &claim_of(&job)))
-            || claims.held.iter().any(|held| collide(held, &claim_of(&job)))
-        {
-            claims.waiting.push(job);
-            return None;
-        }
-        claims.hold(&mut job);
-        Some(job)
-    }
-
-    /// Ends the claim of a job. Returns the jobs that may start now.
-    pub(crate) fn release(&self, id: u64) -> Vec<Job> {
-        let mut claims = self.claims.lock();
-        claims.held.retain(|claim| claim.id != id);
-        if claims.waiting.is_empty() {
-            return Vec::new();
-        }
-        let mut free = Vec::new();
-        let mut still = Vec::new();
-        for mut job in std::mem::take(&mut claims.waiting) {
-            let claim = claim_of(&job);
-            let blocked = claims.held.iter().any(|held| collide(held, &claim))
-                || still.iter().any(|other| collide(&claim_of(other), &claim));
-            if blocked {
-                still.push(job);
-            } else {
-                claims.hold(&mut job);
-                free.push(job);
-            }
-        }
-        claims.waiting = still;
-        free
-    }
-}
-
-impl Claims {
-    fn hold(&mut self, job: &mut Job) {
-        self.last += 1;
-        job.claim = Some(self.last);
-        self.held.push(Claim { id: self.last, ..claim_of(job) });
-    }
-}
-
-fn claim_of(job: &Job) -> Claim {
-    let (lo, hi) = job.blocks();
-    Claim { id: 0, lo, hi, partial: job.is_partial() }
-}
-
-/// Returns whether two claims collide. Two whole writes may run in parallel: callers that post both
-/// have no right to an order.
-fn collide(a: &Claim, b: &Claim) -> bool {
-    (a.partial || b.partial) && a.lo < b.hi && b.lo < a.hi
 }
 
 fn options() -> OpenOptions {

@@ -10,12 +10,12 @@ mod fault;
 mod file;
 #[allow(unsafe_code)]
 mod io;
-mod job;
 pub mod layout;
 mod queue;
 mod recover;
 #[allow(unsafe_code)]
 mod run;
+mod segment;
 mod space;
 mod stats;
 mod store;
@@ -28,7 +28,7 @@ pub use config::{DiskConfig, EngineKind, StoreConfig};
 pub use fault::{IoFault, IoFaults, IoRequest};
 pub use io::RunningEngine;
 pub use recover::Recovery;
-pub use space::{DiskSegment, OpenSegment};
+pub use segment::{DiskSegment, OpenSegment};
 pub use stats::DiskStats;
 pub use store::{FileStore, Put, StoreStats};
 pub use transport::{DiskPeer, DiskTransport, Registration};

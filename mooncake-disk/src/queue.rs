@@ -1,20 +1,161 @@
-//! Queue of jobs for the kernel, and shares of completions that must be completed by their deadline
-//! whatever the disk does.
+//! Jobs for the kernel, their queue, the files that they share, and shares of completions that must
+//! be completed by their deadline whatever the disk does.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock};
+use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Completion, Opcode};
 use parking_lot::{Condvar, Mutex};
 use slab::Slab;
 
-use crate::job::Job;
+use crate::file::BlockFile;
+use crate::space::Use;
 use crate::stats::{Counters, add};
+
+/// Request of at most `piece_bytes`, with everything that it needs until it is complete.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) queue: Arc<Queue>,
+    /// Key of the entry in the table of the queue, where the share of the completion is parked.
+    pub(crate) key: usize,
+    pub(crate) opcode: Opcode,
+    /// Use of the file range, which keeps it from being closed.
+    pub(crate) used: Use<SharedFile>,
+    /// Offset of the first byte in the file.
+    pub(crate) start: u64,
+    /// Memory of the caller.
+    pub(crate) local: MemorySpan,
+    pub(crate) claim: Option<u64>,
+}
+
+impl Job {
+    pub(crate) fn file(&self) -> &Arc<SharedFile> {
+        self.used.file()
+    }
+
+    pub(crate) fn writes(&self) -> bool {
+        self.opcode == Opcode::Write
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.local.len as u64
+    }
+
+    /// Returns the range of blocks that contains the job.
+    pub(crate) fn blocks(&self) -> (u64, u64) {
+        let align = self.file().align();
+        (self.start - self.start % align, self.end().next_multiple_of(align))
+    }
+
+    /// Returns whether the job covers only a part of its blocks.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.blocks() != (self.start, self.end())
+    }
+}
+
+/// File with the writes in progress on it.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    file: BlockFile,
+    claims: Mutex<Claims>,
+}
+
+/// Writes in progress on a file whose partial blocks are read, changed and written back.
+#[derive(Debug, Default)]
+struct Claims {
+    last: u64,
+    held: Vec<Claim>,
+    waiting: Vec<Job>,
+}
+
+#[derive(Debug)]
+struct Claim {
+    id: u64,
+    lo: u64,
+    hi: u64,
+    partial: bool,
+}
+
+impl Deref for SharedFile {
+    type Target = BlockFile;
+
+    fn deref(&self) -> &BlockFile {
+        &self.file
+    }
+}
+
+impl SharedFile {
+    pub(crate) fn new(file: BlockFile) -> Arc<Self> {
+        Arc::new(Self { file, claims: Mutex::default() })
+    }
+
+    /// Returns a job that may start, or keeps it until the jobs that it collides with are done.
+    pub(crate) fn admit(&self, mut job: Job) -> Option<Job> {
+        if !job.writes() || self.align() == 1 {
+            return Some(job);
+        }
+        let mut claims = self.claims.lock();
+        if claims.waiting.iter().any(|other| collide(&claim_of(other), &claim_of(&job)))
+            || claims.held.iter().any(|held| collide(held, &claim_of(&job)))
+        {
+            claims.waiting.push(job);
+            return None;
+        }
+        claims.hold(&mut job);
+        Some(job)
+    }
+
+    /// Ends the claim of a job. Returns the jobs that may start now.
+    pub(crate) fn release(&self, id: u64) -> Vec<Job> {
+        let mut claims = self.claims.lock();
+        claims.held.retain(|claim| claim.id != id);
+        if claims.waiting.is_empty() {
+            return Vec::new();
+        }
+        let mut free = Vec::new();
+        let mut still = Vec::new();
+        for mut job in std::mem::take(&mut claims.waiting) {
+            let claim = claim_of(&job);
+            let blocked = claims.held.iter().any(|held| collide(held, &claim))
+                || still.iter().any(|other| collide(&claim_of(other), &claim));
+            if blocked {
+                still.push(job);
+            } else {
+                claims.hold(&mut job);
+                free.push(job);
+            }
+        }
+        claims.waiting = still;
+        free
+    }
+}
+
+impl Claims {
+    fn hold(&mut self, job: &mut Job) {
+        self.last += 1;
+        job.claim = Some(self.last);
+        self.held.push(Claim { id: self.last, ..claim_of(job) });
+    }
+}
+
+fn claim_of(job: &Job) -> Claim {
+    let (lo, hi) = job.blocks();
+    Claim { id: 0, lo, hi, partial: job.is_partial() }
+}
+
+/// Returns whether two claims collide. Two whole writes may run in parallel: callers that post both
+/// have no right to an order.
+fn collide(a: &Claim, b: &Claim) -> bool {
+    (a.partial || b.partial) && a.lo < b.hi && b.lo < a.hi
+}
 
 /// Queue between a transport and its engine.
 pub(crate) struct Queue {
@@ -29,7 +170,7 @@ pub(crate) struct Queue {
     clock: SharedClock,
     pub(crate) counters: Counters,
     #[cfg(feature = "testkit")]
-    pub(crate) faults: Option<std::sync::Arc<dyn crate::fault::IoFaults>>,
+    pub(crate) faults: Option<Arc<dyn crate::fault::IoFaults>>,
 }
 
 #[derive(Default)]
@@ -286,7 +427,7 @@ impl Queue {
             let open = state.parked.iter().filter(|(_, parked)| parked.done.is_some());
             state.next_look = open.filter_map(|(_, parked)| parked.deadline).min();
             match state.next_look {
-                // At least a millisecond, so that a clock that stands still costs little.
+                // At least a millisecond, so that a stopped clock costs little.
                 Some(at) => {
                     let span = at.since(now).max(Duration::from_millis(1));
                     self.watch.wait_for(&mut state, span);

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::buffer::Frame;
 use crate::file::cannot_open;
 use crate::layout::{INDEX_HEADER, IndexHeader, Note, Parsed, Record, VERSION, header_len, record_len};
-use crate::space::DiskSegment;
+use crate::segment::DiskSegment;
 use crate::transport::DiskTransport;
 
 /// Result of the recovery when a store is opened.
@@ -30,7 +30,7 @@ pub struct Recovery {
     pub dropped: u64,
     /// Bytes of the index that are not notes: cut off by a crash, or damaged.
     pub skipped_bytes: u64,
-    /// Whether the index was present and unreadable; the store is empty.
+    /// True if the index was present and unreadable; the store is empty.
     pub index_lost: bool,
     /// Layout version of an index that another version of this program wrote. The index is set
     /// aside as `index.version-<N>`, and the store is empty.

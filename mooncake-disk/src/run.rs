@@ -1,4 +1,4 @@
-//! State machine of a job: the next request to the kernel, and the meaning of its answer. Both
+//! State machine of a job: the next request to the kernel, and the meaning of its result. Both
 //! engines use it.
 
 use std::io;
@@ -9,9 +9,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Completion;
 
 use crate::buffer::Frame;
-use crate::job::Job;
 use crate::layout::BLOCK;
-use crate::queue::late;
+use crate::queue::{Job, late};
 
 /// Request to the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +144,7 @@ impl Run {
         }
     }
 
-    /// Processes the answer of the kernel to [`io`](Self::io). Returns the result when the job is
+    /// Processes the result of the kernel to [`io`](Self::io). Returns the result when the job is
     /// complete.
     pub(crate) fn answer(&mut self, answer: io::Result<usize>) -> Option<Result<()>> {
         let moved = match answer {
@@ -238,8 +237,8 @@ impl Run {
     fn fill(&mut self) {
         let skip = (self.job.start - self.lo) as usize;
         if let Some(frame) = &self.bounce {
-            // SAFETY: nobody writes the bytes of the caller until the share is completed, which
-            // this run holds; the buffer is longer than the job.
+            // SAFETY: no other code writes the bytes of the caller until the share is completed,
+            // which this run holds; the buffer is longer than the job.
             unsafe {
                 self.job.local.ptr.copy_to_nonoverlapping(frame.ptr().add(skip), self.job.local.len);
             }

@@ -1,30 +1,27 @@
-//! Address ranges that stand for ranges of files.
+//! Address ranges that stand for ranges of files. `F` is the type of the files.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::file::BlockFile;
-
 /// Next address of files that are not mapped. No processor has memory there.
 static NEXT: AtomicU64 = AtomicU64::new(1 << 60);
 
 /// Ranges of one node. They do not overlap.
-#[derive(Debug, Default)]
-pub(crate) struct Spaces {
-    by_addr: RwLock<BTreeMap<u64, Arc<Space>>>,
+#[derive(Debug)]
+pub(crate) struct Spaces<F> {
+    by_addr: RwLock<BTreeMap<u64, Arc<Space<F>>>>,
 }
 
 /// Range of addresses that stands for a range of a file.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct Space<F> {
     addr: u64,
     len: u64,
-    file: Arc<BlockFile>,
+    file: Arc<F>,
     /// Offset of the first byte in the file.
     offset: u64,
     users: Mutex<usize>,
@@ -33,23 +30,29 @@ pub(crate) struct Space {
 
 /// Registration of a range. Its drop waits for the operations on the range.
 #[derive(Debug)]
-pub(crate) struct Listed {
-    spaces: Arc<Spaces>,
-    space: Arc<Space>,
+pub(crate) struct Listed<F> {
+    spaces: Arc<Spaces<F>>,
+    space: Arc<Space<F>>,
 }
 
 /// Use of a range by one operation.
 #[derive(Debug)]
-pub(crate) struct Use(Arc<Space>);
+pub(crate) struct Use<F>(Arc<Space<F>>);
 
-impl Spaces {
+impl<F> Default for Spaces<F> {
+    fn default() -> Self {
+        Self { by_addr: RwLock::default() }
+    }
+}
+
+impl<F> Spaces<F> {
     pub(crate) fn list(
         self: &Arc<Self>,
         addr: u64,
         len: u64,
-        file: Arc<BlockFile>,
+        file: Arc<F>,
         offset: u64,
-    ) -> Result<Listed> {
+    ) -> Result<Listed<F>> {
         if len == 0 || addr.checked_add(len).is_none() {
             return Err(Error::invalid(format!(
                 "cannot open range to peers: invalid range. address={addr:#x} len={len}"
@@ -71,7 +74,7 @@ impl Spaces {
     }
 
     /// Registers a range like [`list`](Self::list), at the next free addresses.
-    pub(crate) fn list_anywhere(self: &Arc<Self>, len: u64, file: Arc<BlockFile>) -> Result<Listed> {
+    pub(crate) fn list_anywhere(self: &Arc<Self>, len: u64, file: Arc<F>) -> Result<Listed<F>> {
         // A gap between ranges, so that an operation that runs over an end does not find the next
         // range.
         let step = len.saturating_add(1 << 20).next_multiple_of(1 << 20);
@@ -79,7 +82,7 @@ impl Spaces {
     }
 
     /// Returns the file range of `[addr, addr + len)`, held until the use is dropped.
-    pub(crate) fn find(&self, addr: u64, len: u64) -> Result<(Use, u64)> {
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Result<(Use<F>, u64)> {
         if len == 0 {
             return Err(Error::invalid(format!("invalid transfer: no bytes. address={addr:#x}")));
         }
@@ -98,24 +101,24 @@ impl Spaces {
     }
 }
 
-impl Use {
-    fn new(space: Arc<Space>) -> Self {
+impl<F> Use<F> {
+    fn new(space: Arc<Space<F>>) -> Self {
         *space.users.lock() += 1;
         Self(space)
     }
 
-    pub(crate) fn file(&self) -> &Arc<BlockFile> {
+    pub(crate) fn file(&self) -> &Arc<F> {
         &self.0.file
     }
 }
 
-impl Clone for Use {
+impl<F> Clone for Use<F> {
     fn clone(&self) -> Self {
         Self::new(self.0.clone())
     }
 }
 
-impl Drop for Use {
+impl<F> Drop for Use<F> {
     fn drop(&mut self) {
         let mut users = self.0.users.lock();
         *users -= 1;
@@ -125,49 +128,28 @@ impl Drop for Use {
     }
 }
 
-impl Drop for Listed {
+impl<F> Listed<F> {
+    /// Returns the address of the first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.space.addr
+    }
+
+    /// Returns the length in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.space.len
+    }
+
+    pub(crate) fn file(&self) -> &F {
+        &self.space.file
+    }
+}
+
+impl<F> Drop for Listed<F> {
     fn drop(&mut self) {
         self.spaces.by_addr.write().remove(&self.space.addr);
         let mut users = self.space.users.lock();
         while *users != 0 {
             self.space.idle.wait(&mut users);
         }
-    }
-}
-
-/// Options of [`DiskTransport::open`](crate::DiskTransport::open).
-#[derive(Clone, Debug)]
-pub struct OpenSegment {
-    /// Path of a file, created if missing, or of a block device.
-    pub path: PathBuf,
-    /// Length in bytes.
-    pub len: u64,
-    /// Whether the file grows as it is written, through the page cache. `len` is then only its
-    /// limit.
-    pub grows: bool,
-}
-
-/// File opened as a segment. Addresses from [`addr`](Self::addr) on stand for its bytes from 0 on.
-/// Closed on drop.
-#[derive(Debug)]
-pub struct DiskSegment {
-    pub(crate) listed: Listed,
-}
-
-impl DiskSegment {
-    /// Returns the address of the first byte.
-    pub fn addr(&self) -> u64 {
-        self.listed.space.addr
-    }
-
-    /// Returns the length in bytes.
-    #[allow(clippy::len_without_is_empty, reason = "a segment is never empty")]
-    pub fn len(&self) -> u64 {
-        self.listed.space.len
-    }
-
-    /// Returns whether I/O bypasses the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.listed.space.file.align() != 1
     }
 }

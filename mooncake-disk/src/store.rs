@@ -24,7 +24,7 @@ use crate::layout::{
     BLOCK, CHUNK, IndexHeader, MAX_KEY, MAX_VALUE, Note, Record, VERSION, header_len, record_len, sum, sums,
 };
 use crate::recover::{Files, Lock, OldIndex, Recovery, Survivor, survivors, write_index};
-use crate::space::{DiskSegment, OpenSegment};
+use crate::segment::{DiskSegment, OpenSegment};
 use crate::stats::{DiskStats, add};
 use crate::transport::{DiskPeer, DiskTransport, Registration};
 
@@ -76,7 +76,7 @@ struct StoredObject<A: SegmentAllocator> {
     place: Arc<RecordExtent<A>>,
 }
 
-/// Extent that is freed when nobody reads or writes it any more.
+/// Extent that is freed when no operation reads or writes it any more.
 struct RecordExtent<A: SegmentAllocator> {
     extent: Extent,
     /// Offset of the value in the file.
@@ -321,7 +321,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         let at = index.end.fetch_add(note.len() as u64, Ordering::Relaxed);
         self.write(index.segment.addr() + at, note).await?;
         let mut state = self.state.lock();
-        // Of two puts of one key, the later number wins, whichever completes first.
+        // The put with the later number wins over another put of the key, whichever completes
+        // first.
         let known = state.by_key.get(&entry.key).map(|slot| state.entries[slot.index()].seq);
         if known.is_some_and(|known| known > entry.seq) {
             return Ok(Some(entry));
@@ -541,7 +542,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         }
     }
 
-    /// Returns the time for which requests to the disk have been pending without an answer.
+    /// Returns the time for which requests to the disk have been pending without a completion.
     pub fn stalled_for(&self) -> Duration {
         self.transport.stalled_for()
     }

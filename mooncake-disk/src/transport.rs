@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use crate::config::DiskConfig;
 use crate::file::BlockFile;
 use crate::io::{self, RunningEngine};
-use crate::job::Job;
-use crate::queue::{Queue, gone, late};
-use crate::space::{DiskSegment, Listed, OpenSegment, Spaces, Use};
+use crate::queue::{Job, Queue, SharedFile, gone, late};
+use crate::segment::{DiskSegment, OpenSegment};
+use crate::space::{Listed, Spaces, Use};
 use crate::stats::DiskStats;
 
 /// Key in descriptors of a node of this process.
@@ -46,10 +46,10 @@ pub struct DiskTransport {
 struct Node {
     name: String,
     alive: AtomicBool,
-    spaces: Arc<Spaces>,
+    spaces: Arc<Spaces<SharedFile>>,
     config: DiskConfig,
     /// Open files by device and inode, so that all partial writes to a file are coordinated.
-    files: Mutex<HashMap<(u64, u64), Weak<BlockFile>>>,
+    files: Mutex<HashMap<(u64, u64), Weak<SharedFile>>>,
 }
 
 /// Connection to the files of one node.
@@ -61,7 +61,7 @@ pub struct DiskPeer {
 /// Memory that this transport may use.
 #[derive(Debug)]
 pub struct Registration {
-    _listed: Option<Listed>,
+    _listed: Option<Listed<SharedFile>>,
 }
 
 impl DiskTransport {
@@ -138,7 +138,7 @@ impl DiskTransport {
     pub fn open(&self, open: &OpenSegment) -> Result<DiskSegment> {
         let len = (!open.grows).then_some(open.len);
         let direct = self.config.direct && !open.grows;
-        let file = Arc::new(BlockFile::open(&open.path, len, direct)?);
+        let file = SharedFile::new(BlockFile::open(&open.path, len, direct)?);
         Ok(DiskSegment { listed: self.node.spaces.list_anywhere(open.len, file)? })
     }
 
@@ -152,7 +152,7 @@ impl DiskTransport {
         self.queue.counters.stats()
     }
 
-    /// Returns the time for which requests to the disk have been pending without an answer.
+    /// Returns the time for which requests to the disk have been pending without a completion.
     pub fn stalled_for(&self) -> Duration {
         self.queue.stalled_for()
     }
@@ -185,7 +185,7 @@ impl fmt::Debug for DiskPeer {
 
 impl Node {
     /// Opens the file behind shared memory, bypassing the page cache if configured.
-    fn file_behind(&self, file: &std::fs::File) -> Result<Arc<BlockFile>> {
+    fn file_behind(&self, file: &std::fs::File) -> Result<Arc<SharedFile>> {
         use std::os::fd::AsRawFd;
         let about = file.metadata().map_err(Error::from)?;
         let id = (about.dev(), about.ino());
@@ -196,7 +196,7 @@ impl Node {
         }
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let plain = file.try_clone().map_err(Error::from)?;
-        let file = Arc::new(BlockFile::from_open(plain, &path, self.config.direct)?);
+        let file = SharedFile::new(BlockFile::from_open(plain, &path, self.config.direct)?);
         files.insert(id, Arc::downgrade(&file));
         Ok(file)
     }
@@ -280,7 +280,12 @@ unsafe impl Transport for DiskTransport {
 }
 
 impl DiskTransport {
-    fn check(&self, peer: &DiskPeer, op: &Op<'_, Registration>, share: &Completion) -> Result<(Use, u64)> {
+    fn check(
+        &self,
+        peer: &DiskPeer,
+        op: &Op<'_, Registration>,
+        share: &Completion,
+    ) -> Result<(Use<SharedFile>, u64)> {
         if !peer.node.alive.load(Ordering::SeqCst) {
             return Err(gone());
         }
@@ -296,7 +301,7 @@ impl DiskTransport {
 
     /// Splits an operation at the boundaries of file pieces, so that all jobs but the first and
     /// last are whole blocks.
-    fn post(&self, op: &Op<'_, Registration>, used: Use, start: u64, share: Completion) -> usize {
+    fn post(&self, op: &Op<'_, Registration>, used: Use<SharedFile>, start: u64, share: Completion) -> usize {
         let piece = self.config.piece_bytes as u64;
         let (mut share, mut at, mut jobs) = (Some(share), 0, 0);
         while at < op.len() {

@@ -1,5 +1,5 @@
-//! Stand-ins for the transports and the CUDA driver that a build leaves out. Each has the name and the
-//! methods of what it stands for, and no value: opening one fails.
+//! Stand-ins for the transports and the CUDA driver that a build leaves out. Each has the name and
+//! the methods of the real type, and no value: its constructor fails.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(crate) fn not_built(transport: &str) -> Error {
     )
 }
 
-/// A transport, its registrations and its peers.
+/// Transport, with its registrations and peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Absent(Infallible);
 
@@ -90,7 +90,7 @@ pub(crate) fn device_names() -> Result<Vec<String>> {
     Err(not_built("rdma"))
 }
 
-/// The CUDA library.
+/// CUDA library.
 #[derive(Debug)]
 pub(crate) struct Cuda(Infallible);
 
@@ -100,7 +100,7 @@ impl Cuda {
     }
 }
 
-/// The CUDA driver.
+/// CUDA driver.
 #[derive(Debug)]
 pub(crate) struct CudaDriver(Infallible);
 
@@ -118,7 +118,7 @@ impl CudaDriver {
     }
 }
 
-/// The order of transfers with CUDA streams.
+/// Order of transfers with CUDA streams.
 #[derive(Debug)]
 pub(crate) struct StreamOrder(Infallible);
 

@@ -1,4 +1,4 @@
-//! Memory that programs name by its address: what is registered, and for how long it is in use.
+//! Memory that programs name by its address: the registrations, and the end of their use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,12 +15,13 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::TransportSet;
 
-/// How long giving up memory waits for transfers that use it. A wire ends its transfers long before.
+/// Timeout of the wait for transfers that use memory to be unregistered. A transport ends its
+/// transfers long before.
 pub const UNUSED_WITHIN: Duration = Duration::from_secs(60);
-/// Past the end of what a process can map on the machines we know.
+/// Upper bound of the addresses that a process can map on the supported machines.
 const MAX_ADDRESS: u64 = 1 << 57;
 
-/// Says when the last user of some memory is gone.
+/// Signal that some memory has no users any more.
 #[derive(Debug, Default)]
 pub struct Gone {
     gone: Mutex<bool>,
@@ -29,7 +30,7 @@ pub struct Gone {
 }
 
 impl Gone {
-    /// Parks the thread until it is gone; whether that was within `limit`.
+    /// Parks the thread until the signal is set, for at most `limit`. Returns whether it is set.
     pub fn wait(&self, limit: Duration) -> bool {
         let mut gone = self.gone.lock();
         if !*gone {
@@ -38,7 +39,7 @@ impl Gone {
         *gone
     }
 
-    /// The same without parking; on a tokio runtime.
+    /// Waits like [`wait`](Self::wait), without parking the thread. Needs a tokio runtime.
     pub async fn within(&self, limit: Duration) -> bool {
         let told = async {
             loop {
@@ -52,12 +53,12 @@ impl Gone {
         tokio::time::timeout(limit, told).await.is_ok()
     }
 
-    /// Whether it is.
+    /// Returns whether the memory is unused.
     pub fn is_set(&self) -> bool {
         *self.gone.lock()
     }
 
-    /// It is gone.
+    /// Marks the memory as unused, and wakes the waiters.
     pub fn set(&self) {
         *self.gone.lock() = true;
         self.changed.notify_all();
@@ -65,14 +66,15 @@ impl Gone {
     }
 }
 
-/// Memory that transfers of one call may write to. The sign is set when the last of them is over.
+/// Memory that transfers of one call may write to. The signal is set when the last of them has
+/// ended.
 #[derive(Debug, Default)]
 pub struct Landing {
     gone: Arc<Gone>,
 }
 
 impl Landing {
-    /// Memory of a call, and the sign that nothing is written to that memory any more.
+    /// Creates the memory of a call, and the signal that no transfer writes to it any more.
     pub fn new() -> (Arc<Self>, Arc<Gone>) {
         let landing = Self::default();
         let gone = landing.gone.clone();
@@ -86,13 +88,13 @@ impl Drop for Landing {
     }
 }
 
-/// Memory of somebody else's at an address.
+/// Memory of the caller at an address.
 struct Foreign {
     span: MemorySpan,
     gone: Arc<Gone>,
 }
 
-// SAFETY: whoever made it vouches for the memory until `gone` is set.
+// SAFETY: the creator vouches for the memory until `gone` is set.
 unsafe impl MemorySource for Foreign {
     fn span(&self) -> MemorySpan {
         self.span
@@ -105,22 +107,24 @@ impl Drop for Foreign {
     }
 }
 
-/// Memory at an address that the caller vouches for, a device's too, and the sign that nobody uses it any more. Memory that the kernel lets
-/// this process only read (a file mapped so) is for writing from; what would fill it is refused, peers too.
+/// Returns host or device memory at an address for which the caller vouches, and the sign that it
+/// is unused. Memory that the kernel maps read-only is a source only: operations that would write
+/// to it are refused, those of peers too.
 ///
 /// # Errors
-/// `INVALID_PARAMS` for what is no memory of this process, as far as the kernel can be asked.
+/// Returns `INVALID_PARAMS` for a range that is not memory of this process, as far as the kernel
+/// reports it.
 ///
 /// # Safety
-/// Until the sign is set the bytes stay allocated, and readable and writable if they were, and the caller expects them to be read and written at any time by
-/// whatever names them by their address.
+/// Until the sign is set, the bytes stay allocated, and readable and writable if they were. The
+/// caller expects that any request for their address reads and writes them at any time.
 pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>, Arc<Gone>)> {
     let ptr = usize::try_from(address)
         .ok()
         .and_then(|a| NonNull::new(std::ptr::with_exposed_provenance_mut(a)))
-        .ok_or_else(|| Error::invalid("the null pointer cannot be registered"))?;
+        .ok_or_else(|| Error::invalid("cannot register memory: the address is null"))?;
     if len == 0 || address.checked_add(len as u64).is_none_or(|end| end > MAX_ADDRESS) {
-        return Err(Error::invalid(format!("{len} bytes at {address:#x} are no memory of a process")));
+        return Err(Error::invalid(format!("invalid memory range: address={address:#x} len={len}")));
     }
     let span = MemorySpan::new(ptr, len).located();
     let all = |device: MemorySpan| device.contains(address, len as u64);
@@ -131,7 +135,7 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     };
     if rights == Mapped::Not {
         return Err(Error::invalid(format!(
-            "{len} bytes at {address:#x} are not all mapped in this process, or may not be read"
+            "cannot register memory: the range is not mapped and readable. address={address:#x} len={len}"
         )));
     }
     let span = MemorySpan { read_only: rights == Mapped::ReadOnly, lent: true, ..span };
@@ -139,7 +143,7 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
     Ok((Arc::new(Foreign { span, gone: gone.clone() }), gone))
 }
 
-/// Memory of the program that is not registered any more, and that transfers may still use.
+/// Unregistered memory of the program that transfers may still use.
 #[derive(Debug, Default)]
 pub struct Leaving(Mutex<BTreeMap<u64, Arc<Gone>>>);
 
@@ -165,7 +169,7 @@ impl Leaving {
 #[derive(Debug, Default)]
 pub struct Regions {
     by_start: RwLock<BTreeMap<u64, Registered>>,
-    /// What was taken off the list, by its first address, while somebody may still use it.
+    /// Unregistered memory that transfers may still use, by its first address.
     leaving: Arc<Leaving>,
 }
 
@@ -196,46 +200,51 @@ enum Kind {
 }
 
 impl Regions {
-    /// Lists a region whose memory says when it is gone.
+    /// Adds a region whose memory reports when it is unused.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` ([`EngineCode::AddressOverlapped`]) when some of it is listed already: which of the two a call meant could not be told.
+    /// Returns `INVALID_PARAMS` ([`EngineCode::AddressOverlapped`]) for an overlap with a
+    /// registered region, because an address would be ambiguous.
     pub fn add(&self, region: Region<TransportSet>, gone: Arc<Gone>) -> Result<()> {
         let (start, end) = (region.addr(), region.addr() + region.len() as u64);
         let mut regions = self.by_start.write();
         let before = regions.range(..end).next_back().map(|(at, before)| (*at, before.region.len() as u64));
         if let Some((at, len)) = before.filter(|(at, len)| at + len > start) {
             drop(regions);
-            let text = format!("{len} bytes at {at:#x}, some of which these are, are registered already");
+            let text = format!(
+                "cannot register memory: the range overlaps memory that is registered already. address={at:#x} len={len}"
+            );
             return Err(Error::invalid(text).with_engine_code(EngineCode::AddressOverlapped));
         }
         regions.insert(start, Registered { region, gone, kind: Kind::Program });
         Ok(())
     }
 
-    /// Lists a region of memory that the library itself lends out; it cannot be unregistered by its address.
+    /// Adds a region of memory that the library itself lends. It cannot be unregistered by its
+    /// address.
     pub fn add_ours(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
         self.by_start.write().insert(region.addr(), Registered { region, gone, kind: Kind::Lent });
     }
 
-    /// Lists a region that the library lends in parts. A slice of such memory keeps the part that it lies in, so that the space of a part
-    /// is not lent again while a transfer uses it.
+    /// Adds a region that the library lends in parts. A slice of such memory keeps its part, so
+    /// that the space of a part is not lent again while a transfer uses it.
     pub fn add_pool(&self, pool: RegionPool<TransportSet>, gone: Arc<Gone>) {
         let region = pool.region().clone();
         self.by_start.write().insert(region.addr(), Registered { region, gone, kind: Kind::Pool(pool) });
     }
 
-    /// Takes the region that begins there off the list; its memory goes with its last user.
+    /// Removes the region that begins at an address. Its last user frees its memory.
     pub fn forget(&self, start: u64) {
         let taken = self.by_start.write().remove(&start);
         drop(taken);
     }
 
-    /// Takes the regions that begin there off the list, all or none; what says when nobody uses their memory any more. Who gave up waiting
-    /// for that may ask again.
+    /// Removes the regions that begin at these addresses, all or none. Returns the signs that their
+    /// memory is unused. A caller whose wait was cancelled may call again.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) when no region begins at one of them.
+    /// Returns `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) if no region begins at an
+    /// address.
     pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<Gone>>> {
         let mut regions = self.by_start.write();
         let mut leaving = self.leaving.0.lock();
@@ -246,7 +255,7 @@ impl Regions {
                 None => leaving.contains_key(start),
             };
             if !is_there || starts[..index].contains(start) {
-                let text = format!("no buffer is registered at {start:#x}");
+                let text = format!("cannot unregister memory: no registered buffer begins at {start:#x}");
                 return Err(Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered));
             }
         }
@@ -259,15 +268,17 @@ impl Regions {
         }
         let gone = starts.iter().filter_map(|start| leaving.get(start).cloned()).collect();
         drop((regions, leaving));
-        // Whoever is told that the memory is gone may come back here.
+        // The lock is released first, because the notification of unused memory may call this
+        // table.
         drop(taken);
         Ok(gone)
     }
 
-    /// Takes the region that begins there off the list and waits until no transfer uses its memory any more.
+    /// Removes the region that begins at an address, and waits until no transfer uses its memory.
     ///
     /// # Errors
-    /// As [`take`](Self::take), and `OBJECT_REPLICA_BUSY` when a transfer does not end: then the memory must stay allocated.
+    /// Returns the errors of [`take`](Self::take), and `OBJECT_REPLICA_BUSY` if a transfer does not
+    /// end. The memory must then stay allocated.
     pub async fn remove(&self, start: u64) -> Result<()> {
         for gone in self.take(&[start])? {
             if !gone.within(UNUSED_WITHIN).await {
@@ -277,13 +288,14 @@ impl Regions {
         Ok(())
     }
 
-    /// Everything off the list, and waits for transfers that use memory of the program. A caller that gave up waiting may call again.
+    /// Removes all regions, and waits for transfers that use memory of the program. A caller whose
+    /// wait was cancelled may call again.
     pub async fn clear(&self) {
         self.take_all();
         self.leaving.wait().await;
     }
 
-    /// Takes everything off the list.
+    /// Removes all regions.
     fn take_all(&self) {
         let taken: Vec<_> = {
             let mut regions = self.by_start.write();
@@ -296,39 +308,42 @@ impl Regions {
             }
             std::mem::take(&mut *regions).into_values().collect()
         };
-        // The sign of memory may be given here.
+        // The drop may set the signal of some memory.
         drop(taken);
     }
 
-    /// Memory of the program that was registered here, and that transfers may still use. The value outlives these regions: dropping
-    /// them adds what is registered then.
+    /// Returns the registered memory of the program that transfers may still use. The value
+    /// outlives these regions: their drop adds the memory that is registered then.
     pub fn leaving(&self) -> Arc<Leaving> {
         self.leaving.clone()
     }
 
-    /// A range to write from.
+    /// Returns a range to write from.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) when the range does not lie in one region.
+    /// Returns `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) if the range does not lie in
+    /// one region.
     pub fn slice(&self, address: u64, len: usize) -> Result<Slice<TransportSet>> {
         self.with(address, len, |region, range| region.slice(range))
     }
 
-    /// A range to read into.
+    /// Returns a range to read into.
     ///
     /// # Errors
-    /// As [`slice`](Self::slice), and `INVALID_PARAMS` for memory that can only be read.
+    /// Returns the errors of [`slice`](Self::slice), and `INVALID_PARAMS` for read-only memory.
     pub fn slice_mut(&self, address: u64, len: usize) -> Result<SliceMut<TransportSet>> {
         self.with(address, len, |region, range| {
-            // SAFETY: the memory is the program's, which has it written by one call at a time, or gets a mixture of both.
+            // SAFETY: the memory belongs to the program. If it permits two writes at a time, it
+            // gets a mixture of both.
             unsafe { region.slice_mut_unchecked(range) }
         })
     }
 
-    /// [`slice_mut`](Self::slice_mut), and drops a clone of `landing` when no transfer can write to that range any more.
+    /// Returns a range like [`slice_mut`](Self::slice_mut), and drops a clone of `landing` when no
+    /// transfer can write to the range any more.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`slice_mut`](Self::slice_mut).
     pub fn slice_mut_until(
         &self,
         address: u64,
@@ -346,10 +361,10 @@ impl Regions {
         })
     }
 
-    /// How many bytes are registered from an address on.
+    /// Returns the number of registered bytes from an address on.
     ///
     /// # Errors
-    /// As [`slice`](Self::slice).
+    /// Returns the errors of [`slice`](Self::slice).
     pub fn room(&self, address: u64) -> Result<usize> {
         self.with(address, 1, |region, range| Ok(region.len() - range.start))
     }
@@ -385,5 +400,8 @@ impl Regions {
 }
 
 pub(crate) fn still_in_use() -> Error {
-    Error::new(ErrorCode::ObjectReplicaBusy, "a transfer still uses the buffer; it must stay allocated")
+    Error::new(
+        ErrorCode::ObjectReplicaBusy,
+        "cannot unregister memory: a transfer still uses it; keep it allocated",
+    )
 }

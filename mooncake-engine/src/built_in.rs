@@ -1,5 +1,5 @@
-//! The transports that this build has, under one name each. No other file of the crate depends on the
-//! features `transport-*`; a transport that is left out is [`absent`](crate::absent).
+//! Transports of this build, under one name each. No other file of the crate depends on the
+//! features `transport-*`. [`absent`](crate::absent) replaces a transport that is left out.
 
 #[cfg(not(feature = "transport-tcp"))]
 pub(crate) use crate::absent::Absent as Tcp;
@@ -32,7 +32,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     TRANSPORTS.iter().filter(|(_, built)| *built).map(|(name, _)| *name)
 }
 
-/// Whether this build has the transport of that name.
+/// Returns whether this build has the transport of that name.
 pub(crate) fn has(name: &str) -> bool {
     names().any(|built| built == name)
 }

@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
@@ -12,15 +12,15 @@ use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_transport::config::{RdmaConfig, TcpConfig};
 use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
-use mooncake_transport::net::default_host_v6;
+use mooncake_transport::net::{HostPort, default_host_v6};
 use mooncake_transport::topology::{Discovery, Topology};
 use mooncake_transport::{Directory, Region};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::AbortHandle;
 
 use crate::addressed::{Gone, Regions, UNUSED_WITHIN, foreign, still_in_use};
-use crate::environment::own_port;
-use crate::ids::Batches;
+use crate::batches::Batches;
+use crate::built_in::StreamOrder;
 use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
@@ -50,7 +50,8 @@ pub(crate) struct Parts {
     longest: Option<Duration>,
     summary: Option<AbortHandle>,
     instead: Option<Error>,
-    pub(crate) streams: crate::on_stream::Streams,
+    /// Stream order of the transfers, created by the first transfer that needs it.
+    pub(crate) streams: OnceLock<StreamOrder>,
 }
 
 impl Drop for Parts {
@@ -73,8 +74,8 @@ impl TransferEngine {
         TransferEngineBuilder::default()
     }
 
-    /// Returns the network devices near each memory location: those of the builder, or those found at
-    /// the start.
+    /// Returns the network devices near each memory location: those of the builder, or those found
+    /// at the start.
     pub fn topology(&self) -> &Topology {
         &self.parts.topology
     }
@@ -84,7 +85,8 @@ impl TransferEngine {
         &self.engine
     }
 
-    /// Returns the default time limit of a transfer: the engine's timeout and a nanosecond per byte.
+    /// Returns the default time limit of a transfer: the engine's timeout and a nanosecond per
+    /// byte.
     pub fn patience(&self, bytes: u64) -> Duration {
         let patience = self.parts.timeout.saturating_add(Duration::from_nanos(bytes));
         self.parts.longest.map_or(patience, |longest| patience.min(longest))
@@ -95,7 +97,8 @@ impl TransferEngine {
         &self.parts.regions
     }
 
-    /// Registers memory of the caller by its address, for peers and for requests that name an address.
+    /// Registers memory of the caller by its address, for peers and for requests that name an
+    /// address.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for an empty or unmapped range, and for an overlap, with
@@ -115,9 +118,10 @@ impl TransferEngine {
     /// As [`register_raw`](Self::register_raw).
     ///
     /// # Safety
-    /// The bytes stay allocated, readable and writable until [`unregister_raw`](Self::unregister_raw)
-    /// has returned without an error, or the engine and everything taken from it is dropped. The caller
-    /// expects peers and requests to read and write them at any time.
+    /// The bytes stay allocated, readable and writable until
+    /// [`unregister_raw`](Self::unregister_raw) has returned without an error, or the engine and
+    /// everything taken from it is dropped. The caller expects peers and requests to read and write
+    /// them at any time.
     pub async unsafe fn register_raw_many(&self, pieces: &[(u64, usize)]) -> Result<()> {
         let (mut sources, mut signs) = (Vec::new(), Vec::new());
         for &(address, len) in pieces {
@@ -139,9 +143,9 @@ impl TransferEngine {
     /// Unregisters memory by its addresses, all or none, and waits until no transfer uses it.
     ///
     /// # Errors
-    /// [`EngineCode::AddressNotRegistered`](mooncake_transport::engine::EngineCode) if no registered
-    /// memory begins at an address. `OBJECT_REPLICA_BUSY` if a transfer does not end within a minute:
-    /// the memory must stay allocated for ever then.
+    /// [`EngineCode::AddressNotRegistered`](mooncake_transport::engine::EngineCode) if no
+    /// registered memory begins at an address. `OBJECT_REPLICA_BUSY` if a transfer does not end
+    /// within a minute: the memory must stay allocated for ever then.
     pub async fn unregister_raw(&self, addresses: &[u64]) -> Result<()> {
         let mut all_gone = true;
         for gone in self.parts.regions.take(addresses)? {
@@ -152,18 +156,18 @@ impl TransferEngine {
         if all_gone { published } else { Err(still_in_use()) }
     }
 
-    /// Registers memory of the caller while `work` runs. Returns when the memory is unregistered and its
-    /// last slice is dropped; a slice that is never dropped blocks the caller for ever.
+    /// Registers memory of the caller while `work` runs. Returns when the memory is unregistered
+    /// and its last slice is dropped; a slice that is never dropped blocks the caller for ever.
     ///
-    /// The call blocks the thread, so that a runtime around it needs several threads. `work` may begin
-    /// transfers and wait for their tickets.
+    /// The call blocks the thread, so that a runtime around it needs several threads. `work` may
+    /// begin transfers and wait for their tickets.
     ///
     /// # Panics
     /// In a task of a `LocalSet`, which cannot be blocked.
     ///
     /// # Errors
-    /// Those of [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a single-threaded runtime.
-    /// `work` has not run then.
+    /// Those of [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a single-threaded
+    /// runtime. `work` has not run then.
     pub fn lend<R>(&self, bytes: &mut [u8], work: impl FnOnce(&Region<TransportSet>) -> R) -> Result<R> {
         let span = NonNull::from(&mut *bytes).cast::<u8>();
         // SAFETY: `until_gone` holds the borrow until the signal is set, even if `work` panics.
@@ -308,8 +312,8 @@ impl Default for TransferEngineBuilder {
 }
 
 impl TransferEngineBuilder {
-    /// Sets the name of the segment. With `P2PHANDSHAKE`, only its host is used and the handshake port
-    /// is added: [`Engine::name`] returns the result.
+    /// Sets the name of the segment. With `P2PHANDSHAKE`, only its host is used and the handshake
+    /// port is added: [`Engine::name`] returns the result.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -343,15 +347,15 @@ impl TransferEngineBuilder {
         self
     }
 
-    /// Sets the transport between hosts by its name, such as `tcp`. Empty selects the first one of the
-    /// build. Shared memory is used beside it.
+    /// Sets the transport between hosts by its name, such as `tcp`. Empty selects the first one of
+    /// the build. Shared memory is used beside it.
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.protocol = protocol.into();
         self
     }
 
-    /// Sets the devices of the transport, separated by commas. Empty or `auto-discovery` selects all.
-    /// Only RDMA has devices, and every named device must work.
+    /// Sets the devices of the transport, separated by commas. Empty or `auto-discovery` selects
+    /// all. Only RDMA has devices, and every named device must work.
     pub fn devices(mut self, names: &str) -> Self {
         let named = names.split(',').map(str::trim).filter(|name| !name.is_empty());
         self.devices = if names.trim() == AUTO { Vec::new() } else { named.map(str::to_owned).collect() };
@@ -359,8 +363,8 @@ impl TransferEngineBuilder {
     }
 
     /// Uses TCP alone if the selected transport cannot be opened: the build lacks it, or it has no
-    /// device. [`TransferEngine::instead`] and the log have the error. Without this call the start fails.
-    /// The start fails in any case with `MC_FORCE_HCA` and for invalid settings.
+    /// device. [`TransferEngine::instead`] and the log have the error. Without this call the start
+    /// fails. The start fails in any case with `MC_FORCE_HCA` and for invalid settings.
     pub fn or_tcp(mut self) -> Self {
         self.or_tcp = true;
         self
@@ -416,20 +420,20 @@ impl TransferEngineBuilder {
         self
     }
 
-    /// Logs a summary of the transfers at this interval, at least 1 ms, if there were any. The default
-    /// is no summary.
+    /// Logs a summary of the transfers at this interval, at least 1 ms, if there were any. Without
+    /// this call there is none.
     pub fn summary_every(mut self, interval: Duration) -> Self {
         (self.summary, self.summary_interval) = (true, interval.max(Duration::from_millis(1)));
         self
     }
 
-    /// Opens the transports and the handshake port, claims the name and publishes an empty segment. The
-    /// engine runs on the current tokio runtime.
+    /// Opens the transports and the handshake port, claims the name and publishes an empty segment.
+    /// The engine runs on the current tokio runtime.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a transport or metadata service that the build lacks, `INVALID_PARAMS`
-    /// outside a runtime, `SEGMENT_ALREADY_EXISTS` for a name in use, or the error of a port or of the
-    /// metadata service.
+    /// outside a runtime, `SEGMENT_ALREADY_EXISTS` for a name in use, or the error of a port or of
+    /// the metadata service.
     pub async fn start(mut self) -> Result<TransferEngine> {
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("cannot start transfer engine: no tokio runtime; start it inside one")
@@ -469,7 +473,7 @@ impl TransferEngineBuilder {
             longest: self.longest,
             summary,
             instead,
-            streams: crate::on_stream::Streams::default(),
+            streams: OnceLock::new(),
         };
         Ok(TransferEngine { engine, parts: Arc::new(parts) })
     }
@@ -541,8 +545,8 @@ impl TransferEngineBuilder {
         said.or_else(|| self.topology_file.as_ref().and_then(read))
     }
 
-    /// Returns the settings of the metadata service and the handshake port, for an [`Engine`] that is
-    /// started without this builder. `MC_LEGACY_RPC_PORT_BINDING` has no effect on them.
+    /// Returns the settings of the metadata service and the handshake port, for an [`Engine`] that
+    /// is started without this builder. `MC_LEGACY_RPC_PORT_BINDING` has no effect on them.
     pub fn meeting(mut self) -> (DirectoryOptions, HandshakePort) {
         self.settle_addresses(self.metadata == P2P && !self.name.is_empty());
         (self.options, self.handshake)
@@ -579,11 +583,35 @@ impl TransferEngineBuilder {
     }
 }
 
-#[cfg(all(test, feature = "transport-rdma", feature = "transport-tcp"))]
+/// Returns the host and the port of an engine name.
+///
+/// # Errors
+/// `INVALID_PARAMS` if the name has no port.
+fn own_port(name: &str) -> Result<(String, u16)> {
+    let at = HostPort::parse(name, 0);
+    if at.host.is_empty() || at.port == 0 {
+        return Err(Error::invalid(format!(
+            "cannot take the handshake port from the engine name: {name:?} is not host:port; unset MC_LEGACY_RPC_PORT_BINDING or change the name"
+        )));
+    }
+    Ok((at.host, at.port))
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    /// TCP replaces RDMA without a device or library. Invalid settings fail with or without a device.
+    #[test]
+    fn a_bound_name_needs_a_port() {
+        assert_eq!(own_port("10.0.0.1:123").unwrap(), ("10.0.0.1".into(), 123));
+        for name in ["", "10.0.0.1", ":5", "[::1]"] {
+            assert!(own_port(name).is_err(), "{name}");
+        }
+    }
+
+    /// TCP replaces RDMA without a device or library. Invalid settings fail with or without a
+    /// device.
+    #[cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn tcp_replaces_a_missing_transport_and_not_an_invalid_one() {
         let with = |rdma: RdmaConfig| {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use mooncake_core::{Error, Result};
+use mooncake_core::Result;
 use mooncake_transport::config::{Framing, RdmaConfig, TcpConfig};
 use mooncake_transport::net::DEFAULT_PORTS;
 
@@ -573,20 +573,6 @@ fn listening(text: &str) -> Result<u16, String> {
 
 fn is_off(text: &str) -> bool {
     ["0", "false", "no", "off"].iter().any(|off| text.eq_ignore_ascii_case(off))
-}
-
-/// Returns the host and the port of an engine name.
-///
-/// # Errors
-/// `INVALID_PARAMS` if the name has no port.
-pub(crate) fn own_port(name: &str) -> Result<(String, u16)> {
-    let at = mooncake_transport::net::HostPort::parse(name, 0);
-    if at.host.is_empty() || at.port == 0 {
-        return Err(Error::invalid(format!(
-            "MC_LEGACY_RPC_PORT_BINDING takes the handshake port from the engine's name, and {name:?} is not host:port"
-        )));
-    }
-    Ok((at.host, at.port))
 }
 
 #[cfg(test)]

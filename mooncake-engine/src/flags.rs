@@ -1,12 +1,13 @@
-//! Arguments in the forms that programs of the existing system take, made into one.
+//! Normal form of the command line arguments that programs of Mooncake C++ accept.
 
 use std::ffi::OsString;
 
-/// One dash is as good as two, `-` in a name as good as `_`, and `--noswitch` means `--switch=false`.
+/// Converts an argument into its normal form: two dashes, `_` in names, and `--switch=false` for
+/// `--noswitch`.
 pub fn normal(argument: OsString, is_switch: impl Fn(&str) -> bool) -> OsString {
     let Some(text) = argument.to_str() else { return argument };
     let Some(flag) = text.strip_prefix("--").or_else(|| text.strip_prefix('-')) else { return argument };
-    // `-h` is help, and `-V` the version.
+    // `-h` and `-V` are the help and the version.
     if matches!(flag, "h" | "V" | "") || !flag.starts_with(|c: char| c.is_ascii_alphabetic()) {
         return argument;
     }

@@ -1,143 +1,46 @@
 //! Batches by number, for callers that cannot hold a future: the C interface and Python.
 
-use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Opcode;
-use mooncake_transport::engine::{Batch, BatchView, EngineCode, Finished, Progress, Status, Target};
+use mooncake_transport::engine::{Batch, EngineCode, Finished, Progress, Status, Target};
 use mooncake_transport::handshake::Notification;
-use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
-use crate::{TransferEngine, TransportSet};
+use crate::batches::{BatchPart, NumberedBatch, POSTING};
+use crate::engine::TransferEngine;
+use crate::transport_set::TransportSet;
 
-/// A number that no batch ever has.
+/// Number that no batch has.
 pub const INVALID_BATCH: u64 = u64::MAX;
-/// The next batch of any engine in this process, so that no engine takes another's number for its own.
+/// Number of the next batch of any engine in this process, so that engines do not share numbers.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// A request that names local memory by its address.
+/// Request that names local memory by its address.
 #[derive(Clone, Debug)]
 pub struct AddressRequest {
-    /// Which way.
+    /// Direction.
     pub opcode: Opcode,
     /// Local address, in registered or managed memory.
     pub local: u64,
-    /// The other side.
+    /// Remote side.
     pub target: Target<TransportSet>,
     /// Address in the other process.
     pub remote: u64,
-    /// Bytes. None is done without a word to anybody, wherever the addresses lead.
+    /// Length in bytes. A request of length 0 succeeds without a transfer, at any addresses.
     pub len: usize,
 }
 
-/// All numbered batches of an engine.
-#[derive(Default)]
-pub(crate) struct Batches {
-    open: Mutex<HashMap<u64, Entry>>,
-}
-
-struct Entry {
-    capacity: usize,
-    /// Where each request is: a part and its number there, or nowhere when it was of no bytes.
-    requests: Vec<Option<(usize, usize)>>,
-    /// `None` while it is being posted, which copies bytes where no wire is needed.
-    parts: Vec<Option<Part>>,
-}
-
-struct Part {
-    view: BatchView,
-    /// The first failure, once it is over; the notification's too.
-    over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
-    task: AbortHandle,
-    /// Somebody hears of it when all its requests have succeeded.
-    notifies: bool,
-}
-
-impl Part {
-    /// Nothing of it is to come any more; at most its memory is being put away.
-    fn is_over(&self) -> bool {
-        self.over.borrow().is_some()
-            || self.over.has_changed().is_err()
-            || (self.view.is_over() && !self.is_telling())
-    }
-
-    /// All its requests have succeeded, and the notification is not sent yet.
-    fn is_telling(&self) -> bool {
-        self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
-    }
-
-    /// How a request of it stands. The last one is not completed before the notification is sent: a program that has seen all completed may end.
-    fn request(&self, number: usize) -> Option<Progress> {
-        let progress = self.view.request(number)?;
-        let waits = number + 1 == self.view.len() && self.is_telling();
-        Some(if waits { POSTING } else { progress })
-    }
-
-    fn overall(&self) -> Progress {
-        if self.is_telling() {
-            Progress { status: Status::Pending, ..self.view.overall() }
-        } else {
-            self.view.overall()
-        }
-    }
-}
-
-/// A request that nobody knows anything of yet.
-const POSTING: Progress = Progress { status: Status::Pending, transferred: 0 };
-
-impl Entry {
-    fn request(&self, index: usize) -> Option<Progress> {
-        match *self.requests.get(index)? {
-            None => Some(Progress { status: Status::Completed, transferred: 0 }),
-            Some((part, number)) => match self.parts.get(part)? {
-                Some(part) => part.request(number),
-                None => Some(POSTING),
-            },
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.parts.iter().all(|part| part.as_ref().is_some_and(Part::is_over))
-    }
-}
-
-impl Batches {
-    fn with<R>(&self, id: u64, then: impl FnOnce(&mut Entry) -> Result<R>) -> Result<R> {
-        match self.open.lock().get_mut(&id) {
-            Some(entry) => then(entry),
-            None => Err(Error::invalid(format!(
-                "{id} is no batch of this engine: it was freed, or never allocated here"
-            ))
-            .with_engine_code(EngineCode::InvalidArgument)),
-        }
-    }
-}
-
-impl Drop for Batches {
-    fn drop(&mut self) {
-        for part in self.open.get_mut().values().flat_map(|entry| entry.parts.iter().flatten()) {
-            part.task.abort();
-        }
-    }
-}
-
-impl fmt::Debug for Batches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches").field("open", &self.open.lock().len()).finish()
-    }
-}
-
 impl TransferEngine {
-    /// Makes requests on the caller's own task, without a batch to ask for: returns when all are over. A notification is sent to the first one's
-    /// target if all have succeeded. Without a deadline there is [the engine's own](Self::patience).
+    /// Transfers requests on the caller's task, without a batch number, and returns when all have
+    /// ended. If all succeed, sends the notification to the first request's target. The default
+    /// deadline is [the engine's](Self::patience).
     ///
     /// # Errors
-    /// The first failure, also that of the notification; [`EngineCode::AddressNotRegistered`] for local memory that is not registered.
+    /// Returns the first failure, also that of the notification, and
+    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered.
     pub async fn transfer(
         &self,
         requests: &[AddressRequest],
@@ -150,26 +53,29 @@ impl TransferEngine {
         results.into_iter().chain(notified).collect()
     }
 
-    /// By when requests are over that are made now and without a deadline.
+    /// Returns the default deadline of requests that are made now.
     fn deadline_for(&self, requests: &[AddressRequest]) -> Moment {
         let bytes = requests.iter().fold(0u64, |sum, request| sum.saturating_add(request.len as u64));
         self.clock().now().after(self.patience(bytes))
     }
 
-    /// A batch for up to `capacity` requests; its number, never zero, is never used again.
+    /// Allocates a batch for up to `capacity` requests. Returns its number, which is never zero and
+    /// never reused.
     pub fn allocate_batch(&self, capacity: usize) -> u64 {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { capacity, requests: Vec::new(), parts: Vec::new() };
+        let entry = NumberedBatch { capacity, requests: Vec::new(), parts: Vec::new() };
         self.parts.batches.open.lock().insert(id, entry);
         id
     }
 
-    /// Posts requests as the next ones of a batch, and returns at once. With a notification, that is sent to the first request's target
-    /// when all of *these* requests have succeeded. Without a deadline there is [the engine's own](Self::patience).
+    /// Posts requests as the next ones of a batch, and returns at once. If all of *these* requests
+    /// succeed, sends the notification to the first request's target. The default deadline is [the
+    /// engine's](Self::patience).
     ///
     /// # Errors
-    /// Nothing is sent then. [`EngineCode::TooManyRequests`] when the batch has no room for them,
-    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered, `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns [`EngineCode::TooManyRequests`] if the batch has not enough capacity,
+    /// [`EngineCode::AddressNotRegistered`] for local memory that is not registered, and
+    /// `INVALID_PARAMS` for a freed or foreign number. Nothing is sent then.
     pub fn submit_batch(
         &self,
         id: u64,
@@ -180,12 +86,13 @@ impl TransferEngine {
         let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
         let notifies = notify.is_some();
         let (batch, numbers) = self.batch_of(requests, notify)?;
-        // A place in the batch first, and then the posting, which holds up no other batch.
+        // The requests get their numbers first. The posting comes afterwards, because it must not
+        // delay other batches.
         let part = self.parts.batches.with(id, |entry| {
             if entry.requests.len() + requests.len() > entry.capacity {
                 let (have, more) = (entry.requests.len(), requests.len());
                 let text = format!(
-                    "batch {id} was allocated for {} requests: {have} and {more} are too many",
+                    "cannot submit to batch {id}: too many requests. capacity={} submitted={have} more={more}",
                     entry.capacity
                 );
                 return Err(
@@ -206,28 +113,30 @@ impl TransferEngine {
         })
     }
 
-    fn post_part(&self, id: u64, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> Part {
+    fn post_part(&self, id: u64, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> BatchPart {
         let running = self.submit(batch, Some(deadline));
         let view = running.view();
         let (tell, over) = watch::channel(None);
         let task = self.parts.runtime.spawn(async move {
             let Finished { results, buffers, notified } = running.await;
-            // Before anybody hears of it, so that memory can be given up then.
+            // The memory is released before the result is published, so that the program can free
+            // it then.
             drop(buffers);
             let failed = results.into_iter().chain(notified).find_map(Result::err);
             if let Some(error) = &failed {
-                tracing::debug!(batch = id, "a batch failed: {error}");
+                tracing::debug!(batch = id, "batch failed: {error}");
             }
             let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
             tell.send_replace(Some(over));
         });
-        Part { view, over, task: task.abort_handle(), notifies }
+        BatchPart { view, over, task: task.abort_handle(), notifies }
     }
 
-    /// How a request of a batch stands.
+    /// Returns the progress of a request of a batch.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number, and for a request that was not submitted.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number, and for a request that was not
+    /// submitted.
     pub fn request_progress(&self, id: u64, index: usize) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
             let missing = || Error::invalid(format!("batch {id} has no request {index}"));
@@ -235,29 +144,31 @@ impl TransferEngine {
         })
     }
 
-    /// How a batch stands: completed when all its requests are, failed as soon as one has not made it.
+    /// Returns the progress of a batch: completed when all its requests are, failed as soon as one
+    /// has failed.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_progress(&self, id: u64) -> Result<Progress> {
         self.parts.batches.with(id, |entry| {
-            let parts = entry.parts.iter().map(|part| part.as_ref().map_or(POSTING, Part::overall));
+            let parts = entry.parts.iter().map(|part| part.as_ref().map_or(POSTING, BatchPart::overall));
             Ok(parts.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and))
         })
     }
 
-    /// Whether every request of a batch is over, and its notification too.
+    /// Returns whether every request of a batch and its notification have ended.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn batch_is_over(&self, id: u64) -> Result<bool> {
         self.parts.batches.with(id, |entry| Ok(entry.is_over()))
     }
 
-    /// Waits until every request of a batch is over.
+    /// Waits until every request of a batch has ended.
     ///
     /// # Errors
-    /// The first failure, also that of a notification; `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns the first failure, also that of a notification, and `INVALID_PARAMS` for a freed or
+    /// foreign number.
     pub async fn finish_batch(&self, id: u64) -> Result<()> {
         let parts = self.parts.batches.with(id, |entry| {
             Ok(entry.parts.iter().flatten().map(|part| part.over.clone()).collect::<Vec<_>>())
@@ -266,18 +177,19 @@ impl TransferEngine {
         for mut part in parts {
             let outcome = match part.wait_for(Option::is_some).await {
                 Ok(outcome) => outcome.clone().unwrap_or(Ok(())),
-                Err(_) => Err((ErrorCode::TransferFail, "the batch was given up".into())),
+                Err(_) => Err((ErrorCode::TransferFail, "the batch was cancelled".into())),
             };
             failed = failed.or(outcome.err());
         }
         failed.map_or(Ok(()), |(code, text)| Err(Error::new(code, text)))
     }
 
-    /// Gives up what a batch has not sent yet, repeats nothing of it and notifies nobody. What is on the wire runs to its end, so the batch may be
-    /// under way for a while.
+    /// Cancels the requests of a batch that are not sent yet. Failed requests are not repeated, and
+    /// no notification is sent. Operations in progress continue to their end, so the batch may stay
+    /// busy for a while.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn cancel_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
             entry.parts.iter().flatten().for_each(|part| part.view.give_up());
@@ -285,23 +197,24 @@ impl TransferEngine {
         })
     }
 
-    /// Forgets a batch that is over.
+    /// Frees a batch that has ended.
     ///
     /// # Errors
-    /// [`EngineCode::BatchBusy`] when it is not: it stays. `INVALID_PARAMS` for a freed or foreign number.
+    /// Returns [`EngineCode::BatchBusy`] for a batch in progress, which stays. Returns
+    /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn free_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
             if entry.is_over() {
                 return Ok(());
             }
-            let text = format!("batch {id} is under way");
+            let text = format!("cannot free batch {id}: it is in progress");
             Err(Error::new(ErrorCode::ObjectReplicaBusy, text).with_engine_code(EngineCode::BatchBusy))
         })?;
         self.parts.batches.open.lock().remove(&id);
         Ok(())
     }
 
-    /// Requests as a batch, and the number each has there.
+    /// Converts requests into a batch. Returns it with the number of each request in it.
     fn batch_of(
         &self,
         requests: &[AddressRequest],
@@ -324,9 +237,7 @@ impl TransferEngine {
             match requests.first() {
                 Some(first) => batch.notify(&first.target, notification),
                 None => {
-                    return Err(Error::invalid(
-                        "a notification with a batch goes to its first target, and there is none",
-                    ));
+                    return Err(Error::invalid("cannot send notification: the batch has no target"));
                 }
             }
         }

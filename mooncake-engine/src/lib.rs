@@ -6,6 +6,7 @@
 mod absent;
 #[allow(unsafe_code)]
 pub mod addressed;
+mod batches;
 mod built_in;
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -1,4 +1,5 @@
-//! Registered memory that the engine hands out: cut from few large regions, so that a buffer costs no registration.
+//! Registered memory that the engine lends: cut from few large regions, so that a buffer needs no
+//! registration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use parking_lot::Mutex;
 use crate::TransportSet;
 use crate::addressed::{Gone, Regions};
 
-/// Bytes of a region that buffers are cut from. Pages nobody has touched cost nothing.
+/// Length of a region that buffers are cut from, in bytes. Untouched pages cost nothing.
 const ARENA: u64 = 64 << 20;
 /// Buffers from this size on begin at a page.
 const PAGE: u64 = 4096;
-/// Where smaller ones begin at a multiple of.
+/// Alignment of shorter buffers.
 const LINE: u64 = 64;
 
 /// All managed memory of an engine.
@@ -29,7 +30,8 @@ pub(crate) struct Managed {
 #[derive(Debug)]
 struct Arena {
     pool: RegionPool<TransportSet>,
-    /// Buffers that the program has, by address. A transfer keeps the space of its buffer beyond that.
+    /// Buffers that the program holds, by address. A transfer keeps the space of its buffer for
+    /// longer.
     live: Mutex<BTreeMap<u64, Region<TransportSet>>>,
 }
 
@@ -56,7 +58,7 @@ impl Managed {
         len: u64,
     ) -> Result<u64> {
         if len == 0 {
-            return Err(Error::invalid("a buffer of no bytes"));
+            return Err(Error::invalid("cannot allocate buffer: its length is 0"));
         }
         if let Some(address) = self.take(len) {
             return Ok(address);
@@ -66,7 +68,8 @@ impl Managed {
             return Ok(address);
         }
         let size = len.max(ARENA).checked_next_multiple_of(PAGE).and_then(|size| usize::try_from(size).ok());
-        let size = size.ok_or_else(|| Error::invalid(format!("a buffer of {len} bytes")))?;
+        let size =
+            size.ok_or_else(|| Error::invalid(format!("cannot allocate buffer: it is too long. len={len}")))?;
         // Shared, where peers of this host have a shorter way to such memory.
         let shared = engine.transport().capabilities().shared_memory.then(|| "mooncake_engine".to_owned());
         let memory = HostMemory::with(size, &HostMemoryOptions { shared, ..HostMemoryOptions::default() });
@@ -76,7 +79,7 @@ impl Managed {
         let pool = unsafe { RegionPool::new(region) };
         regions.add_pool(pool.clone(), Arc::new(Gone::default()));
         let arena = Arc::new(Arena { pool, live: Mutex::default() });
-        let address = arena.take(len).ok_or_else(|| Error::internal("a new arena has no room"))?;
+        let address = arena.take(len).ok_or_else(|| Error::internal("a new arena is full"))?;
         self.arenas.lock().push(arena);
         Ok(address)
     }

@@ -18,7 +18,6 @@
 //! # }
 //! ```
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use mooncake_core::Result;
@@ -30,13 +29,9 @@ use crate::engine::TransferEngine;
 use crate::ids::AddressRequest;
 use crate::transport_set::TransportSet;
 
-/// Stream order of an engine's transfers, created by the first transfer that needs it.
-#[derive(Debug, Default)]
-pub(crate) struct Streams(OnceLock<StreamOrder>);
-
-/// Waits for the work that the default stream of a device has now. Calls without a stream come after
-/// that work as in Mooncake C++, over every transport but RDMA, which reads memory as it is. Does
-/// nothing for host memory. Without transports, the caller is a copy by the driver.
+/// Waits for the work that the default stream of a device has now. Calls without a stream come
+/// after that work as in Mooncake C++, over every transport but RDMA, which reads memory as it is.
+/// Does nothing for host memory. Without transports, the caller is a copy by the driver.
 ///
 /// # Errors
 /// The error of that work.
@@ -53,17 +48,17 @@ pub fn after_default_stream(transports: Option<&TransportSet>, location: Locatio
 
 impl TransferEngine {
     fn stream_order(&self) -> Result<&StreamOrder> {
-        if let Some(order) = self.parts.streams.0.get() {
+        if let Some(order) = self.parts.streams.get() {
             return Ok(order);
         }
         let driver = CudaDriver::serve(None)?;
-        Ok(self.parts.streams.0.get_or_init(|| StreamOrder::new(driver, &self.parts.runtime)))
+        Ok(self.parts.streams.get_or_init(|| StreamOrder::new(driver, &self.parts.runtime)))
     }
 
-    /// Runs `transfer` on the engine's runtime after the work that the stream has now, and lets later
-    /// work of the stream wait until the transfer is over. Returns at once. `transfer` must not act
-    /// before its first poll (an `async` block does not), and must not block. A failed transfer never
-    /// ends the process; its error is kept.
+    /// Runs `transfer` on the engine's runtime after the work that the stream has now, and lets
+    /// later work of the stream wait until the transfer is over. Returns at once. `transfer` must
+    /// not act before its first poll (an `async` block does not), and must not block. A failed
+    /// transfer never ends the process; its error is kept.
     ///
     /// The stream waits at most `limit` from the begin of the transfer. A longer transfer counts as
     /// failed, whatever its deadline, and finishes without the stream.
@@ -71,13 +66,13 @@ impl TransferEngine {
     /// The transfer must not depend on the stream, nor on a stream that waits for it.
     ///
     /// # Errors
-    /// The unreported error of an earlier transfer; this one is not begun then. `NOT_SUPPORTED` without
-    /// a CUDA driver or feature `transport-nvlink`, or while the stream is captured into a graph.
-    /// `INVALID_PARAMS` for an invalid stream.
+    /// The unreported error of an earlier transfer; this one is not begun then. `NOT_SUPPORTED`
+    /// without a CUDA driver or feature `transport-nvlink`, or while the stream is captured into a
+    /// graph. `INVALID_PARAMS` for an invalid stream.
     ///
     /// # Safety
-    /// `stream` is a `cudaStream_t` (`CUstream`), or 0 for the default one, and lives until the transfer
-    /// is over.
+    /// `stream` is a `cudaStream_t` (`CUstream`), or 0 for the default one, and lives until the
+    /// transfer is over.
     pub unsafe fn after_stream(
         &self,
         stream: u64,
@@ -113,7 +108,7 @@ impl TransferEngine {
     /// # Errors
     /// That error.
     pub fn check_streams(&self) -> Result<()> {
-        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::check)
+        self.parts.streams.get().map_or(Ok(()), StreamOrder::check)
     }
 
     /// Waits until no transfer in stream order is in flight, and reports as
@@ -122,6 +117,6 @@ impl TransferEngine {
     /// # Errors
     /// Those of [`check_streams`](Self::check_streams).
     pub fn settle_streams(&self) -> Result<()> {
-        self.parts.streams.0.get().map_or(Ok(()), StreamOrder::wait_for_all)
+        self.parts.streams.get().map_or(Ok(()), StreamOrder::wait_for_all)
     }
 }

@@ -20,7 +20,8 @@ pub(crate) async fn log_every(engine: Engine<TransportSet>, interval: Duration) 
     }
 }
 
-/// What the log of a program takes at a level, and these lines in any case: they are there when they were asked for.
+/// Returns the log filter of a program at a level. It always includes the summary lines, because
+/// they appear only on request.
 pub(crate) fn log_filter(level: &str) -> String {
     format!("{},mooncake_engine::summary=info", level.to_lowercase())
 }

@@ -1,7 +1,8 @@
-//! The transports of a node as one. The descriptor of a peer selects the transport that leads to it.
+//! The transports of a node as one. The descriptor of a peer selects the transport that leads to
+//! it.
 //!
-//! Every path below is compiled in every build: `built_in` replaces a transport that
-//! the build leaves out. Without any feature `transport-*`, the set works inside one process.
+//! Every path below is compiled in every build: `built_in` replaces a transport that the build
+//! leaves out. Without any feature `transport-*`, the set works inside one process.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -27,15 +28,16 @@ use crate::built_in::{self, CudaDriver, Nvlink, Rdma, Shm, Tcp};
 pub struct TransportOptions {
     /// Network of nodes in this process. The engine copies memory inside the process without it.
     pub loopback: Option<LoopbackNet>,
-    /// Shared memory, to nodes of the same host. Beside another transport it is a faster path where it
-    /// leads. Other memory (another user's process or network namespace, memory that is not shared)
-    /// goes over the other transport.
+    /// Shared memory, to nodes of the same host. Beside another transport it is a faster path where
+    /// it leads. Other memory (another user's process or network namespace, memory that is not
+    /// shared) goes over the other transport.
     pub shm: Option<ShmConfig>,
-    /// RDMA. With TCP beside it, operations with unregistered memory and failed operations go over TCP,
-    /// and peers need not support RDMA.
+    /// RDMA. With TCP beside it, operations with unregistered memory and failed operations go over
+    /// TCP, and peers need not support RDMA.
     pub rdma: Option<RdmaConfig>,
-    /// Copies between GPUs, over NVLink and CUDA IPC. Beside another transport it is a faster path to
-    /// device memory where it leads. Opening it uses CUDA; children made by `fork` cannot use CUDA then.
+    /// Copies between GPUs, over NVLink and CUDA IPC. Beside another transport it is a faster path
+    /// to device memory where it leads. Opening it uses CUDA; children made by `fork` cannot use
+    /// CUDA then.
     pub nvlink: Option<NvlinkConfig>,
     /// TCP.
     pub tcp: Option<TcpConfig>,
@@ -60,9 +62,9 @@ impl TransportOptions {
         Self { loopback: Some(net), ..Self::default() }
     }
 
-    /// Selects the transport of that name, as descriptors spell it, with the transports beside it that
-    /// this build has: shared memory beside TCP, TCP beside RDMA, and both beside NVLink. An empty name
-    /// selects TCP, or the first transport that this build has.
+    /// Selects the transport of that name, as descriptors spell it, with the transports beside it
+    /// that this build has: shared memory beside TCP, TCP beside RDMA, and both beside NVLink. An
+    /// empty name selects TCP, or the first transport that this build has.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` with the names of the transports that this build has.
@@ -91,8 +93,8 @@ impl TransportOptions {
     /// Opens the transports. Their tasks run on `runtime`, and deadlines are moments of `clock`.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` without any transport, `NOT_SUPPORTED` for a transport that this build leaves
-    /// out, or the error of a transport that cannot be opened, such as a port in use.
+    /// `INVALID_PARAMS` without any transport, `NOT_SUPPORTED` for a transport that this build
+    /// leaves out, or the error of a transport that cannot be opened, such as a port in use.
     pub fn open(&self, runtime: &Handle, clock: &SharedClock) -> Result<TransportSet> {
         raise_descriptor_limit();
         // Device memory is recognised from now on, whatever the transports are. This loads nothing.
@@ -134,14 +136,14 @@ fn unknown_transport(name: &str) -> Error {
     Error::new(
         ErrorCode::NotSupported,
         format!(
-            "cannot open transport {name:?}: this build does not have it. built={built}; choose one of \
-             these, or enable a feature transport-*"
+            "cannot open transport {name:?}: this build does not have it. built={built}; choose \
+             one of these, or enable a feature transport-*"
         ),
     )
 }
 
-/// The transports of one node. Device memory goes through the host where the transport to a peer does
-/// not access it.
+/// The transports of one node. Device memory goes through the host where the transport to a peer
+/// does not access it.
 pub type TransportSet = ThroughHost<Transports>;
 
 /// The transports alone.
@@ -194,12 +196,14 @@ fn ops_of<'a, R: 'a, I>(
 where
     I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
 {
-    // SAFETY: the registration of each transport covers the same bytes, and lives as long as the set's.
+    // SAFETY: the registration of each transport covers the same bytes, and lives as long as the
+    // set's.
     ops.map(move |op| unsafe { op.with_registration(op.registration().and_then(&registration)) })
 }
 
 impl Transports {
-    /// Whether the transport to that peer accesses the device memory of an operation directly.
+    /// Returns whether the transport to that peer accesses the device memory of an operation
+    /// directly.
     fn takes_device(&self, peer: &SetPeer, op: &Op<'_, SetRegistration>) -> bool {
         self.path_takes_device(&peer.0, op)
     }
@@ -369,8 +373,8 @@ impl PathStatistics<SetPeer> for Transports {
     }
 }
 
-// SAFETY: every call goes to one transport, and with it the contract that it upholds. A registration
-// holds one of each, and is dropped with its parts.
+// SAFETY: every call goes to one transport, and with it the contract that it upholds. A
+// registration holds one of each, and is dropped with its parts.
 #[allow(unsafe_code)]
 unsafe impl Transport for Transports {
     type Registration = SetRegistration;
@@ -484,7 +488,8 @@ unsafe impl Transport for Transports {
     }
 }
 
-/// Returns a descriptor for TCP: that of a node with RDMA or NVLink lists TCP if its data port serves.
+/// Returns a descriptor for TCP: that of a node with RDMA or NVLink lists TCP if its data port
+/// serves.
 fn with_tcp(desc: &SegmentDesc) -> Cow<'_, SegmentDesc> {
     let beside = desc.extra.get(TCP_BESIDE).is_some_and(|beside| *beside == true);
     if !beside || desc.speaks(&Protocol::TCP) {
@@ -495,7 +500,7 @@ fn with_tcp(desc: &SegmentDesc) -> Cow<'_, SegmentDesc> {
     Cow::Owned(desc)
 }
 
-/// Whether a node serves the transport of that name, TCP beside RDMA or NVLink included.
+/// Returns whether a node serves the transport of that name, TCP beside RDMA or NVLink included.
 pub fn serves(desc: &SegmentDesc, transport: &str) -> bool {
     with_tcp(desc).protocols.iter().any(|protocol| protocol.as_str() == transport)
 }

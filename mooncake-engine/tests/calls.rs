@@ -131,7 +131,8 @@ async fn a_batch_under_way_is_not_freed() {
     let target = a.open("silent").await.unwrap();
     let id = a.allocate_batch(1);
     let request = AddressRequest { opcode: Opcode::Read, local: mine.at(), target, remote: 4096, len: 10 };
-    // One request is sent to a peer that has answered nothing yet; the other waits, and is not sent when the batch is given up.
+    // One request is sent to a peer that has sent no response yet. The other one waits, and is not
+    // sent when the batch is cancelled.
     let cancelled = a.allocate_batch(2);
     let deadline = a.clock().now().after(Duration::from_millis(300));
     a.submit_batch(cancelled, &[request.clone(), request.clone()], None, Some(deadline)).unwrap();
@@ -300,7 +301,7 @@ async fn managed_memory() {
     assert_eq!(number(a.submit_batch(id, &[read(first)], None, None)), -3, "freed memory is not read into");
     a.submit_batch(id, &[read(second)], None, None).unwrap();
     a.finish_batch(id).await.unwrap();
-    // What is free is one piece again, and what is larger than a region has one of its own.
+    // Free space merges into one piece. A buffer larger than a region has a region of its own.
     a.free_managed(second, 100).unwrap();
     let whole = a.allocate_managed(64 << 20).await.unwrap();
     assert_eq!(a.descriptor().buffers.len(), 1, "it fits where the small ones were");

@@ -1,4 +1,5 @@
-//! Device memory under the engine's calls: named by its address, on either side, over the wires that are built in.
+//! Device memory in calls of the engine: named by its address, on either side, over the transports
+//! of the build.
 #![cfg(all(feature = "transport-tcp", feature = "transport-shm"))]
 
 use std::sync::Arc;
@@ -27,7 +28,8 @@ fn bytes(seed: usize) -> Vec<u8> {
 
 async fn by_address(engine: &TransferEngine, memory: &TestDeviceMemory) -> u64 {
     let address = memory.unlocated().addr();
-    // SAFETY: the tests keep the memory until the engine is closed, and touch it only while no transfer runs.
+    // SAFETY: the tests keep the memory until the engine is closed, and touch it only while no
+    // transfer runs.
     #[allow(unsafe_code)]
     unsafe { engine.register_raw(address, LEN) }.await.unwrap();
     address

@@ -1,4 +1,5 @@
-//! A wire that fails at random, with TCP over real sockets behind it: every request is answered once, with the right bytes or an error.
+//! Transport that fails at random, with TCP over real sockets as its fallback: every request gets
+//! one response, with the right bytes or an error.
 #![cfg(feature = "transport-tcp")]
 
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use mooncake_transport::{
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
-/// The loopback wire with faults, and TCP behind it.
+/// Loopback transport with faults, and TCP as its fallback.
 #[derive(Debug)]
 struct Both {
     fast: Faulty<Loopback>,
@@ -32,7 +33,7 @@ struct Registered {
     _slow: mooncake_tcp::Registration,
 }
 
-// SAFETY: all is done by the two wires inside.
+// SAFETY: the two inner transports do all the work.
 unsafe impl Transport for Both {
     type Registration = Registered;
     type Peer = (LoopbackPeer, TcpPeer);
@@ -70,7 +71,7 @@ unsafe impl Transport for Both {
                 wire.submit_shares(&way, failed);
             }
         });
-        // SAFETY: the member's registration covers the same bytes, and lives as long as the composite.
+        // SAFETY: the inner registration covers the same bytes, and lives as long as the composite.
         let ops = guarded
             .ops
             .into_iter()
@@ -153,7 +154,7 @@ proptest! {
         for (slot, ((result, buffer), (write, len))) in
             done.results.into_iter().zip(done.buffers).zip(&requests).enumerate()
         {
-            // The wire behind works, so nothing may be lost.
+            // The fallback works, so no request may be lost.
             prop_assert!(result.is_ok(), "request {}: {:?}", slot, result);
             let local: Vec<u8> = buffer.try_into().unwrap();
             let remote = &there[slot * SLOT..slot * SLOT + len];

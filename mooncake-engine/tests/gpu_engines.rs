@@ -1,4 +1,4 @@
-//! Engines with memory of GPUs, on a double of libcuda.
+//! Engines with GPU memory, on a fake libcuda.
 #![cfg(all(feature = "transport-nvlink", feature = "transport-shm", feature = "transport-tcp"))]
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn gpu(number: u32) -> Arc<Device> {
 
 fn filled(number: u32, byte: u8) -> Arc<DeviceMemory> {
     let memory = DeviceMemory::new(&gpu(number), LEN).unwrap();
-    // SAFETY: new, and nobody else's.
+    // SAFETY: new memory without other users.
     unsafe { gpu(number).fill(memory.span(), byte) }.unwrap();
     Arc::new(memory)
 }
@@ -56,7 +56,7 @@ fn local(engine: &TransferEngine, memory: Arc<dyn MemorySource>) -> SliceMut<Tra
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn devices_copy_themselves_and_the_rest_goes_behind() {
-    // What succeeds has not gone over TCP, for nobody can connect to this one.
+    // A success has not gone over TCP, because no process can connect to this address.
     let wires = |data_host: &str| TransportOptions {
         nvlink: Some(NvlinkConfig::default()),
         shm: Some(ShmConfig::default()),
@@ -103,7 +103,8 @@ async fn in_order(owner: &TransferEngine, user: &TransferEngine) {
     for round in 1..10u8 {
         let (engine, target, at) = (user.clone(), target.clone(), region.addr());
         let slice = source.slice(0..LEN).unwrap();
-        // SAFETY: memory and stream live until the end, and the memory is used in the order of the stream.
+        // SAFETY: memory and stream live until the end, and the memory is used in the order of the
+        // stream.
         unsafe {
             stream.fill(memory.span(), round).unwrap();
             user.after_stream(stream.handle(), LIMIT, async move {

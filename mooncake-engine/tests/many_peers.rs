@@ -1,4 +1,5 @@
-//! Many peers of one process: what they cost while they are there, and that nothing is left of them.
+//! Many peers of one process: their cost while they are connected, and the absence of leaks
+//! afterwards.
 #![cfg(all(target_os = "linux", feature = "transport-tcp"))]
 #![allow(clippy::print_stdout, reason = "the figures are looked at, too")]
 
@@ -10,7 +11,7 @@ use mooncake_engine::{TransferEngine, TransportOptions};
 use mooncake_transport::engine::{Batch, LocalCopies};
 use mooncake_transport::{Directory, Engine, LoopbackNet, Transport};
 
-/// What the process has.
+/// Resources of the process.
 #[derive(Debug)]
 struct Usage {
     descriptors: usize,

@@ -9,10 +9,10 @@ const BENCH: &str = env!("CARGO_BIN_EXE_transfer_engine_bench");
 const METADATA: &str = env!("CARGO_BIN_EXE_mooncake_http_metadata_server");
 const TOPOLOGY: &str = env!("CARGO_BIN_EXE_transfer_engine_topology_dump");
 
-/// A program that runs until it is told to stop.
+/// Program that runs until it is stopped.
 struct Running {
     child: Child,
-    /// What it printed first.
+    /// First output of the program.
     said: String,
 }
 
@@ -89,7 +89,7 @@ fn two_processes_meet_at_the_handshake_port() {
         .envs([("MC_TE_METRIC", "1"), ("MC_TE_METRIC_INTERVAL_SECONDS", "1")])
         .output()
         .unwrap();
-    // It lives for a while after the first second, for the reference lines.
+    // The program lives for a while after the first second, for the reference lines.
     let log = text(&table.stderr);
     assert!(log.contains("MB/s read in"), "no summary of what was moved: {log}");
     let table = text(&table.stdout);

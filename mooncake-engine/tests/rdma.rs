@@ -1,4 +1,5 @@
-//! Engines over RDMA, with TCP beside it. Needs two Soft-RoCE devices on one cable: `cargo xtask rdma-test` runs it.
+//! Engines over RDMA, with TCP beside it. Needs two Soft-RoCE devices on one cable: `cargo xtask
+//! rdma-test` runs it.
 #![cfg(all(feature = "transport-rdma", feature = "transport-tcp"))]
 
 use std::io::{BufRead, BufReader, Write};
@@ -15,7 +16,7 @@ use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::LocalCopies;
 use mooncake_transport::{Directory, Protocol, SegmentDesc};
 
-/// An address of the block for documentation: nobody answers there, so what succeeds has not gone over TCP.
+/// Address of the documentation block, where no host responds. A success has not gone over TCP.
 const NOWHERE: &str = "192.0.2.1";
 /// Two devices on one cable, and one that meets itself.
 const PAIRS: [(&str, &str); 2] = [("rxe0", "rxe1"), ("rxe0", "rxe0")];

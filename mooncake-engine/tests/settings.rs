@@ -1,4 +1,5 @@
-//! What settings come to when the engine runs: names, addresses, ports, and when a segment is looked up again.
+//! Effect of settings on a running engine: names, addresses, ports, and repeated look-ups of
+//! segments.
 #![cfg(feature = "transport-tcp")]
 
 use std::sync::Arc;
@@ -35,7 +36,7 @@ async fn moves_bytes(owner: &TransferEngine, user: &TransferEngine) {
     assert_eq!(read, [5, 0]);
 }
 
-/// Stores open their wires so, too.
+/// A store opens its transports in the same way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wires_take_all_descriptors_that_there_are() {
     let all = getrlimit(Resource::Nofile).maximum;
@@ -70,7 +71,7 @@ async fn wires_by_force_and_a_topology_by_hand() {
     let engine = engine.name("127.0.0.1").start().await.unwrap();
     assert_eq!(engine.topology().to_json().to_string(), matrix);
     assert_eq!(engine.transport().protocol(), Protocol::TCP, "TCP goes before RDMA");
-    // Not built in, or no device here: never another wire in its place.
+    // The transport is not built in, or has no device here. No other transport replaces it.
     let forced = with(&[("MC_FORCE_HCA", "yes")]).name("127.0.0.1").start().await;
     if let Ok(engine) = forced {
         assert_eq!(engine.transport().protocol(), Protocol::RDMA);

@@ -1,4 +1,5 @@
-//! Several wires of one engine: which one is taken, and that a peer that does not answer holds up nobody else.
+//! Several transports of one engine: the choice between them, and the isolation from a peer that
+//! does not respond.
 #![cfg(all(feature = "transport-tcp", feature = "transport-shm"))]
 
 use std::io::{Read, Write};
@@ -38,7 +39,7 @@ fn memory(len: usize, shared: bool) -> Arc<HostMemory> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_memory_lies_decides_which_wire_is_taken() {
     const LEN: usize = 8 << 20;
-    // What succeeds has not gone over TCP, for nobody can connect to this one.
+    // A success has not gone over TCP, because no process can connect to this address.
     let (near, user) = (engine(both("192.0.2.1")).await, engine(both("127.0.0.1")).await);
     let region = near.register(memory(LEN, true)).await.unwrap();
     let target = user.open(near.name()).await.unwrap();
@@ -133,7 +134,7 @@ async fn a_peer_that_does_not_answer_holds_up_nobody_else() {
     assert_eq!(view.overall().status, Status::Timeout);
 }
 
-/// A target that takes the header of one read, says so, and answers it when it is told to.
+/// Starts a target that reads the header of one read, reports it, and responds on command.
 fn slow_target() -> (u16, Receiver<()>, Sender<()>, JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -200,7 +201,7 @@ async fn what_waits_to_be_repeated_is_given_up_too() {
     desc.protocols.push(Protocol::TCP);
     desc.tcp_data_host = "127.0.0.1".into();
     desc.tcp_proto_version = 2;
-    // Where it was before, nobody listens.
+    // No process listens at the earlier address.
     desc.tcp_data_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     directory.publish(&desc, true).await.unwrap();
     let mut wires = both("127.0.0.1").without_shared_memory();

@@ -207,16 +207,16 @@ impl Remote {
 
 impl Mapping for Remote {
     const MORE: usize = 2;
-    type Shown = Remote;
+    type Description = Remote;
 
-    fn look(_: Option<OwnedFd>, more: &[[u8; RECORD_LEN]]) -> Result<(Remote, u64)> {
+    fn check_description(_: Option<OwnedFd>, more: &[[u8; RECORD_LEN]]) -> Result<(Remote, u64)> {
         let (allocation, process) = decode(more)?;
         let bytes = allocation.len;
         Ok((Remote::new(allocation, Some(process)), bytes))
     }
 
-    fn open(shown: Remote, _: u64) -> Result<Self> {
-        Ok(shown)
+    fn open(description: Remote, _: u64) -> Result<Self> {
+        Ok(description)
     }
 }
 

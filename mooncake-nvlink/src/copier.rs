@@ -37,7 +37,7 @@ pub enum Refusal {
 /// Copies of one device that begin together.
 pub(crate) struct Batch {
     device: Arc<Device>,
-    /// Whether some local memory is host memory that is not page-locked. The thread that begins
+    /// True if some local memory is host memory that is not page-locked. The thread that begins
     /// such copies waits for them.
     blocks: bool,
     copies: Vec<(u64, u64, usize)>,

@@ -77,7 +77,7 @@ impl StreamOrder {
     ///
     /// The stream waits for the transfer at most `limit` from its beginning. After that, the
     /// transfer counts as failed, and the stream continues. The transfer still runs to its end, and
-    /// may still touch the memory, which it keeps: a device cannot be told to release it.
+    /// may still touch the memory, which it keeps: a device cannot release it on request.
     ///
     /// # Errors
     /// Returns the error of the first earlier transfer that failed and was not reported yet; this

@@ -26,10 +26,10 @@ use crate::peer::NvlinkPeer;
 /// Other peers ignore it.
 const ENDPOINT: &str = "nvlink_endpoint";
 
-/// Node that opens the memory of its GPUs to peers, and copies from and to theirs.
+/// Node that opens the memory of its GPUs to peers, and copies from and to the memory of peers.
 ///
-/// The tasks of the transport run on the runtime given to [`NvlinkTransport::start`]; calls may come from any
-/// thread. Dropping the transport closes its socket, and peers see the node as dead.
+/// The tasks of the transport run on the runtime given to [`NvlinkTransport::start`]; calls may
+/// come from any thread. Dropping the transport closes its socket, and peers see the node as dead.
 pub struct NvlinkTransport {
     config: NvlinkConfig,
     runtime: Handle,
@@ -102,7 +102,7 @@ impl NvlinkTransport {
         let endpoint = Endpoint::here(name)?;
         let tasks = [
             runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
-            runtime.spawn(links.clone().look_after(config.upkeep_interval)),
+            runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
             config,
@@ -127,8 +127,8 @@ impl NvlinkTransport {
         self.exports.lock().len()
     }
 
-    /// Submits operations, and passes those whose remote range cannot be opened here to `other` with
-    /// the reason.
+    /// Submits operations, and passes those whose remote range cannot be opened here to `other`
+    /// with the reason.
     pub fn submit_or_refuse<'a, I, F>(&self, peer: &NvlinkPeer, ops: I, done: Completion, mut other: F)
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
@@ -186,7 +186,7 @@ impl NvlinkTransport {
 }
 
 // SAFETY: remote bytes are touched through mappings that flights hold, only while the owner counts
-// this node inside an open region (`same_host`). The registration of an owner ends when nobody is
+// this node inside an open region (`same_host`). The registration of an owner ends when no node is
 // inside. Local bytes are touched by copies whose flights hold a share of their own until the
 // device has reported their end.
 unsafe impl Transport for NvlinkTransport {
@@ -280,8 +280,8 @@ unsafe impl Transport for NvlinkTransport {
     }
 }
 
-/// The faster transport beside others: it carries operations with device memory of the peer that can
-/// be opened here.
+/// The faster transport beside others: it carries operations with device memory of the peer that
+/// can be opened here.
 impl PartialTransport for NvlinkTransport {
     const IS_RETRYABLE: fn(&Error) -> bool = is_path_error;
 

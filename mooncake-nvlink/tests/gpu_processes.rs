@@ -1,5 +1,5 @@
 //! Tests with two processes on the fake libcuda. The owner is this test binary, started again for
-//! the one test that serves memory until it is told to stop.
+//! the one test that serves memory until it is stopped.
 
 use std::process::Command;
 

@@ -184,7 +184,7 @@ fn a_device_whose_events_cannot_be_read_is_lost() {
     let alone = LoopbackNode::new();
     let ticket = alone.read();
     eventually("it is posted", || fake.state().posted == 1);
-    // Its descriptor reports an event, and reading it fails.
+    // The descriptor of the event queue reports an event, and reading it fails.
     fake.ring();
     let error = ticket.wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -230,7 +230,7 @@ fn nobody_connects_over_a_lost_device() {
 }
 
 /// The device refuses to destroy queue pairs with requests in flight: it may still write to the
-/// memory, so nobody gets the memory back.
+/// memory, so no user gets the memory back.
 #[test]
 fn requests_of_undestroyed_pairs_stay_pending() {
     let fake = Fake::new();

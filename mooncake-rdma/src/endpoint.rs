@@ -1,23 +1,81 @@
-//! Connection: queue pairs between a local device and a device of a peer, the progress of their
+//! Connections of a peer: rails between devices, the queue pairs of a rail, the progress of their
 //! set-up, and their messages.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::flow::{Ended, Flow, Message};
 use crate::message::Connection;
-use crate::nic::Nic;
-use crate::node::Rail;
-use crate::peer::Peer;
+use crate::nic;
+use crate::peer::About;
 use crate::registration::Registration;
+use crate::sieve::Evictable;
 use crate::sync::Mutex;
 use crate::verbs::{Completed, Posting, QueuePair, Request};
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::config::RdmaConfig;
+use mooncake_transport::instance::Instance;
+use mooncake_transport::net::HostPort;
 use mooncake_transport::{Completion, Opcode};
+
+/// Opened device with its connections.
+pub(crate) type Nic = nic::Nic<Endpoint>;
+
+/// Connections to one peer. Clones share them.
+#[derive(Clone)]
+pub struct RdmaPeer {
+    pub(crate) shared: Arc<Peer>,
+}
+
+impl fmt::Debug for RdmaPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RdmaPeer({:?}, {} regions)", self.shared.about.server, self.shared.about.regions.len())
+    }
+}
+
+/// State of a peer.
+pub(crate) struct Peer {
+    pub(crate) about: About,
+    /// Rails by local device, then by the peer's device.
+    pub(crate) rails: Vec<Vec<Arc<Rail>>>,
+    pub(crate) turn: AtomicUsize,
+    /// Node that created the peer.
+    pub(crate) owner: u64,
+}
+
+/// Rail: a local device and a device of a peer.
+pub(crate) struct Rail {
+    pub(crate) nic: usize,
+    /// Path of the peer's device.
+    pub(crate) path: String,
+    /// Instance of the process that has the device, if it publishes one.
+    pub(crate) instance: Option<Instance>,
+    pub(crate) at: Mutex<HostPort>,
+    pub(crate) paused: AtomicU64,
+    /// End of the pause after a failed connection attempt.
+    pub(crate) closed_until: AtomicU64,
+    pub(crate) current: Mutex<Option<Arc<Endpoint>>>,
+}
+
+impl Rail {
+    /// Returns the connection of the rail, unless it is retired.
+    pub(crate) fn active_endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.current.lock().clone().filter(|endpoint| !endpoint.is_retired())
+    }
+
+    /// Returns the end of the pause.
+    pub(crate) fn paused(&self) -> Moment {
+        Moment(self.paused.load(Ordering::Relaxed))
+    }
+}
+
+/// Rails by local device, the path of the peer's device and the peer's instance, shared by all
+/// descriptors of that process.
+pub(crate) type Rails = HashMap<(usize, String, Option<Instance>), Arc<Rail>>;
 
 /// Part of an operation, sent as one message.
 pub(crate) struct Piece {
@@ -30,7 +88,7 @@ pub(crate) struct Piece {
     pub(crate) region: u32,
     pub(crate) attempts: u16,
     pub(crate) flushes: u16,
-    /// Whether the message was posted before, so that some of it may have been transferred.
+    /// True if the message was posted before, so that some of it may have been transferred.
     pub(crate) begun: bool,
     pub(crate) registration: Registered,
     pub(crate) peer: Arc<Peer>,
@@ -77,7 +135,7 @@ pub(crate) struct Endpoint {
     pub(crate) id: u32,
     pub(crate) nic: Arc<Nic>,
     pub(crate) rail: Arc<Rail>,
-    /// Whether the endpoint was used since [`Sieve`](crate::nic::Sieve) last looked.
+    /// True if the endpoint was used since [`Sieve`](crate::sieve::Sieve) last looked.
     pub(crate) used: AtomicBool,
     /// Lock held while the pairs are being connected, which may take a while; never held together
     /// with that of another endpoint.
@@ -92,7 +150,7 @@ struct EndpointState {
     theirs: Vec<u32>,
     flow: Flow<Piece>,
     posting: Posting,
-    /// Whether the device refuses to destroy the pairs.
+    /// True if the device refuses to destroy the pairs.
     stuck: bool,
 }
 
@@ -139,7 +197,7 @@ pub(crate) struct Due {
     pub(crate) next: Option<Moment>,
     /// Reason to retire the connection.
     pub(crate) retire: Option<Error>,
-    /// Whether the connection has no requests in flight any more and can be destroyed.
+    /// True if the connection has no requests in flight any more and can be destroyed.
     pub(crate) destroy: bool,
 }
 
@@ -148,6 +206,20 @@ pub(crate) struct Due {
 pub(crate) struct Scratch {
     pub(crate) ended: Vec<Ended<Piece>>,
     pub(crate) late: Vec<Piece>,
+}
+
+impl Evictable for Endpoint {
+    fn id(&self) -> u32 {
+        self.id
+    }
+
+    fn is_idle(&self) -> bool {
+        self.state.lock().flow.is_idle()
+    }
+
+    fn take_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
 }
 
 impl Endpoint {
@@ -182,11 +254,6 @@ impl Endpoint {
 
     pub(crate) fn is_retired(&self) -> bool {
         matches!(self.phase(), Phase::Retired(_))
-    }
-
-    /// Returns whether no message waits or is in flight.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.state.lock().flow.is_idle()
     }
 
     /// Returns the numbers of the local pairs.
@@ -302,7 +369,7 @@ impl Endpoint {
             }
             // SAFETY: pieces stay in the flow with their shares pending until their request has
             // completed or the pair is destroyed. Until then, the maker of the operation keeps its
-            // bytes and registration, and grants nobody else access to them.
+            // bytes and registration, and grants no other code access to them.
             unsafe { pairs[lane].post(posting) }
         })?;
         if starved

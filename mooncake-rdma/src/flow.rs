@@ -314,8 +314,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
-        /// Whatever is posted, refused, completed and failed: each message ends once, in the order
-        /// of its lane, with the status of the device, and every credit comes back.
+        /// In any sequence of posts, refusals, completions and failures, each message ends once, in
+        /// the order of its lane, with the status of the device, and every credit comes back.
         #[test]
         fn nothing_is_lost_or_doubled(seed: u64, lanes in 1usize..4, room in 1usize..20, total in 1usize..40) {
             let mut rng = Rng::seeded(seed);

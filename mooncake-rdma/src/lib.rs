@@ -18,6 +18,7 @@ mod rails;
 #[allow(unsafe_code)]
 mod registration;
 mod send_credits;
+mod sieve;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod slice_cost_tests;
@@ -30,7 +31,7 @@ mod transport;
 #[allow(unsafe_code)]
 pub mod verbs;
 
+pub use endpoint::RdmaPeer;
 pub use mooncake_transport::config::RdmaConfig;
-pub use peer::RdmaPeer;
 pub use registration::Registration;
 pub use transport::{NicInfo, RdmaTransport};

@@ -25,7 +25,7 @@ pub struct Connection {
     pub pairs: Vec<u32>,
     /// Reason of a refusal; empty if the request is not refused.
     pub refusal: String,
-    /// Whether the sender is ready to receive. `None` for peers that do not report it; they are
+    /// True if the sender is ready to receive. `None` for peers that do not report it; they are
     /// ready from the start.
     pub ready: Option<bool>,
     /// Instance of the sender. `None` for Mooncake C++.

@@ -10,13 +10,14 @@ use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::config::RdmaConfig;
 
-use crate::endpoint::Endpoint;
 use crate::gid;
 use crate::send_credits::{Alarm, Credits, Starved};
+use crate::sieve::Sieve;
 use crate::sync::{Mutex, RwLock};
 use crate::verbs::{CompletionQueue, Device, DeviceLimits, Domain, Gid, Path, Port, QueueSizes, Timing};
 
-pub(crate) struct Nic {
+/// Opened device, with the table of its connections of type `C`.
+pub(crate) struct Nic<C> {
     pub(crate) index: usize,
     pub(crate) name: String,
     pub(crate) device: Arc<Device>,
@@ -28,11 +29,11 @@ pub(crate) struct Nic {
     port: Mutex<PortState>,
     up: AtomicBool,
     lost: AtomicBool,
-    pub(crate) endpoints: RwLock<HashMap<u32, Arc<Endpoint>>>,
+    pub(crate) endpoints: RwLock<HashMap<u32, Arc<C>>>,
     /// Connections in the order of their creation, for choosing the one to close.
-    pub(crate) order: Mutex<Sieve>,
+    pub(crate) order: Mutex<Sieve<C>>,
     /// Connections that wait for credit of the completion queue.
-    pub(crate) starved: Starved<Arc<Endpoint>>,
+    pub(crate) starved: Starved<Arc<C>>,
     /// Time of the poller's next look at the clock. Earlier deadlines wake the poller.
     alarm: Alarm,
     bell: OwnedFd,
@@ -45,14 +46,7 @@ struct PortState {
     chosen: usize,
 }
 
-/// Choice of the connection to close: the oldest that was not used since the last look.
-#[derive(Default)]
-pub(crate) struct Sieve {
-    entries: Vec<Arc<Endpoint>>,
-    hand: usize,
-}
-
-impl Nic {
+impl<C> Nic<C> {
     /// Opens a device.
     ///
     /// # Errors
@@ -239,35 +233,6 @@ impl PortState {
     }
 }
 
-impl Sieve {
-    pub(crate) fn add(&mut self, endpoint: Arc<Endpoint>) {
-        self.entries.push(endpoint);
-    }
-
-    pub(crate) fn remove(&mut self, id: u32) {
-        if let Some(at) = self.entries.iter().position(|entry| entry.id == id) {
-            self.entries.remove(at);
-            self.hand -= usize::from(self.hand > at);
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Returns the connection to close: idle, and not used since the last look.
-    pub(crate) fn victim(&mut self) -> Option<Arc<Endpoint>> {
-        for _ in 0..2 * self.entries.len() {
-            self.hand = (self.hand + 1) % self.entries.len();
-            let entry = &self.entries[self.hand];
-            if entry.is_idle() && !entry.used.swap(false, Ordering::Relaxed) {
-                return Some(entry.clone());
-            }
-        }
-        None
-    }
-}
-
 /// Returns the name of a network interface.
 fn interface(number: u32) -> Option<String> {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
@@ -279,7 +244,7 @@ fn unusable(name: &str, why: String) -> Error {
     Error::new(ErrorCode::TransferFail, format!("RDMA device {name:?}: {why}"))
 }
 
-impl fmt::Debug for Nic {
+impl<C> fmt::Debug for Nic<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Nic({}, {} connections)", self.name, self.endpoints.read().len())
     }

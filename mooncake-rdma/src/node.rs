@@ -15,11 +15,10 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tracing::{debug, warn};
 
-use crate::endpoint::{Endpoint, Phase, Piece, Setup, Teardown, too_late};
+use crate::endpoint::{Endpoint, Nic, Peer, Phase, Piece, Rail, Rails, Setup, Teardown, too_late};
 use crate::flow::Ended;
 use crate::message::Connection;
-use crate::nic::Nic;
-use crate::peer::{About, Peer, Rails};
+use crate::peer::About;
 use crate::rails::{self, RailCandidate};
 use crate::sync::{Mutex, RwLock};
 use crate::verbs::{Status, device_names};
@@ -41,31 +40,6 @@ pub(crate) struct Node {
     pub(crate) closed: AtomicBool,
     next_endpoint: AtomicU32,
     making: Mutex<()>,
-}
-
-/// Rail: a local device and a device of a peer.
-pub(crate) struct Rail {
-    nic: usize,
-    /// Path of the peer's device.
-    pub(crate) path: String,
-    /// Instance of the process that has the device, if it publishes one.
-    instance: Option<Instance>,
-    at: Mutex<HostPort>,
-    paused: AtomicU64,
-    /// End of the pause after a failed connection attempt.
-    closed_until: AtomicU64,
-    current: Mutex<Option<Arc<Endpoint>>>,
-}
-
-impl Rail {
-    /// Returns the connection of the rail, unless it is retired.
-    fn active_endpoint(&self) -> Option<Arc<Endpoint>> {
-        self.current.lock().clone().filter(|endpoint| !endpoint.is_retired())
-    }
-
-    fn paused(&self) -> Moment {
-        Moment(self.paused.load(Ordering::Relaxed))
-    }
 }
 
 impl Node {
@@ -672,8 +646,8 @@ fn rail(rails: &mut Rails, nic: usize, path: &str, instance: Option<Instance>, a
     if let Some(known) = rails.get(&(nic, path.to_owned(), instance)) {
         return known.clone();
     }
-    // Removes the rails of peers that nobody refers to, and that have no connection: restarted
-    // peers come with new names.
+    // Removes the rails of peers without users and without a connection: restarted peers come with
+    // new names.
     if rails.len() >= FEW_RAILS && rails.len().is_power_of_two() {
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
     }

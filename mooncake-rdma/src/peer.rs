@@ -1,9 +1,4 @@
-//! Peer as its descriptor presents it: memory with keys, devices, and the rails to them.
-
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+//! Peer as its descriptor presents it: memory with keys, and devices.
 
 use mooncake_core::{Error, Result};
 use mooncake_transport::instance::Instance;
@@ -12,32 +7,9 @@ use mooncake_transport::{BufferDesc, Protocol, SegmentDesc};
 use serde_json::Value;
 
 use crate::message::INSTANCE_KEY;
-use crate::node::Rail;
 
 /// Maximum number of devices in a descriptor.
 const MAX_DEVICES: usize = 256;
-
-/// Connections to one peer. Clones share them.
-#[derive(Clone)]
-pub struct RdmaPeer {
-    pub(crate) shared: Arc<Peer>,
-}
-
-impl fmt::Debug for RdmaPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RdmaPeer({:?}, {} regions)", self.shared.about.server, self.shared.about.regions.len())
-    }
-}
-
-/// State of a peer.
-pub(crate) struct Peer {
-    pub(crate) about: About,
-    /// Rails by local device, then by the peer's device.
-    pub(crate) rails: Vec<Vec<Arc<Rail>>>,
-    pub(crate) turn: AtomicUsize,
-    /// Node that created the peer.
-    pub(crate) owner: u64,
-}
 
 /// Parsed descriptor of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +22,7 @@ pub(crate) struct About {
     pub(crate) instance: Option<Instance>,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
-    regions: Vec<Range>,
+    pub(crate) regions: Vec<Range>,
     /// First address and end of memory listed without keys, sorted. The peer's devices do not reach
     /// it.
     without_keys: Vec<(u64, u64)>,
@@ -58,12 +30,12 @@ pub(crate) struct About {
 
 /// Registered range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Range {
+pub(crate) struct Range {
     start: u64,
     end: u64,
     /// Keys by the peer's device.
     keys: Vec<u32>,
-    /// Whether the range continues the memory of the range before it, which ends where it begins.
+    /// True if the range continues the memory of the range before it, which ends where it begins.
     continues: bool,
 }
 
@@ -189,10 +161,6 @@ fn keys(buffer: &BufferDesc) -> Option<Vec<u32>> {
         Some(_) => None,
     }
 }
-
-/// Rails by local device, the path of the peer's device and the peer's instance, shared by all
-/// descriptors of that process.
-pub(crate) type Rails = HashMap<(usize, String, Option<Instance>), Arc<Rail>>;
 
 #[cfg(test)]
 mod tests {

@@ -11,10 +11,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, info, warn};
 
-use crate::endpoint::{Endpoint, Scratch, request_parts};
-use crate::nic::Nic;
+use crate::endpoint::{Endpoint, Nic, Scratch, request_parts};
 use crate::node::Node;
 use crate::send_credits::{Watched, is_quiet};
+use crate::sieve::Evictable;
 use crate::verbs::{Batch, Completed, Event};
 
 /// Number of completions taken at once.

@@ -9,11 +9,11 @@ pub(crate) struct RailCandidate {
     pub(crate) local: usize,
     /// Index of the peer's device.
     pub(crate) remote: usize,
-    /// Whether the local device is up.
+    /// True if the local device is up.
     pub(crate) up: bool,
-    /// Whether the local device is near the memory.
+    /// True if the local device is near the memory.
     pub(crate) near: bool,
-    /// Whether the local device prefers this device of the peer: both have the same name, as in
+    /// True if the local device prefers this device of the peer: both have the same name, as in
     /// clusters where such devices share a switch, or the configuration pairs them.
     pub(crate) twin: bool,
     /// End of the pause after a failure.

@@ -39,7 +39,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Creates parts of at most `longest` bytes; 0 is no limit.
+    /// Creates parts of at most `longest` bytes; 0 means unlimited.
     pub(crate) fn new(start: u64, len: u64, longest: u64) -> Self {
         let longest = if longest == 0 { u64::MAX } else { longest };
         let each = if len <= longest { len } else { (longest / PAGE * PAGE).max(PAGE) };

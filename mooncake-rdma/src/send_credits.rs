@@ -59,7 +59,7 @@ pub(crate) fn is_quiet<Q: Watched>(queue: &mut Q) -> Result<bool, Q::Lost> {
         return Ok(false);
     }
     queue.arm()?;
-    // A completion between the poll and the request wakes nobody, so this polls again.
+    // A completion between the poll and the request causes no wake-up, so this polls again.
     Ok(!queue.take()?)
 }
 

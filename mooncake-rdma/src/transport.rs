@@ -19,11 +19,11 @@ use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, Segment
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::endpoint::{Piece, Registered, too_late};
+use crate::endpoint::{Peer, Piece, RdmaPeer, Registered, too_late};
 use crate::gid;
 use crate::message::INSTANCE_KEY;
 use crate::node::{ByDevice, Node};
-use crate::peer::{About, Peer, RdmaPeer};
+use crate::peer::About;
 use crate::poller;
 use crate::registration::{self, Registration};
 use crate::slices::SliceLengths;
@@ -34,7 +34,8 @@ use crate::verbs::Domain;
 ///
 /// Each device has a thread of its own. Connections are set up on the runtime given to
 /// [`start`](Self::start). Peers connect through a handshake port; its owner passes their requests
-/// to [`accept`](mooncake_transport::handshake::AcceptConnection::accept). Dropping the transport fails transfers in progress.
+/// to [`accept`](mooncake_transport::handshake::AcceptConnection::accept). Dropping the transport
+/// fails transfers in progress.
 pub struct RdmaTransport {
     node: Arc<Node>,
     domains: Vec<Arc<Domain>>,
@@ -50,7 +51,7 @@ pub struct NicInfo {
     pub gid: Ipv6Addr,
     /// Index of the GID in the table of the port.
     pub gid_index: u8,
-    /// Whether the port is active.
+    /// True if the port is active.
     pub up: bool,
     /// NUMA node, if known.
     pub node: Option<u32>,
@@ -93,7 +94,7 @@ impl RdmaTransport {
 
     /// Returns the devices in use.
     pub fn devices(&self) -> Vec<NicInfo> {
-        let info = |nic: &Arc<crate::nic::Nic>| NicInfo {
+        let info = |nic: &Arc<crate::endpoint::Nic>| NicInfo {
             name: nic.name.clone(),
             gid: nic.gid().addr,
             gid_index: nic.gid().index,
@@ -165,7 +166,7 @@ impl RdmaTransport {
         // Long operations are spread over all devices that are as near as the best one, in
         // stretches of equal length.
         let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
-        let as_near = |nic: &crate::nic::Nic| nic.is_up() && (nic.node == nics[first.local].node);
+        let as_near = |nic: &crate::endpoint::Nic| nic.is_up() && (nic.node == nics[first.local].node);
         let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
         let per_stripe =
             if stripes > 1 { cut.pieces(op.len(), room).count().div_ceil(stripes) } else { usize::MAX };
@@ -324,8 +325,8 @@ impl AcceptConnection for RdmaTransport {
     }
 }
 
-/// The faster transport beside TCP: it does not carry operations with unregistered local memory, with
-/// remote memory listed without keys, or while no device works.
+/// The faster transport beside TCP: it does not carry operations with unregistered local memory,
+/// with remote memory listed without keys, or while no device works.
 impl PartialTransport for RdmaTransport {
     const IS_RETRYABLE: fn(&Error) -> bool = is_path_error;
 

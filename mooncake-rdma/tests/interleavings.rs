@@ -40,7 +40,7 @@ struct Shared {
     alarm: Alarm,
     /// Number of waiting messages, guarded like the lock of a connection.
     waiting: sync::Mutex<usize>,
-    /// Whether a caller has rung for the poller.
+    /// True if a caller has rung for the poller.
     bell: AtomicBool,
 }
 

@@ -59,9 +59,9 @@ pub(crate) struct MappedFile(pub(crate) HostMemory);
 
 impl Mapping for MappedFile {
     const MORE: usize = 0;
-    type Shown = File;
+    type Description = File;
 
-    fn look(file: Option<OwnedFd>, _: &[[u8; RECORD_LEN]]) -> Result<(File, u64)> {
+    fn check_description(file: Option<OwnedFd>, _: &[[u8; RECORD_LEN]]) -> Result<(File, u64)> {
         let file = sealed(file)?;
         let bytes = file.metadata().map_err(Error::from)?.len();
         Ok((file, bytes))

@@ -73,7 +73,7 @@ impl ShmTransport {
         let tasks = [
             runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
             runtime.spawn(Owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
-            runtime.spawn(links.clone().look_after(config.upkeep_interval)),
+            runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
             endpoint,
@@ -111,7 +111,7 @@ impl ShmTransport {
 }
 
 // SAFETY: remote bytes are touched through mappings that stay (`copy`), only while the owner counts
-// this node inside an open region (`link`, `owner`). The registration of an owner ends when nobody
+// this node inside an open region (`link`, `owner`). The registration of an owner ends when no node
 // is inside, or the memory has been detached from those inside. Local bytes are touched inside
 // `submit`, and by pieces that hold a share of their own.
 unsafe impl Transport for ShmTransport {
@@ -202,8 +202,8 @@ unsafe impl Transport for ShmTransport {
     }
 }
 
-/// The faster transport beside TCP: it does not carry operations if the owner of the memory is gone,
-/// or if the remote range is not shared memory.
+/// The faster transport beside TCP: it does not carry operations if the owner of the memory is
+/// gone, or if the remote range is not shared memory.
 impl PartialTransport for ShmTransport {
     const IS_RETRYABLE: fn(&Error) -> bool = is_any_error;
 

@@ -1,5 +1,5 @@
 //! Transfers between two processes. The owner is this test binary, started again for the one test
-//! that serves memory until it is told to stop.
+//! that serves memory until it is stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -113,7 +113,7 @@ fn malformed_responses_are_refused_by_name() {
     }
 }
 
-/// Creates a file whose size anybody could change.
+/// Creates a file whose size any process could change.
 fn tempfile() -> File {
     let fd = rustix::fs::memfd_create("unsealed", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     let file = File::from(fd);

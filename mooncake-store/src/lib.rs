@@ -10,7 +10,7 @@ pub use mooncake_protocol::{self as protocol, api};
 pub use mooncake_server::tool;
 pub use mooncake_server::{self as server, config};
 
-/// One client for many processes of a host: its library, and its program under `process`.
+/// Shared client of the processes of a host. `process` runs it as a program.
 #[cfg(feature = "local")]
 pub mod local {
     pub use mooncake_client::local::*;

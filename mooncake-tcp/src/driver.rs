@@ -57,7 +57,7 @@ pub(crate) struct Driver {
     /// Number of bytes of that receive that are not processed yet, because a sender was still
     /// active.
     unprocessed: usize,
-    /// One byte beyond the expected ones. It belongs to a piece sent meanwhile, or is garbage.
+    /// Byte beyond the expected ones. It belongs to a piece sent meanwhile, or is garbage.
     surplus: u8,
     /// Number of responses received over the current connection.
     answers: u64,

@@ -1,4 +1,4 @@
-//! Gate of a region: memory is accessed only inside, and shutting the gate waits until nobody is
+//! Gate of a region: memory is accessed only inside, and shutting the gate waits until no user is
 //! inside.
 
 use mooncake_core::fault_injection::is_planted;
@@ -30,7 +30,7 @@ impl Gate {
         (!self.shut.load(Ordering::Acquire)).then_some(inside)
     }
 
-    /// Shuts the gate. Returns when nobody is inside; nobody enters afterwards.
+    /// Shuts the gate. Returns when no user is inside; none enters afterwards.
     pub(crate) fn shut(&self) {
         self.shut.store(true, Ordering::Release);
         if !is_planted("tcp-gate-does-not-wait") {

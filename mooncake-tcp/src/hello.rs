@@ -2,10 +2,10 @@
 //! that it expects.
 //!
 //! Each [`TcpTransport`](crate::TcpTransport) draws an [`Instance`], publishes it in its descriptor
-//! and expects it in the hello. The initiator sends its first request after
-//! the answer, so no byte of a request reaches a process that did not accept the hello: neither
-//! another node, nor Mooncake C++, nor an unrelated program. Nodes without an instance in their
-//! descriptor get no hello.
+//! and expects it in the hello. The initiator sends its first request after the response, so no
+//! byte of a request reaches a process that did not accept the hello: neither another node, nor
+//! Mooncake C++, nor an unrelated program. Nodes without an instance in their descriptor get no
+//! hello.
 //!
 //! To Mooncake C++, a hello is a request header: a read of no bytes with status frame, which every
 //! node refuses.
@@ -23,9 +23,9 @@ use crate::frame::{HEADER_LEN, STATUS_LEN, Status};
 pub const INSTANCE_KEY: &str = "tcp_instance";
 /// Length of a hello in bytes: that of a request header.
 pub const HELLO_LEN: usize = HEADER_LEN;
-/// Length of the answer to a hello in bytes.
+/// Length of the response to a hello in bytes.
 pub const ANSWER_LEN: usize = STATUS_LEN + 8;
-/// Code of the answer's status frame when the hello names another instance.
+/// Code of the status frame in the response when the hello names another instance.
 pub const OTHER_INSTANCE: u32 = 3;
 
 /// Opcode of a hello. Initiators of requests use 0 and 1, with or without the high bit.
@@ -61,7 +61,7 @@ impl Hello {
 /// Answer to a hello: a status frame and the instance of the process that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether the process serves the requests that follow. Otherwise it closes the connection.
+    /// True if the process serves the requests that follow. Otherwise it closes the connection.
     pub accepted: bool,
     /// Process that answers.
     pub instance: Instance,
@@ -77,7 +77,7 @@ impl Answer {
         frame
     }
 
-    /// Parses a frame; `None` if it is no answer to a hello.
+    /// Parses a frame; `None` for any other frame than the response to a hello.
     pub fn decode(frame: &[u8; ANSWER_LEN]) -> Option<Self> {
         let (status, instance) = frame.split_first_chunk::<STATUS_LEN>()?;
         let accepted = match Status::decode(*status) {
@@ -90,11 +90,11 @@ impl Answer {
     }
 }
 
-/// Sends the hello and waits for the answer.
+/// Sends the hello and waits for the response.
 ///
 /// # Errors
-/// Returns [`OtherInstance`] if anything but the wanted instance answers, `UnexpectedEof` if the
-/// connection is closed without an answer, and errors of the socket.
+/// Returns [`OtherInstance`] if anything but the wanted instance responds, `UnexpectedEof` if the
+/// connection is closed without a response, and errors of the socket.
 pub(crate) async fn introduce(stream: &TcpStream, wanted: Instance) -> io::Result<()> {
     send(stream, &Hello { instance: wanted }.encode()).await?;
     let (mut answer, mut len) = ([0; ANSWER_LEN], 0);

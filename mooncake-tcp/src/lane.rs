@@ -70,20 +70,20 @@ pub(crate) struct LaneState {
     /// Number of received bytes of the response to the first piece.
     pub(crate) received: usize,
     pub(crate) stream: Option<Arc<TcpStream>>,
-    /// Whether a send is in progress with the lock released.
+    /// True if a send is in progress with the lock released.
     pub(crate) sending: bool,
     /// Number of pieces from `next` on that this send covers. Some may be answered before it
     /// returns.
     offered: usize,
-    /// Whether the task waits for the end of that send.
+    /// True if the task waits for the end of that send.
     pub(crate) awaited: bool,
     pub(crate) fault: Option<Fault>,
-    /// Whether one request is sent at a time, until the peer has answered two over one connection.
+    /// True if one request is sent at a time, until the peer has answered two over one connection.
     pub(crate) careful: bool,
-    /// Whether the task of the lane exists.
+    /// True if the task of the lane exists.
     pub(crate) driven: bool,
     pub(crate) closed: bool,
-    /// Whether the queue may contain cancelled pieces.
+    /// True if the queue may contain cancelled pieces.
     pub(crate) sweep: bool,
     /// Lower bound of the earliest deadline in the queue.
     pub(crate) earliest: Moment,
@@ -162,7 +162,7 @@ impl LaneState {
 /// Progress of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flushed {
-    /// Nothing is left to send, or another thread is sending.
+    /// End of the queue, or another thread is sending.
     All,
     /// The socket is full.
     Blocked,

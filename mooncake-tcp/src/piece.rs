@@ -103,8 +103,8 @@ impl Piece {
         self.status_len() + bytes
     }
 
-    /// Appends the places of the response, without its first `skip` bytes. `aside` receives the
-    /// bytes that are not payload.
+    /// Appends the memory ranges of the response, without its first `skip` bytes. `aside` receives
+    /// the bytes that are not payload.
     pub(crate) fn incoming<const N: usize>(
         &self,
         skip: usize,

@@ -64,7 +64,7 @@ struct Failures {
 pub(crate) struct Transfer<'a, 'b> {
     pub(crate) op: Op<'a, Registration>,
     pub(crate) framing: Framing,
-    /// Whether the transfer lies in one region of the peer as far as this node knows. Otherwise a
+    /// True if the transfer lies in one region of the peer as far as this node knows. Otherwise a
     /// stripe could succeed within a wrong range.
     pub(crate) may_cut: bool,
     pub(crate) deadline: Moment,

@@ -96,7 +96,7 @@ pub(crate) struct Session {
     replies: Vec<Reply>,
     /// Number of sent bytes of the first reply.
     sent: usize,
-    /// Whether the last request for device memory asked for acknowledged framing.
+    /// True if the last request for device memory asked for acknowledged framing.
     acknowledges: bool,
     place: Place,
 }

@@ -1,5 +1,4 @@
-//! Sockets, and the two system calls that move bytes between them and memory that is no Rust
-//! object.
+//! Sockets, and the two system calls that move bytes between them and memory outside Rust objects.
 //!
 //! Peers and local callers may touch registered memory at any time, so no `&[u8]` of it is ever
 //! formed: the kernel gets addresses. All other code of the crate that handles such addresses calls

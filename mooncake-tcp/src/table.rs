@@ -121,7 +121,7 @@ impl Range {
     /// deregistered.
     ///
     /// # Safety
-    /// `from` stays allocated, and nobody writes it, until the copy is complete.
+    /// `from` stays allocated, and no code writes it, until the copy is complete.
     pub(crate) unsafe fn copy_in(&self, at: usize, from: MemorySpan) -> Option<Result<DeviceCopy>> {
         let inside = self.enter()?;
         // SAFETY: the bytes of the range stay allocated while the gate is open, and shutting it
@@ -134,7 +134,7 @@ impl Range {
     /// deregistered.
     ///
     /// # Safety
-    /// `to` stays allocated, and nobody else touches it, until the copy is complete.
+    /// `to` stays allocated, and no other code touches it, until the copy is complete.
     pub(crate) unsafe fn copy_out(&self, at: usize, to: MemorySpan) -> Option<Result<DeviceCopy>> {
         let inside = self.enter()?;
         // SAFETY: as above.

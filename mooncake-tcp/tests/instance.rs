@@ -133,7 +133,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
 
 fn take_hello(stream: &mut TcpStream) {
     assert_eq!(read_exactly(stream, 24), Hello { instance: SCRIPTED }.encode());
-    // The next byte is sent after the answer.
+    // The next byte is sent after the response.
     stream.set_nonblocking(true).unwrap();
     assert_eq!(stream.peek(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     stream.set_nonblocking(false).unwrap();
@@ -208,7 +208,7 @@ fn a_connection_closed_before_the_answer_is_made_again() {
         take_hello(&mut accept(&listener));
         let mut stream = accept(&listener);
         take_hello(&mut stream);
-        // An answer in single bytes.
+        // A response in single bytes.
         for byte in answer(true) {
             say(&mut stream, &[&[byte]]);
         }
@@ -427,7 +427,7 @@ fn the_port_of_a_killed_process_is_free_while_its_child_lives_on() {
     let client = Client::to(&first.desc, TcpConfig::default());
     assert_eq!(client.read(FIXED as u64, 64).unwrap(), [1; 64], "the parent still serves");
     drop(first);
-    // Otherwise the next client would wait in the queue of a socket that nobody serves.
+    // Otherwise the next client would wait in the queue of an abandoned socket.
     let refused = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     // The earlier connection has ended, too.

@@ -1,12 +1,13 @@
-//! Admission of connections: every listener has a bounded number of places, and a new connection always finds one.
+//! Admission of connections: every listener has a maximum number of connections, and a new
+//! connection is always accepted.
 //!
-//! A connection either works on a request or waits for its peer: for a request, for the rest of one, or for the peer to read an
-//! answer. When all places are taken, the connection that has waited longest is closed and its place goes to the new one. Only
-//! connections that work are never closed that way. A connection that waits longer than the limits of its listener is closed
-//! without a new one.
+//! A connection either works on a request or waits for its peer: for a request, for the rest of
+//! one, or for the peer to read a response. At the maximum, the connection that has waited longest
+//! is closed for the new one. A connection that works on a request is never closed in this way. A
+//! connection that waits longer than the limits of its listener is closed in any case.
 //!
-//! The number of places is a part of the descriptors that the process may open. The parts of all listeners of one process leave
-//! a rest, which belongs to files, outgoing connections and the directory.
+//! The maximum is a share of the descriptors that the process may open. The shares of all listeners
+//! of one process leave a rest for files, outgoing connections and the directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -25,19 +26,21 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 /// State of a connection that works on a request.
 const WORKING: u64 = u64::MAX;
-/// State of a connection that has been closed to make room, or for waiting too long.
+/// State of a connection that has been closed for a new one, or because it waited too long.
 const ENDED: u64 = u64::MAX - 1;
-/// Lowest bit of the state of a waiting connection: set inside a request. The other bits are the moment since which it waits.
+/// Lowest bit of the state of a waiting connection: set inside a request. The other bits are the
+/// moment when the wait began.
 const IN_REQUEST: u64 = 1;
 /// Number of connections that one search for the longest wait finds.
 const BATCH: usize = 64;
 /// Searches until a listener whose connections change all the time gives up.
 const SEARCHES: usize = 4;
-/// Time that a connection waits at least before it makes room: its request may be on the way.
+/// Minimum wait of a connection before a new one may replace it, because its request may be on the
+/// way.
 const GRACE: Duration = Duration::from_millis(20);
-/// Pause after a connection could not be accepted. No event tells that descriptors are free again.
+/// Pause after a failed accept. No event reports that descriptors are free again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Shortest and longest time between two looks for connections that have waited too long.
+/// Shortest and longest interval between two searches for connections that have waited too long.
 const TICK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// Bounds of one listener.
@@ -47,16 +50,17 @@ pub struct ListenerLimits {
     pub name: &'static str,
     /// Largest number of connections.
     pub places: usize,
-    /// Part of the process's descriptors that the connections may take: `1 / descriptor_share`.
+    /// Share of the process's descriptors that the connections may use: `1 / descriptor_share`.
     pub descriptor_share: u64,
-    /// Longest wait for the rest of a request. Unlimited, if absent.
+    /// Longest wait for the rest of a request. `None` is unlimited.
     pub request: Option<Duration>,
-    /// Longest wait for a request, or for the peer to read an answer. Unlimited, if absent.
+    /// Longest wait for a request, or for the peer to read a response. `None` is unlimited.
     pub idle: Option<Duration>,
 }
 
 impl ListenerLimits {
-    /// Returns the number of places under the present limit of descriptors: one at least.
+    /// Returns the maximum number of connections under the present limit of descriptors, at least
+    /// 1.
     fn places_within_descriptors(&self) -> usize {
         within_descriptors(self.places, self.descriptor_share).max(1)
     }
@@ -75,7 +79,7 @@ pub fn raise_descriptor_limit() {
     }
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        // A kernel that refuses leaves the limit as it was.
+        // If the kernel refuses, the limit stays as it was.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
 }
@@ -99,18 +103,19 @@ pub struct ListenerReport {
     pub listener: &'static str,
     /// Number of connections that are open now.
     pub open: u64,
-    /// Number of connections that were closed to make room for another.
+    /// Number of connections that were closed for a new one.
     pub evicted: u64,
-    /// Number of connections that were refused because every other one worked on a request.
+    /// Number of connections that were refused because all others worked on a request.
     pub full: u64,
     /// Number of connections that were closed for waiting too long.
     pub timed_out: u64,
-    /// Number of times that a connection could not be accepted, for want of descriptors mostly.
+    /// Number of failed accepts, mostly for lack of descriptors.
     pub descriptors: u64,
 }
 
 impl ListenerReport {
-    /// Returns the counts of refused and closed connections with their reasons, as metrics label them.
+    /// Returns the counts of refused and closed connections with their reasons, as in the labels of
+    /// the metrics.
     pub fn refused(&self) -> [(&'static str, u64); 4] {
         [
             ("evicted", self.evicted),
@@ -121,7 +126,8 @@ impl ListenerReport {
     }
 }
 
-/// Returns the connections of every listener that this process has or had, in the order of their names.
+/// Returns the connections of every listener that this process has or had, in the order of their
+/// names.
 pub fn listeners() -> Vec<ListenerReport> {
     let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let report = |(name, counts): (&&'static str, &Arc<Counts>)| ListenerReport {
@@ -135,7 +141,7 @@ pub fn listeners() -> Vec<ListenerReport> {
     LISTENERS.lock().iter().map(report).collect()
 }
 
-/// The connections of one listener, each served by a task. Dropped, it closes all of them.
+/// Connections of one listener, each served by a task. The drop closes all of them.
 #[derive(Debug)]
 pub struct Connections {
     admission: Arc<Admission>,
@@ -144,7 +150,7 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Creates the places of a listener. Must be called on a tokio runtime.
+    /// Creates the table of a listener. Must be called on a tokio runtime.
     pub fn new(limits: ListenerLimits) -> Self {
         let shortest = limits.request.into_iter().chain(limits.idle).min();
         let tick = shortest.map(|limit| {
@@ -155,10 +161,10 @@ impl Connections {
         Self { admission: Arc::new(Admission::new(limits)), tasks: JoinSet::new(), tick }
     }
 
-    /// Waits for the next connection. May be dropped and called again.
+    /// Waits for the next connection. The future may be dropped and called again.
     ///
-    /// Connections that have waited too long are closed meanwhile. When the process has no descriptor left, the connection
-    /// that has waited longest gives up its own.
+    /// Connections that have waited too long are closed in the meantime. If the process has no free
+    /// descriptor, the connection that has waited longest is closed.
     pub async fn accept<T>(
         &mut self,
         mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<T>>,
@@ -195,8 +201,8 @@ impl Connections {
         }
     }
 
-    /// Serves a connection on a task of its own, if there is a place for it. Returns whether there is; if not, `serve` is
-    /// dropped with what it owns. The task may be aborted whenever its place waits.
+    /// Serves a connection on a task of its own. Returns false if no position is available; `serve`
+    /// is then dropped with its state. The task may be aborted whenever its connection waits.
     pub fn admit<F>(&mut self, serve: impl FnOnce(Place) -> F) -> bool
     where
         F: Future<Output = ()> + Send + 'static,
@@ -205,7 +211,7 @@ impl Connections {
         let connection = place.connection.clone();
         let task = self.tasks.spawn(serve(place));
         if let Err(task) = connection.task.set(task) {
-            // Not reached: each connection gets one task.
+            // Not reached, because each connection gets one task.
             task.abort();
         }
         if connection.state.load(Ordering::SeqCst) == ENDED {
@@ -219,7 +225,8 @@ impl Connections {
         self.admission.registry.lock().connections.len()
     }
 
-    /// Waits until every connection has ended, for `patience` at most, then closes the others. Returns how many those were.
+    /// Waits until every connection has ended, for at most `patience`, then closes the others.
+    /// Returns the number of connections that were closed.
     pub async fn finish(mut self, patience: Duration) -> usize {
         let all = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(patience, all).await.is_ok() {
@@ -249,14 +256,16 @@ struct Admission {
 struct Registry {
     connections: HashMap<u64, Arc<Connection>>,
     next: u64,
-    /// Connections by number and state that had waited longest at the last search, the longest at the end.
+    /// Connections, by number and state, that had waited longest at the last search. The longest
+    /// wait is last.
     longest: Vec<(u64, u64)>,
-    /// Whether the last connection was refused.
+    /// True if the last connection was refused.
     full: bool,
 }
 
 impl Registry {
-    /// Returns the number and the state of the connection that has waited longest, which is then the last of `longest`.
+    /// Returns the number and the state of the connection that has waited longest, which is then
+    /// the last entry of `longest`.
     fn longest_wait(&mut self) -> Option<(u64, u64)> {
         while let Some((number, seen)) = self.longest.last().copied() {
             if self.connections.get(&number).is_some_and(|it| it.waits_since() == Some(seen)) {
@@ -289,7 +298,7 @@ impl Connection {
         Some(self.state.load(Ordering::Relaxed)).filter(|state| *state < ENDED)
     }
 
-    /// Closes the connection if it still waits as it did.
+    /// Closes the connection if its state is still `seen`.
     fn end(&self, seen: u64) -> bool {
         let ended = self.state.compare_exchange(seen, ENDED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if ended {
@@ -342,7 +351,7 @@ impl Admission {
         Some(Place { admission: self.clone(), number, connection })
     }
 
-    /// Closes the connection that has waited longest; whether one waited.
+    /// Closes the connection that has waited longest. Returns whether one waited.
     fn evict_longest(&self, registry: &mut Registry) -> bool {
         for _ in 0..SEARCHES {
             let Some((number, seen)) = registry.longest_wait() else { return false };
@@ -355,7 +364,8 @@ impl Admission {
         false
     }
 
-    /// Time until a new connection may take a place: a connection that has just begun to wait is given some time.
+    /// Returns the time until a connection may be replaced. A connection whose wait has just begun
+    /// gets some time.
     fn time_to_room(&self) -> Option<Duration> {
         let mut registry = self.registry.lock();
         if registry.connections.len() < self.places {
@@ -400,7 +410,8 @@ impl Admission {
     }
 }
 
-/// The place of one connection, which waits for a request at first. Dropped, it is free for another connection.
+/// Position of one connection in the table of its listener. The connection waits for a request at
+/// first. The drop frees the position.
 #[derive(Debug)]
 pub struct Place {
     admission: Arc<Admission>,
@@ -409,7 +420,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Marks the connection as waiting for a request, or for its peer to read an answer, from now on.
+    /// Marks the connection as waiting for a request, or for its peer to read a response, from now
+    /// on.
     pub fn wait_for_request(&self) {
         if is_planted("connections-never-idle-again") {
             return;
@@ -417,8 +429,8 @@ impl Place {
         self.wait(0);
     }
 
-    /// Marks the connection as waiting for the rest of a request, from now on. A connection that is marked so already keeps
-    /// the moment since which it waits.
+    /// Marks the connection as waiting for the rest of a request, from now on. A connection that is
+    /// already marked so keeps the moment when its wait began.
     pub fn wait_within_request(&self) {
         let state = self.connection.state.load(Ordering::Relaxed);
         if state >= ENDED || state & IN_REQUEST == 0 {
@@ -426,20 +438,22 @@ impl Place {
         }
     }
 
-    /// Marks the connection as waiting for the rest of a request, of which a part has just come.
+    /// Marks the connection as waiting for the rest of a request of which a part has just arrived.
     pub fn wait_for_more(&self) {
         self.wait(IN_REQUEST);
     }
 
-    /// Marks the connection as waiting for the rest of a request if it waited for one: its first bytes have come.
+    /// Marks the connection as waiting for the rest of a request if it waited for a request. Its
+    /// first bytes have arrived.
     pub fn begin_request(&self) {
         if self.connection.waits_since().is_some_and(|since| since & IN_REQUEST == 0) {
             self.wait(IN_REQUEST);
         }
     }
 
-    /// Marks the connection as working on a request: it keeps its place until it waits again. Returns whether it still has
-    /// its place. If not, the connection ends without serving what has come.
+    /// Marks the connection as working on a request, so that it is not replaced until it waits
+    /// again. Returns false if it was already closed; the connection then ends without serving the
+    /// received bytes.
     #[must_use]
     pub fn work(&self) -> bool {
         let state = &self.connection.state;
@@ -454,7 +468,7 @@ impl Place {
         let seen = self.connection.state.load(Ordering::Relaxed);
         if seen != ENDED {
             let since = (self.admission.now() & !IN_REQUEST) | kind;
-            // Fails only where the connection has been closed meanwhile.
+            // Fails only if the connection has been closed in the meantime.
             let _ = self.connection.state.compare_exchange(seen, since, Ordering::SeqCst, Ordering::Relaxed);
         }
     }

@@ -1,4 +1,4 @@
-//! Copies that a device makes by itself, as futures for any executor, and the thread that looks when they are over.
+//! Copies by a device, as futures for any executor, and the thread that polls them for completion.
 
 use std::fmt;
 use std::future::Future;
@@ -16,18 +16,19 @@ use mooncake_core::memory::{MemorySpan, PendingCopy, driver_for};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::{Condvar, Mutex};
 
-/// How often copies under way are looked at: a megabyte takes longer.
+/// Interval of polls of copies in progress. A copy of one megabyte takes longer.
 const TICK: Duration = Duration::from_micros(20);
-/// How often those are woken who only watch the clock.
+/// Interval of wake-ups of futures that only watch the clock.
 const SLOW_TICK: Duration = Duration::from_millis(1);
 
-/// A copy with a device's memory on one side at least. Dropping it waits until neither side is touched any more.
+/// Copy with device memory on at least one side. Its drop waits until the device touches neither
+/// side any more.
 #[must_use = "the outcome of the copy is in it"]
 pub struct DeviceCopy {
     copying: Arc<Copying>,
 }
 
-/// Stands for a copy where the future is somebody else's.
+/// Handle of a copy whose future has another owner.
 #[derive(Clone)]
 pub struct CopyHandle {
     copying: Arc<Copying>,
@@ -46,29 +47,31 @@ impl DeviceCopy {
     /// Begins a copy of `from.len` bytes.
     ///
     /// # Errors
-    /// `Invalid` for lengths that differ, `NOT_SUPPORTED` in a process without a driver, and whatever the device says.
+    /// Returns `Invalid` for different lengths, `NOT_SUPPORTED` in a process without a driver, and
+    /// the errors of the device.
     ///
     /// # Safety
-    /// Until the future is ready or has been dropped, both sides stay allocated, `to` is touched by nobody else and `from` is written by nobody.
+    /// Until the future is ready or dropped, both sides stay allocated, no other code touches `to`,
+    /// and no code writes `from`.
     pub unsafe fn begin(from: MemorySpan, to: MemorySpan) -> Result<Self> {
-        // SAFETY: passed on.
+        // SAFETY: passed on to the caller.
         let pending = unsafe { driver_for(from, to)?.copy(from, to) }?;
         Ok(Self { copying: Arc::new(Copying { state: Mutex::new(State::Running(pending)) }) })
     }
 
-    /// Another way to wait for it.
+    /// Returns a handle that can wait for the copy.
     pub fn handle(&self) -> CopyHandle {
         CopyHandle { copying: self.copying.clone() }
     }
 }
 
 impl CopyHandle {
-    /// Blocks until neither side is touched any more. What came of it is the future's.
+    /// Blocks until the device touches neither side any more. The future still yields the outcome.
     pub fn settle(&self) {
         self.copying.settle();
     }
 
-    /// Whether it is over, as far as somebody has looked.
+    /// Returns whether the copy is known to be over.
     pub fn is_over(&self) -> bool {
         self.copying.state.try_lock().is_some_and(|state| matches!(*state, State::Over(_)))
     }
@@ -77,7 +80,7 @@ impl CopyHandle {
 impl Copying {
     fn settle(&self) {
         let mut state = self.state.lock();
-        let lost = || State::Over(Err(Error::internal("a copy that was not waited for")));
+        let lost = || State::Over(Err(Error::internal("copy was dropped before its end")));
         if let State::Running(_) = &*state
             && let State::Running(pending) = std::mem::replace(&mut *state, lost())
         {
@@ -90,7 +93,7 @@ impl Future for DeviceCopy {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        // Somebody else waits for it on a thread of his own; this one does not.
+        // Another thread already waits for the copy, so this one returns.
         let Some(mut state) = self.copying.state.try_lock() else {
             TICKER.wake_soon(cx.waker());
             return Poll::Pending;
@@ -129,7 +132,7 @@ impl fmt::Debug for CopyHandle {
     }
 }
 
-/// Wakes whoever waits for something that nobody else tells of.
+/// Source of wake-ups for futures that have no event to wait for.
 struct Ticker {
     waiting: Mutex<Waiting>,
     came: Condvar,
@@ -145,7 +148,7 @@ static TICKER: LazyLock<&'static Ticker> = LazyLock::new(|| {
     let ticker: &Ticker = Box::leak(Box::new(Ticker { waiting: Mutex::default(), came: Condvar::new() }));
     let thread = std::thread::Builder::new().name("device-ticks".into());
     if let Err(error) = thread.spawn(|| ticker.run()) {
-        tracing::error!(%error, "copies of device memory will not be waited for: no thread");
+        tracing::error!(%error, "cannot start the thread that polls copies of device memory");
     }
     ticker
 });
@@ -154,7 +157,7 @@ impl Ticker {
     fn wake_soon(&self, waker: &Waker) {
         let mut waiting = self.waiting.lock();
         waiting.soon.push(waker.clone());
-        // One that is there already has its tick coming.
+        // With more than one waiter, a tick is already scheduled.
         if waiting.soon.len() == 1 {
             self.came.notify_one();
         }
@@ -197,7 +200,7 @@ impl Ticker {
     }
 }
 
-/// Waits for a future, and asks about once a millisecond whether to go on.
+/// Waits for a future. Calls `stop` about once a millisecond, and ends when it returns true.
 pub(crate) async fn unless<F: Future>(work: F, mut stop: impl FnMut() -> Option<Error>) -> Result<F::Output> {
     let mut work = std::pin::pin!(work);
     std::future::poll_fn(|cx| {
@@ -213,7 +216,7 @@ pub(crate) async fn unless<F: Future>(work: F, mut stop: impl FnMut() -> Option<
     .await
 }
 
-/// Where operations with device memory are seen through: one thread for all of the process, which never waits.
+/// Executor of operations with device memory: one thread for the whole process, which never blocks.
 static CARRIER: LazyLock<mpsc::UnboundedSender<BoxFuture<'static, ()>>> = LazyLock::new(|| {
     let (sender, work) = mpsc::unbounded::<BoxFuture<'static, ()>>();
     let run = move || {
@@ -225,26 +228,29 @@ static CARRIER: LazyLock<mpsc::UnboundedSender<BoxFuture<'static, ()>>> = LazyLo
         futures::executor::block_on(work.for_each_concurrent(None, each));
     };
     if let Err(error) = std::thread::Builder::new().name("device-carrier".into()).spawn(run) {
-        tracing::error!(%error, "nothing can be moved through host memory: no thread");
+        tracing::error!(%error, "cannot start the thread for transfers of device memory; they will fail");
     }
     sender
 });
 
-/// Sees a future through, on a thread of this module's. What it holds is dropped at once when there is none.
+/// Runs a future to its end on the executor of this module. Drops the future at once if the thread
+/// is missing.
 pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
-    // It fails without a thread, and then the shares of completions in it fail with it.
+    // The send fails if the thread is missing. The shares of completions in the future then fail
+    // with it.
     let _ = CARRIER.unbounded_send(work.boxed());
 }
 
-/// What a device says of a copy, as an error of this process: whoever gets it must not take it for one of a peer, or of the way there.
+/// Converts the error of a device into an error of this process, so that no caller mistakes it for
+/// an error of a peer or of the connection.
 pub(crate) fn of_a_device(error: Error) -> Error {
     Error::new(ErrorCode::InternalError, error.message().to_owned()).with_source(error)
 }
 
-/// Whether any region of this process has been on a device.
+/// True if a region of this process has been on a device.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Takes note of where a region lies.
+/// Records the location of a region.
 pub(crate) fn seen(span: MemorySpan) -> MemorySpan {
     if span.location.is_device() {
         IN_USE.store(true, Ordering::Release);
@@ -252,15 +258,17 @@ pub(crate) fn seen(span: MemorySpan) -> MemorySpan {
     span
 }
 
-/// Whether any memory of this process that a wire was told of is a device's: until then nobody need look.
+/// Returns whether any registered memory of this process is device memory. Until then, no code
+/// needs to check locations.
 pub fn in_use() -> bool {
     IN_USE.load(Ordering::Acquire)
 }
 
-/// The error of an operation with a device's memory on a wire that only knows host memory.
+/// Returns the error of an operation with device memory on a transport that only supports host
+/// memory.
 pub fn not_host_memory(span: MemorySpan) -> Error {
     let text = format!(
-        "{} bytes at {:#x} are memory of {}, which this wire does not reach",
+        "cannot access device memory: this transport supports host memory only. len={} address={:#x} location={}",
         span.len,
         span.addr(),
         span.location

@@ -1,4 +1,5 @@
-//! Where segments are published and looked up: at their own handshake port, or in a metadata directory.
+//! Directory of segments: segments are published and looked up at their own handshake port, or in a
+//! metadata service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,72 +11,48 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::handshake::{self, HandshakeConfig};
+use crate::metadata_services::not_built_in;
 use crate::net::{DEFAULT_PORT, HostPort};
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
-use crate::transport::Protocol;
 
-/// The connection string that stands for [`Directory::P2p`].
-pub const P2P: &str = "P2PHANDSHAKE";
-/// How long the owner of a name we want has to answer before it counts as gone.
+pub use crate::metadata_services::{FOLDER, P2P, RedisLogin};
+
+/// Time that the owner of a name has to answer a probe before its name may be taken over.
 const PROBE: Duration = Duration::from_millis(1500);
-/// How often a name is claimed that others claim too.
+/// Number of attempts to claim a name that other engines claim too.
 const CLAIMS: usize = 8;
 
-/// Scheme, connection string and feature of each metadata service, and whether the build has it.
-const SERVICES: [(&str, &str, &str, bool); 4] = [
-    ("http", "http://host:port/metadata", "http", cfg!(feature = "http")),
-    ("etcd", "etcd://host:port", "metadata-etcd", cfg!(feature = "metadata-etcd")),
-    ("redis", "redis://host:port", "metadata-redis", cfg!(feature = "metadata-redis")),
-    ("rocksdb", "rocksdb:///path", "metadata-rocksdb", cfg!(feature = "metadata-rocksdb")),
-];
-
-/// What a connection string does not say.
+/// Options that a connection string does not carry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectoryOptions {
-    /// Tells the keys of a cluster from those of others in the same directory; empty adds nothing.
+    /// Prefix that separates the keys of a cluster from those of others in the same directory.
+    /// Empty adds none.
     pub cluster_id: String,
-    /// For a directory in Redis.
+    /// Credentials for a directory in Redis.
     pub redis: RedisLogin,
 }
 
-/// Who we are to a Redis server.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct RedisLogin {
-    /// User; empty for the default one.
-    pub username: String,
-    /// Password; empty for none.
-    pub password: String,
-    /// Number of the database.
-    pub database: u8,
-}
-
-impl std::fmt::Debug for RedisLogin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RedisLogin({:?}, database {})", self.username, self.database)
-    }
-}
-
-/// How engines find each other.
+/// Method by which engines find each other.
 #[derive(Clone, Debug)]
 pub enum Directory {
-    /// A segment's name is the address of its handshake port, where its descriptor is asked for.
+    /// The name of a segment is the address of its handshake port, which serves its descriptor.
     P2p,
-    /// A directory that holds handshake addresses and descriptors.
+    /// A metadata service holds handshake addresses and descriptors.
     Metadata {
-        /// The directory.
+        /// Metadata service.
         backend: Arc<dyn MetadataBackend>,
-        /// How its keys are made.
+        /// Format of its keys.
         keys: MetaKeys,
     },
 }
 
-/// What the connection string of a directory for the state of one host's own begins with.
-pub const FOLDER: &str = "rocksdb://";
-
-/// A directory for the state of one host's own, such as a master's: `rocksdb:///path`. Blocks for some milliseconds.
+/// Opens a directory for the state of one host, such as a master's: `rocksdb:///path`. Blocks for
+/// some milliseconds.
 ///
 /// # Errors
-/// `INVALID_PARAMS` for anything else; `NOT_SUPPORTED` when it is not built in; those of opening it.
+/// Returns `INVALID_PARAMS` for another scheme, `NOT_SUPPORTED` if the build lacks the feature, and
+/// the errors of the open.
 pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
     if url.starts_with(FOLDER)
         && let Directory::Metadata { backend, .. } = Directory::connect(url, "")?
@@ -85,31 +62,24 @@ pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
     Err(Error::invalid(format!("{url:?}: expected {FOLDER} and an absolute path")))
 }
 
-fn not_built_in(text: &str, scheme: &str) -> Error {
-    let feature = SERVICES.iter().find(|(known, ..)| *known == scheme);
-    let needs = feature
-        .map_or_else(String::new, |(_, _, name, _)| format!(" and needs a build with feature `{name}`"));
-    let built = SERVICES.iter().filter(|(.., built)| *built).map(|(_, example, ..)| *example);
-    let there = std::iter::once(P2P).chain(built).collect::<Vec<_>>().join(", ");
-    let text = format!("metadata directory {text:?}: {scheme:?} is not built in{needs}; there is {there}");
-    Error::new(ErrorCode::NotSupported, text)
-}
-
 impl Directory {
-    /// A directory in a backend, with the existing system's default keys.
+    /// Creates a directory in a backend, with the default keys of Mooncake C++.
     pub fn new(backend: Arc<dyn MetadataBackend>) -> Self {
         Self::Metadata { backend, keys: MetaKeys::default() }
     }
 
-    /// Reads a connection string: `P2PHANDSHAKE`, `http://host:port/path`, `etcd://host:port,host:port`, `redis://host:port` or
-    /// `rocksdb:///path`; one without a scheme is etcd's. Does not connect yet (but a folder is opened). `Unsupported` names what is not built in, and the
-    /// feature that would build it in.
+    /// Parses a connection string: `P2PHANDSHAKE`, `http://host:port/path`,
+    /// `etcd://host:port,host:port`, `redis://host:port` or `rocksdb:///path`. A string without a
+    /// scheme selects etcd. A folder is opened at once; the others connect later.
+    ///
+    /// # Errors
+    /// Returns `NOT_SUPPORTED`, with the missing feature, if this build lacks the service.
     pub fn connect(text: &str, cluster_id: &str) -> Result<Self> {
         let options = DirectoryOptions { cluster_id: cluster_id.into(), ..DirectoryOptions::default() };
         Self::connect_with(text, &options)
     }
 
-    /// The same, with what a connection string does not say.
+    /// Parses a connection string like [`connect`](Self::connect), with further options.
     pub fn connect_with(text: &str, options: &DirectoryOptions) -> Result<Self> {
         if text == P2P {
             return Ok(Self::P2p);
@@ -119,7 +89,7 @@ impl Directory {
                 "cannot connect to the metadata service {text:?}: did you mean {P2P}?"
             )));
         }
-        // The existing system takes a string without a scheme for etcd.
+        // As in Mooncake C++, a string without a scheme selects etcd.
         let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);
         let backend: Option<Arc<dyn MetadataBackend>> = match scheme {
             #[cfg(feature = "http")]
@@ -140,19 +110,22 @@ impl Directory {
         Ok(Self::Metadata { backend, keys })
     }
 
-    /// Whether names are addresses.
+    /// Returns whether names are addresses.
     pub fn is_p2p(&self) -> bool {
         matches!(self, Directory::P2p)
     }
 
-    /// Takes `name` for the engine whose handshake port is at `at`. A name left behind by an engine that answers no more is taken
-    /// over; one that is in use is refused with `AlreadyExists`.
+    /// Claims `name` for the engine whose handshake port is at `at`. The name of an engine that
+    /// does not respond any more is taken over.
+    ///
+    /// # Errors
+    /// Returns `AlreadyExists` if the name is in use.
     pub async fn announce(&self, name: &str, at: &HostPort, config: &HandshakeConfig) -> Result<()> {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         let key = keys.rpc_meta(name);
         let value = keys.value(json!({"ip_or_host_name": at.host, "rpc_port": at.port}).to_string());
         let announcing = |error: Error| error.context(format!("announcing segment {name:?}"));
-        // Others may be after the same name: each time that one was quicker, it is the one to be asked.
+        // Other engines may claim the same name. After each lost race, the winner is probed.
         for _ in 0..CLAIMS {
             match backend.put(&key, value.clone(), Expect::Absent).await {
                 Ok(_) => return Ok(()),
@@ -173,7 +146,8 @@ impl Directory {
                 }
             } else if backend.get(&key).await.map_err(announcing)?.is_some_and(|now| now.value == entry.value)
             {
-                // Two steps: the existing servers refuse to overwrite these keys.
+                // The write takes two steps, because the servers of Mooncake C++ refuse to
+                // overwrite these keys.
                 backend.delete(&key).await.map_err(announcing)?;
             }
         }
@@ -181,7 +155,8 @@ impl Directory {
         Err(Error::new(ErrorCode::SegmentAlreadyExists, text))
     }
 
-    /// Publishes a descriptor, in place of whatever was there; `fresh` refuses one that is there instead.
+    /// Publishes a descriptor and replaces the present one. With `fresh`, a present one is an
+    /// error.
     pub async fn publish(&self, desc: &SegmentDesc, fresh: bool) -> Result<()> {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         let expect = if fresh { Expect::Absent } else { Expect::Any };
@@ -191,7 +166,8 @@ impl Directory {
         }
     }
 
-    /// Takes descriptor and address out again. Leaves alone an address that is not `at` any more: then the name has a new owner.
+    /// Removes descriptor and address. An address other than `at` stays, because the name then has
+    /// a new owner.
     pub async fn withdraw(&self, name: &str, at: Option<&HostPort>) -> Result<()> {
         let Directory::Metadata { backend, keys } = self else { return Ok(()) };
         if let Some(at) = at {
@@ -201,7 +177,8 @@ impl Directory {
                     return Ok(());
                 }
                 Some(_) => _ = backend.delete(&keys.rpc_meta(name)).await?,
-                // Whoever takes the name announces itself first, so the descriptor is ours yet.
+                // A new owner announces itself first, so the descriptor still belongs to this
+                // engine.
                 None => {}
             }
         }
@@ -209,7 +186,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Where a segment's handshake port is; `None` when it has none.
+    /// Returns the address of a segment's handshake port, or `None` if it has none.
     pub async fn locate(&self, name: &str) -> Result<Option<HostPort>> {
         let Directory::Metadata { backend, keys } = self else {
             return Ok(Some(HostPort::parse(name, DEFAULT_PORT)));
@@ -218,7 +195,8 @@ impl Directory {
         entry.map(|entry| address(name, &entry.value)).transpose()
     }
 
-    /// A segment's descriptor, with the host of its data port filled in. `own` is what a peer that is asked directly is told about us.
+    /// Returns the descriptor of a segment, with the host of its data port filled in. `own` is the
+    /// local descriptor, which a handshake sends to the peer.
     pub async fn descriptor(&self, name: &str, own: &[u8], config: &HandshakeConfig) -> Result<SegmentDesc> {
         let mut desc = match self {
             Directory::P2p => {
@@ -235,7 +213,7 @@ impl Directory {
                 SegmentDesc::decode(&entry.value).map_err(|e| e.context(format!("segment {name:?}")))?
             }
         };
-        // Wires that set up connections need all of the address, TCP the host at most.
+        // Transports that set up connections need the whole address. TCP needs the host at most.
         if desc.tcp_data_host.is_empty() || !desc.speaks(&Protocol::TCP) {
             desc.handshake = self.locate(name).await?;
         }
@@ -248,7 +226,7 @@ impl Directory {
     }
 }
 
-/// Where the owner of a name is, as the directory has it.
+/// Parses the address of a name's owner, as the directory stores it.
 fn address(name: &str, entry: &[u8]) -> Result<HostPort> {
     let bad = |what: &str| Error::invalid(format!("address of segment {name:?} in the directory: {what}"));
     let value: Value = serde_json::from_slice(entry).map_err(|e| bad(&e.to_string()))?;
@@ -287,7 +265,7 @@ mod tests {
             ("rocksdb:///srv/own", "feature `metadata-rocksdb`", cfg!(feature = "metadata-rocksdb")),
         ] {
             if built_in && text.starts_with(FOLDER) {
-                // It would be opened.
+                // This string would open a folder.
                 continue;
             }
             let connected = Directory::connect(text, "");

@@ -1,5 +1,6 @@
-//! The memory a process has opened to peers, by address, with the target's side of every check: used by wires that serve
-//! requests in software, by the engine for copies inside the process, and by [`Loopback`](crate::loopback::Loopback).
+//! Memory that a process has opened to peers, by address, with the target's side of every check.
+//! Used by transports that serve requests in software, by the engine for copies inside the process,
+//! and by [`Loopback`](crate::loopback::Loopback).
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -11,14 +12,14 @@ use parking_lot::RwLock;
 
 use crate::device::of_a_device;
 
-/// Registered spans that do not overlap. Reads and writes are safe: they are checked and copied under a lock that
-/// [`Exposure`]'s drop waits for.
+/// Table of registered spans, which do not overlap. Reads and writes are safe: they are checked and
+/// copied under a lock that the drop of an [`Exposure`] waits for.
 #[derive(Debug, Default)]
 pub struct ExposedMemory {
     spans: RwLock<BTreeMap<u64, MemorySpan>>,
 }
 
-/// Keeps one span in the table; takes it out on drop, once no copy touches it any more.
+/// Entry of one span. The drop removes it, once no copy touches the span any more.
 #[derive(Debug)]
 pub struct Exposure {
     table: Arc<ExposedMemory>,
@@ -26,15 +27,16 @@ pub struct Exposure {
 }
 
 impl ExposedMemory {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Opens a span to peers. `Invalid` when it is empty, or overlaps one that is there.
+    /// Opens a span to peers. Returns `Invalid` if the span is empty or overlaps another one.
     ///
     /// # Safety
-    /// The bytes stay allocated, readable and (unless the span says read-only) writable until the result has been dropped.
+    /// The bytes stay allocated, readable and (unless the span is read-only) writable until the
+    /// result is dropped.
     pub unsafe fn expose(self: &Arc<Self>, span: MemorySpan) -> Result<Exposure> {
         let (addr, len) = (span.addr(), span.len as u64);
         let mut spans = self.spans.write();
@@ -43,43 +45,47 @@ impl ExposedMemory {
         Ok(Exposure { table: self.clone(), addr })
     }
 
-    /// Whether `[addr, addr + len)` is not empty, does not overflow, and lies in one span; the error says which of these it is.
+    /// Checks that `[addr, addr + len)` is not empty, does not overflow, and lies in one span. The
+    /// error contains the reason.
     pub fn check(&self, addr: u64, len: u64) -> Result<()> {
         find(&self.spans.read(), addr, len).map(|_| ())
     }
 
-    /// The same of bytes that are to be written: no memory that can only be read.
+    /// Checks a range for writing, like [`check`](Self::check). Read-only memory is refused.
     pub fn check_write(&self, addr: u64, len: u64) -> Result<()> {
         writable(find(&self.spans.read(), addr, len)?)
     }
 
-    /// Copies bytes out. `Invalid` for a range that is not open; what a device says of its memory.
+    /// Copies bytes out. Returns `Invalid` for a range that is not open, and the errors of the
+    /// device.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> Result<()> {
         let to = MemorySpan::new(NonNull::from(&mut *into).cast(), into.len());
         // SAFETY: `into` is a reference, so it is other memory.
         unsafe { self.copy_out(addr, to) }
     }
 
-    /// Copies bytes in. Errors as of [`read`](Self::read), and `Invalid` for memory that can only be read.
+    /// Copies bytes in. Returns the errors of [`read`](Self::read), and `Invalid` for read-only
+    /// memory.
     pub fn write(&self, addr: u64, from: &[u8]) -> Result<()> {
         let from = MemorySpan::new(NonNull::from(from).cast(), from.len());
-        // SAFETY: it is only read.
+        // SAFETY: `from` is only read.
         unsafe { self.copy_in(addr, from) }
     }
 
-    /// Copies `to.len` bytes to memory of whatever kind, which may be the same.
+    /// Copies `to.len` bytes to memory of any kind, which may overlap.
     ///
     /// # Safety
-    /// During the call `to` stays allocated and is touched by nobody else, but for peers.
+    /// During the call `to` stays allocated, and only peers touch it.
     pub unsafe fn copy_out(&self, addr: u64, to: MemorySpan) -> Result<()> {
-        // SAFETY: `with` gives as many bytes, kept while it runs; the caller answers for the others.
+        // SAFETY: `with` passes as many bytes, valid during the call. The caller vouches for the
+        // others.
         self.with(addr, to.len as u64, |from| unsafe { copy(from, to) })?
     }
 
-    /// Copies `from.len` bytes from memory of whatever kind, which may be the same.
+    /// Copies `from.len` bytes from memory of any kind, which may overlap.
     ///
     /// # Safety
-    /// During the call `from` stays allocated and is written by nobody, but for peers.
+    /// During the call `from` stays allocated, and only peers write it.
     pub unsafe fn copy_in(&self, addr: u64, from: MemorySpan) -> Result<()> {
         self.with(addr, from.len as u64, |to| {
             writable(&to)?;
@@ -88,33 +94,35 @@ impl ExposedMemory {
         })?
     }
 
-    /// Checks a range, then runs `f` on it while no registration can go away. Keep it short, and do not come
-    /// back to this table from inside.
+    /// Checks a range, then runs `f` on it while no registration can be dropped. `f` must be short
+    /// and must not use this table.
     fn with<R>(&self, addr: u64, len: u64, f: impl FnOnce(MemorySpan) -> R) -> Result<R> {
         let spans = self.spans.read();
         let span = find(&spans, addr, len)?;
         let part = usize::try_from(addr - span.addr()).ok().zip(usize::try_from(len).ok());
         let (offset, len) = part.ok_or_else(|| not_registered(addr, len))?;
-        // SAFETY: `find` saw the range inside the span.
+        // SAFETY: `find` has checked that the range is inside the span.
         Ok(f(MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, ..*span }))
     }
 
-    /// Every span, by address.
+    /// Returns every span, by address.
     pub fn spans(&self) -> Vec<MemorySpan> {
         self.spans.read().values().copied().collect()
     }
 }
 
-/// As [`copy_memory`], but host memory may overlap: a node may transfer from its own memory to itself.
+/// Copies like [`copy_memory`], but host memory may overlap, because a node may transfer from its
+/// own memory to itself.
 ///
 /// # Safety
-/// As there, but for that.
+/// As for [`copy_memory`], except for overlaps.
 unsafe fn copy(from: MemorySpan, to: MemorySpan) -> Result<()> {
     if from.location.is_device() || to.location.is_device() {
-        // SAFETY: passed on. Where both are one device's and overlap, the result is what the device makes of it.
+        // SAFETY: passed on to the caller. For an overlap on one device, the device defines the
+        // result.
         return unsafe { copy_memory(from, to) }.map_err(of_a_device);
     }
-    // SAFETY: both are host memory, and as long as the other.
+    // SAFETY: both are host memory of the same length.
     unsafe { from.ptr.copy_to(to.ptr, from.len.min(to.len)) };
     Ok(())
 }
@@ -127,7 +135,7 @@ impl Drop for Exposure {
 
 fn check_free(spans: &BTreeMap<u64, MemorySpan>, addr: u64, len: u64) -> Result<()> {
     if len == 0 {
-        return Err(Error::invalid("memory of zero bytes cannot be registered"));
+        return Err(Error::invalid("cannot register memory: it has no bytes"));
     }
     let last = addr.saturating_add(len - 1);
     if let Some((_, other)) = spans.range(..=last).next_back()
@@ -149,7 +157,10 @@ fn find(spans: &BTreeMap<u64, MemorySpan>, addr: u64, len: u64) -> Result<&Memor
 
 fn writable(span: &MemorySpan) -> Result<()> {
     if span.read_only {
-        return Err(Error::invalid(format!("the memory at {:#x} can only be read", span.addr())));
+        return Err(Error::invalid(format!(
+            "cannot write to memory: it is read-only. address={:#x}",
+            span.addr()
+        )));
     }
     Ok(())
 }
@@ -157,10 +168,10 @@ fn writable(span: &MemorySpan) -> Result<()> {
 #[cold]
 fn not_registered(addr: u64, len: u64) -> Error {
     if len == 0 {
-        return Error::invalid(format!("a transfer of zero bytes at {addr:#x}"));
+        return Error::invalid(format!("invalid transfer: it has no bytes. address={addr:#x}"));
     }
     match addr.checked_add(len) {
-        None => Error::invalid(format!("{len} bytes from {addr:#x} overflow")),
+        None => Error::invalid(format!("invalid transfer: the range overflows. len={len} address={addr:#x}")),
         Some(_) => Error::invalid(format!("{len} bytes at {addr:#x} do not lie in one registered buffer")),
     }
 }
@@ -173,7 +184,7 @@ mod tests {
     fn part(memory: &HostMemory, from: usize, len: usize) -> MemorySpan {
         let span = memory.span();
         assert!(from + len <= span.len);
-        // SAFETY: just checked.
+        // SAFETY: checked above.
         MemorySpan::new(unsafe { span.ptr.add(from) }, len)
     }
 

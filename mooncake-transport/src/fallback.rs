@@ -1,5 +1,5 @@
-//! A slower transport as the fallback of a faster one: each operation that the faster transport does
-//! not carry, or that fails there, is submitted to the slower one.
+//! A slower transport as the fallback of a faster one: each operation that the faster transport
+//! does not carry, or that fails there, is submitted to the slower one.
 
 use std::sync::Arc;
 
@@ -7,12 +7,13 @@ use mooncake_core::clock::SharedClock;
 use mooncake_core::{Error, ErrorKind};
 use parking_lot::Mutex;
 
+use crate::protocol::Protocol;
 pub use crate::statistics::FallbackCounter;
 use crate::ticket::{Completion, is_given_back};
-use crate::transport::{Op, Protocol, Transport};
+use crate::transport::{Op, Transport};
 
-/// Operation for the slower transport, and its share of the completion. It has no registration and no
-/// key, because the slower transport needs none.
+/// Operation for the slower transport, and its share of the completion. It has no registration and
+/// no key, because the slower transport needs none.
 pub type Retry<S> = (Op<'static, S>, Completion);
 
 /// Submission to the faster transport, wrapped by [`with_fallback`].
@@ -38,14 +39,15 @@ impl Elsewhere {
     }
 }
 
-/// Whether an error is one of the path or the peer, so that another transport may succeed. An invalid
-/// request, such as one for memory that the peer has not registered, fails on every transport.
+/// Returns whether an error is one of the path or the peer, so that another transport may succeed.
+/// An invalid request, such as one for memory that the peer has not registered, fails on every
+/// transport.
 pub fn is_path_error(error: &Error) -> bool {
     error.kind() != ErrorKind::Invalid
 }
 
-/// Accepts every error. For a transport that knows a part of the peer's memory only, and cannot tell
-/// an invalid range from one of the other part.
+/// Accepts every error. For a transport that knows a part of the peer's memory only, and cannot
+/// tell an invalid range from one of the other part.
 pub fn is_any_error(_: &Error) -> bool {
     true
 }
@@ -64,8 +66,8 @@ pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
     retry: impl FnOnce(Vec<Retry<S>>) + Send + 'static,
 ) -> Guarded<'a, R> {
     let ops: Vec<Op<'a, R>> = ops.collect();
-    // SAFETY: the promises for an operation hold until its completion is finished, and `done` finishes
-    // after all operations made from these.
+    // SAFETY: the promises for an operation hold until its completion is finished, and `done`
+    // finishes after all operations made from these.
     let bare: Vec<Op<'static, S>> =
         ops.iter().map(|op| unsafe { Op::new(op.opcode(), None, op.local(), op.remote(), &[]) }).collect();
     let (clock, elsewhere) = (Arc::clone(clock), Elsewhere::default());
@@ -107,8 +109,8 @@ pub trait PartialTransport: Transport {
         0
     }
 
-    /// Submits operations as [`Transport::submit`] does, and passes each operation that this transport
-    /// does not carry to `missed` before it returns.
+    /// Submits operations as [`Transport::submit`] does, and passes each operation that this
+    /// transport does not carry to `missed` before it returns.
     fn submit_or<'a, I, F>(&self, peer: &Self::Peer, ops: I, done: Completion, missed: F)
     where
         I: ExactSizeIterator<Item = Op<'a, Self::Registration>>,
@@ -154,7 +156,7 @@ impl<F, S: Clone + Send + Sync + 'static> FallbackPeer<F, S> {
             return fast.submit(&self.fast, ops, done);
         };
         let (ops, mut missed): (Vec<_>, _) = (ops.collect(), Vec::new());
-        // SAFETY: none is given.
+        // SAFETY: no registration is given.
         let bare = |op: &Op<'a, T::Registration>| unsafe { op.with_registration(None) };
         let inline = fast.inline_bytes();
         // A short submission finishes before the call returns, and its missed operations are known.
@@ -203,7 +205,7 @@ mod tests {
         for (is_retryable, retried) in
             [(is_path_error as fn(&Error) -> bool, vec![2, 3]), (is_any_error, vec![1, 2, 3])]
         {
-            // SAFETY: nothing is moved.
+            // SAFETY: no byte is moved.
             let op = |i: u64| unsafe { Op::<()>::new(Opcode::Read, None, memory.span(), i, &[]) };
             let (done, ticket) = ticket((), 4, None);
             let retry = move |failed: Vec<Retry<()>>| {

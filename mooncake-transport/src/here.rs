@@ -1,7 +1,8 @@
-//! Waiting for an answer on the thread that asked for it.
+//! Inline wait for a response, on the thread of the caller.
 //!
-//! A thread that blocks on a future is woken by the thread that waits for all sockets of the runtime: two switches of tasks for
-//! every answer, which take longer than most answers do. What is done [`here`] may let its thread sleep at a socket itself, for a moment.
+//! Normally the thread that waits for all sockets of the runtime wakes the thread that blocks on a
+//! future. That takes two task switches per response, longer than most responses. Work inside
+//! [`here`] lets its thread sleep at a socket itself, for a moment.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -11,15 +12,17 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Longest sleep at one socket: most answers of a server of this network come sooner, and what else the thread has to do can wait as long.
+/// Maximum sleep at one socket. Most responses of a server on this network arrive sooner, and other
+/// work of the thread can wait as long.
 const MOMENT: Duration = Duration::from_millis(1);
 
 thread_local! {
     static HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does the work for a thread that blocks on it and has nothing else to do: `runtime.block_on(here(client.get(key)))`. On a runtime of several
-/// threads; one that has no other would wait in vain for what its own tasks are to answer.
+/// Runs a future for a thread that blocks on it and has no other work:
+/// `runtime.block_on(here(client.get(key)))`. Needs a runtime of several threads, because the tasks
+/// that produce the response run on the others.
 pub async fn here<F: Future>(work: F) -> F::Output {
     let mut work = pin!(work);
     poll_fn(|context| {
@@ -29,13 +32,14 @@ pub async fn here<F: Future>(work: F) -> F::Output {
     .await
 }
 
-/// Whether the thread works [`here`] at this moment.
+/// Returns whether the thread runs inside [`here`].
 pub fn is_here() -> bool {
     HERE.get()
 }
 
-/// Waits on this very thread until there is something to read, or an end, at most a millisecond where work is done [`here`], and elsewhere `limit`, which is for
-/// answers that are due in less time than it takes to put a task away and to wake it. Whether there is; a signal ends the wait.
+/// Waits on this thread until a socket is readable or closed. Inside [`here`] the wait takes at
+/// most a millisecond. Elsewhere it takes at most `limit`, which suits responses that arrive sooner
+/// than a task switch takes. Returns whether the socket is ready. A signal ends the wait.
 pub fn readable_soon(socket: &impl AsFd, limit: Duration) -> bool {
     let limit = if is_here() { limit.max(MOMENT) } else { limit };
     let Ok(limit) = Timespec::try_from(limit) else { return false };
@@ -43,7 +47,7 @@ pub fn readable_soon(socket: &impl AsFd, limit: Duration) -> bool {
     poll(&mut ends, Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
-/// Makes it again as it was, also when the work panics.
+/// Guard that restores the previous state, also on a panic.
 struct Before(bool);
 
 impl Drop for Before {

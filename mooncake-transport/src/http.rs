@@ -1,4 +1,5 @@
-//! Client of the existing system's HTTP metadata servers, the stand-alone one and the one inside a master.
+//! Client of the HTTP metadata servers of Mooncake C++: the stand-alone one and the one inside a
+//! master.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -8,10 +9,12 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::web::{Reply, Verb, Web, excerpt};
 
-/// A metadata directory behind `GET`, `PUT` and `DELETE` of `<url>?key=<key>`.
+/// Metadata directory behind `GET`, `PUT` and `DELETE` of `<url>?key=<key>`. Runs on a tokio
+/// runtime.
 ///
-/// The servers know no revisions: [`Expect`] is checked by a read before the write (except that they themselves refuse to overwrite
-/// keys of handshake addresses), and listing and watching are not possible. Runs on a tokio runtime.
+/// The servers have no revisions, so a read before the write checks [`Expect`]. (The servers
+/// themselves refuse to overwrite keys of handshake addresses.) Listing and watching are not
+/// supported.
 #[derive(Debug)]
 pub struct HttpMetadata {
     url: String,
@@ -19,7 +22,7 @@ pub struct HttpMetadata {
 }
 
 impl HttpMetadata {
-    /// A directory at a URL such as `http://host:8080/metadata`. Does not connect yet.
+    /// Creates a directory at a URL such as `http://host:8080/metadata`. Does not connect yet.
     pub fn new(url: &str) -> Result<Self> {
         if !url.starts_with("http://") {
             return Err(Error::invalid(format!(
@@ -44,7 +47,7 @@ impl HttpMetadata {
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
-            format!("metadata key {key:?} is not as expected ({expect:?})"),
+            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
         ))
     }
 }
@@ -70,7 +73,7 @@ impl MetadataBackend for HttpMetadata {
         let reply = self.call(Verb::Put(value), key).await?;
         match reply.status {
             200 => Ok(revision),
-            // How the servers say that a handshake address is there already.
+            // Response of the servers for an existing handshake address.
             400 if reply.body.starts_with(b"Duplicate") => Err(Error::new(
                 ErrorCode::ObjectAlreadyExists,
                 format!("metadata key {key:?} exists, and the server does not overwrite keys of this kind"),
@@ -109,8 +112,8 @@ fn unexpected(verb: &str, key: &str, reply: &Reply) -> Error {
     )
 }
 
-/// Everything but letters, digits and `-._~` as `%XX`: one of the servers compares keys without decoding them, so that this
-/// form, and no other, is the same key on both.
+/// Escapes everything but letters, digits and `-._~` as `%XX`. One of the servers compares keys
+/// without decoding them, so only this form is the same key on both.
 fn escape(key: &str) -> String {
     use std::fmt::Write;
     key.bytes().fold(String::with_capacity(key.len() * 2), |mut out, byte| {

@@ -23,9 +23,11 @@ pub mod http_server;
 pub mod instance;
 #[allow(unsafe_code)]
 pub mod loopback;
+mod metadata_services;
 pub mod net;
 #[allow(unsafe_code)]
 pub mod pool;
+pub mod protocol;
 #[cfg(feature = "metadata-redis")]
 pub mod redis;
 #[allow(unsafe_code)]
@@ -60,6 +62,7 @@ pub use exposed::ExposedMemory;
 pub use here::here;
 pub use loopback::{Loopback, LoopbackNet};
 pub use pool::{BufferPool, PoolBuf, PoolConfig};
+pub use protocol::Protocol;
 pub use region::{BorrowedMemory, Region, Sink, Slice, SliceMut, Source};
 pub use region_pool::RegionPool;
 pub use segment::{BufferDesc, SegmentDesc};
@@ -67,4 +70,4 @@ pub use staged::{CopyTransport, Staged};
 pub use through_host::ThroughHost;
 pub use ticket::{Completion, Ticket, ticket};
 pub use transfer::Transfer;
-pub use transport::{Access, Capabilities, Op, Opcode, PathStatistics, Protocol, Transport};
+pub use transport::{Access, Capabilities, Op, Opcode, PathStatistics, Transport};

@@ -1,6 +1,8 @@
-//! The reference transport: nodes of one process, bytes copied (by the driver where they are a device's), finished before `submit` returns.
+//! In-process transport: nodes of one process copy bytes (through the driver for device memory)
+//! before `submit` returns.
 //!
-//! Deterministic and without sockets or threads of its own, so it serves embedded clusters and tests under Miri alike.
+//! It is deterministic and has no sockets or threads, so it serves embedded clusters and tests
+//! under Miri.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,13 +15,14 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
 use crate::exposed::{ExposedMemory, Exposure};
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::ticket::Completion;
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Transport};
 
 const NODE: &str = "loopback_node";
 
-/// A network of [`Loopback`] nodes. Clones are the same network.
+/// Network of [`Loopback`] nodes. Clones are handles of the same network.
 #[derive(Clone)]
 pub struct LoopbackNet {
     nodes: Arc<Mutex<Nodes>>,
@@ -39,17 +42,17 @@ struct Node {
 }
 
 impl LoopbackNet {
-    /// A network on the machine's clock.
+    /// Creates a network on the system clock.
     pub fn new() -> Self {
         Self::with_clock(SystemClock::shared())
     }
 
-    /// A network whose deadlines are moments of this clock.
+    /// Creates a network whose deadlines are moments of this clock.
     pub fn with_clock(clock: SharedClock) -> Self {
         Self { nodes: Arc::default(), clock }
     }
 
-    /// A new node, alive until it is dropped or killed.
+    /// Creates a node, which lives until it is dropped or killed.
     pub fn node(&self) -> Loopback {
         let mut nodes = self.nodes.lock();
         nodes.last += 1;
@@ -73,7 +76,7 @@ impl fmt::Debug for LoopbackNet {
     }
 }
 
-/// One node of a [`LoopbackNet`].
+/// Node of a [`LoopbackNet`].
 pub struct Loopback {
     net: LoopbackNet,
     node: Arc<Node>,
@@ -88,13 +91,14 @@ impl Loopback {
 
     fn transfer(&self, peer: &Node, op: &Op<'_, LoopbackRegistration>, done: &Completion) -> Result<()> {
         if done.deadline().is_some_and(|deadline| self.net.clock.now() >= deadline) {
-            return Err(Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer began"));
+            return Err(Error::new(ErrorCode::RpcTimeout, "cannot begin transfer: its deadline has passed"));
         }
         if !peer.alive.load(Ordering::SeqCst) {
             return Err(gone(peer.id));
         }
         match op.opcode() {
-            // SAFETY: whoever made the op vouches for the local bytes. The two may overlap: a node may read its own memory.
+            // SAFETY: the creator of the operation vouches for the local bytes. The ranges may
+            // overlap, because a node may read its own memory.
             Opcode::Read => unsafe { peer.memory.copy_out(op.remote(), op.local()) },
             // SAFETY: as above.
             Opcode::Write => unsafe { peer.memory.copy_in(op.remote(), op.local()) },
@@ -114,7 +118,7 @@ impl fmt::Debug for Loopback {
     }
 }
 
-/// A node as another one reaches it.
+/// Node as another one reaches it.
 #[derive(Clone)]
 pub struct LoopbackPeer(Arc<Node>);
 
@@ -124,14 +128,14 @@ impl fmt::Debug for LoopbackPeer {
     }
 }
 
-/// Memory a [`Loopback`] node knows of.
+/// Registered memory of a [`Loopback`] node.
 #[derive(Debug)]
 pub struct LoopbackRegistration {
     _exposure: Option<Exposure>,
 }
 
-// SAFETY: local bytes are touched inside `submit` only; remote ones are checked and copied by `ExposedMemory`, whose exposures end
-// when the registration is dropped.
+// SAFETY: local bytes are touched inside `submit` only. `ExposedMemory` checks and copies remote
+// bytes, and its exposures end when the registration is dropped.
 unsafe impl Transport for Loopback {
     type Registration = LoopbackRegistration;
     type Peer = LoopbackPeer;
@@ -147,7 +151,8 @@ unsafe impl Transport for Loopback {
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<LoopbackRegistration> {
         let exposure = match access {
             Access::Local => None,
-            // SAFETY: the caller keeps the bytes until the registration, and the exposure in it, is dropped.
+            // SAFETY: the caller keeps the bytes until the registration is dropped, and with it the
+            // exposure.
             Access::Remote => Some(unsafe { self.node.memory.expose(span) }?),
         };
         Ok(LoopbackRegistration { _exposure: exposure })

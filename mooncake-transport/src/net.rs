@@ -1,4 +1,4 @@
-//! Names of hosts and ports, and listening on a port of a range, by the existing system's rules.
+//! Names of hosts and ports, and listeners on a port of a range, with the rules of Mooncake C++.
 
 use std::fmt;
 use std::io;
@@ -14,19 +14,19 @@ use mooncake_core::{Error, ErrorCode, Result};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpStream, lookup_host};
 
-/// Port of a name that has none.
+/// Port of a name without a port.
 pub const DEFAULT_PORT: u16 = 12001;
-/// Ports that handshake and data listeners are picked from.
+/// Ports that handshake and data listeners choose from.
 pub const DEFAULT_PORTS: RangeInclusive<u16> = 15000..=17000;
-/// Connections the kernel queues for a listener.
+/// Maximum number of connections that the kernel queues for a listener.
 const BACKLOG: i32 = 1024;
 const ATTEMPTS: usize = 500;
 
-/// What every connection that is kept between requests wants: small messages leave at once, and one whose other end went
-/// without a word is closed after two minutes instead of being held for ever.
+/// Configures a connection that is kept between requests. Small messages are sent at once. A
+/// connection whose peer has vanished is closed after two minutes.
 ///
 /// # Errors
-/// The system's.
+/// Returns the errors of the system.
 pub fn keep_connection(stream: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
@@ -37,14 +37,15 @@ pub fn keep_connection(stream: &impl AsFd) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
-/// How long an attempt to connect goes on before another one is made beside it. The kernel alone asks again after 1, 3 and 7 s.
+/// Interval of connection attempts. The kernel alone repeats an attempt after 1, 3 and 7 s.
 const ANEW: Duration = Duration::from_millis(500);
 
-/// Connects to a host and port, over the first of its addresses that answers. The caller says for how long; until then an attempt is made
-/// every half second, at the addresses in turn, beside those that have no answer yet.
+/// Connects to a host and port, over the first of its addresses that answers. The caller sets the
+/// time limit. Until then a new attempt starts every half second, at the addresses in turn, while
+/// earlier attempts continue.
 ///
 /// # Errors
-/// The last one, when every address has refused.
+/// Returns the last error, once every address has refused.
 pub async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let places: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
     connect_to_any(&places).await
@@ -58,34 +59,35 @@ async fn connect_to_any(places: &[SocketAddr]) -> io::Result<TcpStream> {
         match tokio::time::timeout(ANEW, attempts.next()).await {
             Ok(Some(Err(_))) if refused + 1 < places.len() => refused += 1,
             Ok(Some(answer)) => return answer,
-            // Where a packet takes longer than that to come back, the early attempts are those that are answered.
+            // If a round trip takes longer than the interval, the early attempts succeed.
             Ok(None) | Err(_) => {}
         }
     }
     Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
 }
 
-/// A host, by name or address, and a port. Prints IPv6 addresses in brackets.
+/// Host, by name or address, and port. An IPv6 address is printed in brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPort {
     /// Name or address, IPv6 without brackets.
     pub host: String,
-    /// Port.
+    /// Port number.
     pub port: u16,
 }
 
 impl HostPort {
-    /// A host and a port.
+    /// Creates an address from a host and a port.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         Self { host: host.into(), port }
     }
 
-    /// Reads `host:port`, `v6:port` or `[v6]:port`; there is no port that would be taken for one that is missing.
+    /// Parses `host:port`, `v6:port` or `[v6]:port`. The port must be present.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, which names what is wrong.
+    /// Returns `INVALID_PARAMS` with the faulty part.
     pub fn exact(text: &str) -> Result<Self> {
-        let wrong = |what: &str| Error::invalid(format!("{text:?} is no address: {what}; give host:port"));
+        let wrong =
+            |what: &str| Error::invalid(format!("invalid address {text:?}: {what}; expected host:port"));
         let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
         let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let address = in_brackets.unwrap_or(host);
@@ -100,11 +102,12 @@ impl HostPort {
         }
         match port.parse() {
             Ok(port) if port != 0 => Ok(Self::new(address, port)),
-            _ => Err(wrong("its port is no number from 1 to 65535")),
+            _ => Err(wrong("its port is not a number from 1 to 65535")),
         }
     }
 
-    /// Reads `host:port`, `[v6]:port`, a bare IPv6 address or `v6%scope:port`; a missing or unusable port is `default`.
+    /// Parses `host:port`, `[v6]:port`, a bare IPv6 address or `v6%scope:port`. A missing or
+    /// invalid port becomes `default`.
     pub fn parse(text: &str, default: u16) -> Self {
         let port = |text: &str| text.parse().ok().filter(|p| *p != 0).unwrap_or(default);
         if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
@@ -136,10 +139,11 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Listens on `ip` at a random free port of the range; on exactly one port when the range has one.
+/// Listens on `ip` at a random free port of the range, or on exactly one port if the range has one.
+/// The socket is non-blocking, ready for `tokio::net::TcpListener::from_std`.
 ///
-/// An error says which ports were tried and what to do. The socket is non-blocking, ready for
-/// `tokio::net::TcpListener::from_std`.
+/// # Errors
+/// The message lists the ports that were tried and a remedy.
 pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<TcpListener> {
     if ports.is_empty() {
         return Err(Error::invalid(format!("port range {}-{} is empty", ports.start(), ports.end())));
@@ -161,16 +165,17 @@ pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<T
     Err(taken(&format!("any of {ATTEMPTS} ports in {}-{} of {ip}", ports.start(), ports.end()), error))
 }
 
-/// `only`: no other port will do, so connections of whoever listened there before do not count.
+/// Listens at an address. With `only`, no other port is possible, so connections of an earlier
+/// listener are ignored.
 fn listen_at(addr: SocketAddr, only: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     if addr.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    // With SO_REUSEADDR a port that somebody else is about to use looks free.
+    // With SO_REUSEADDR a port that another process is about to use looks free.
     socket.set_reuse_address(only)?;
     socket.bind(&addr.into())?;
-    // Connections are taken on with it, so that who listens here next is let in.
+    // Connections inherit the option, so that the next listener at this port succeeds.
     socket.set_reuse_address(true)?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
@@ -187,13 +192,14 @@ fn taken(what: &str, error: io::Error) -> Error {
     Error::new(ErrorCode::RpcFail, format!("cannot listen on {what}: {advice}")).with_source(error)
 }
 
-/// The address to advertise when none is configured: the first IPv4 address of an interface that is up and not loopback, on a host
-/// without one the first IPv6 address that others can reach, or 127.0.0.1 when there is none either.
+/// Returns the default address to advertise: the first IPv4 address of an interface that is up and
+/// not loopback, else the first reachable IPv6 address, else 127.0.0.1.
 pub fn default_host() -> IpAddr {
     outward(IpAddr::is_ipv4).or_else(outward_v6).unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
-/// The same of IPv6, for a node that is to use that; addresses of one link only do not count.
+/// Returns the default IPv6 address to advertise, for a node that uses IPv6. Link-local addresses
+/// are excluded.
 pub fn default_host_v6() -> IpAddr {
     outward_v6().unwrap_or(Ipv6Addr::LOCALHOST.into())
 }
@@ -207,10 +213,11 @@ fn outward(fits: fn(&IpAddr) -> bool) -> Option<IpAddr> {
     addresses.into_iter().map(|(_, address)| address).find(|address| fits(address) && !address.is_loopback())
 }
 
-/// The first IPv4 address of the interface of this name.
+/// Returns the first IPv4 address of the interface of this name.
 ///
 /// # Errors
-/// `INVALID_PARAMS`, naming the interfaces there are, when it has none or is not up.
+/// Returns `INVALID_PARAMS`, with the names of the available interfaces, if the interface has none
+/// or is not up.
 pub fn address_of(interface: &str) -> Result<Ipv4Addr> {
     let v4 = |(name, address)| if let IpAddr::V4(address) = address { Some((name, address)) } else { None };
     let all: Vec<(String, Ipv4Addr)> = interface_addresses().into_iter().filter_map(v4).collect();
@@ -225,7 +232,7 @@ pub fn address_of(interface: &str) -> Result<Ipv4Addr> {
     )))
 }
 
-/// Names and addresses of interfaces that are up and running.
+/// Returns names and addresses of interfaces that are up and running.
 #[allow(unsafe_code)]
 fn interface_addresses() -> Vec<(String, IpAddr)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
@@ -235,16 +242,18 @@ fn interface_addresses() -> Vec<(String, IpAddr)> {
     }
     let mut found = Vec::new();
     let mut next = list;
-    // SAFETY: entries of the list, which lives until it is freed below; the last one's `ifa_next` is null.
+    // SAFETY: entries of the list, which lives until it is freed below. The last `ifa_next` is
+    // null.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
         let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
-        // SAFETY: null, or the entry's own address; its family says which type it has.
+        // SAFETY: null, or the entry's own address, whose type follows from its family.
         let family = unsafe { entry.ifa_addr.as_ref() }.map(|a| i32::from(a.sa_family));
         if entry.ifa_flags & wanted == wanted {
             let address: IpAddr = match family {
                 Some(libc::AF_INET) => {
-                    // SAFETY: AF_INET says that it is a `sockaddr_in`; read unaligned, as nothing promises alignment.
+                    // SAFETY: AF_INET marks a `sockaddr_in`. It is read unaligned, because its
+                    // alignment is not guaranteed.
                     let addr = unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
                     Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr)).into()
                 }
@@ -343,7 +352,7 @@ mod tests {
         assert!(empty.message().contains("5-4"), "{empty}");
     }
 
-    /// As after a crash: what is left of connections keeps nobody from coming back.
+    /// After a crash, the remains of old connections do not keep a process from listening again.
     #[test]
     #[cfg_attr(miri, ignore = "sockets")]
     fn a_port_is_to_be_had_again_at_once() {
@@ -352,7 +361,7 @@ mod tests {
         first.set_nonblocking(false).unwrap();
         let at = first.local_addr().unwrap();
         let mut peer = std::net::TcpStream::connect(at).unwrap();
-        // Who closes first is left with the connection.
+        // The side that closes first keeps the connection state.
         drop(first.accept().unwrap());
         assert_eq!(io::Read::read(&mut peer, &mut [0]).unwrap(), 0);
         drop((peer, first));
@@ -380,7 +389,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        // Nobody has this one: there is no way to it, or no answer from it.
+        // This address is unassigned: there is no route to it, or no response from it.
         let silent = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 9);
         for places in [&[good][..], &[closed, good], &[silent, good], &[silent, closed, good]] {
             let stream = connect_to_any(places).await.unwrap();

@@ -1,5 +1,5 @@
-//! Buffers cut from one registered region by an allocator. [`PoolBuf`] is the one view of bytes in this crate: it can give
-//! `&[u8]` because nobody else can reach them.
+//! Buffers that an allocator cuts from one registered region. [`PoolBuf`] is the only view of bytes
+//! in this crate. It can return `&[u8]`, because it has the only access to them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,14 +18,14 @@ use parking_lot::Mutex;
 use crate::region::{Local, Sink, SliceMut, Source};
 use crate::transport::{Access, Transport};
 
-/// How a [`BufferPool`] behaves.
+/// Settings of a [`BufferPool`].
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Every buffer begins at a multiple of this, in bytes from the pool's start. A power of two.
+    /// Alignment of every buffer, in bytes from the start of the pool. A power of two.
     pub align: u64,
-    /// How many callers of [`BufferPool::take`] may wait at once; the next one fails instead.
+    /// Maximum number of waiting callers of [`BufferPool::take`]. Further calls fail.
     pub max_waiters: usize,
-    /// For the allocator.
+    /// Settings of the allocator.
     pub allocator: BuiltinAllocatorConfig,
 }
 
@@ -35,7 +35,7 @@ impl Default for PoolConfig {
     }
 }
 
-/// Buffers of one region. Clones are the same pool.
+/// Pool of the buffers of one region. Clones are handles of the same pool.
 pub struct BufferPool<T: Transport> {
     inner: Arc<Inner<T>>,
 }
@@ -48,7 +48,7 @@ struct Inner<T: Transport> {
 }
 
 struct State<T: Transport> {
-    // Not a generic one: that live extents never overlap is what makes `PoolBuf` sound.
+    // The type is not generic, because `PoolBuf` is sound only if live extents never overlap.
     allocator: BuiltinAllocator,
     waiters: VecDeque<Waiter<T>>,
 }
@@ -59,17 +59,24 @@ struct Waiter<T: Transport> {
 }
 
 impl<T: Transport> BufferPool<T> {
-    /// A pool over a range of host memory that is not open to peers (`Access::Local`): bytes that a peer may write cannot be shown.
+    /// Creates a pool over a range of host memory that is not open to peers (`Access::Local`).
+    /// Bytes that a peer may write cannot be borrowed.
     pub fn new(memory: SliceMut<T>, config: &PoolConfig) -> Result<Self> {
         if memory.access() != Access::Local {
-            return Err(Error::invalid("a buffer pool shows bytes, so its memory must not be open to peers"));
+            return Err(Error::invalid("cannot create buffer pool: its memory must not be open to peers"));
         }
         let span = memory.local().span;
         if span.location.is_device() {
-            return Err(Error::invalid(format!("{} is not host memory", span.location)));
+            return Err(Error::invalid(format!(
+                "cannot create buffer pool: memory of {} is not host memory",
+                span.location
+            )));
         }
         if !config.align.is_power_of_two() {
-            return Err(Error::invalid(format!("alignment {} is not a power of two", config.align)));
+            return Err(Error::invalid(format!(
+                "invalid alignment: it is not a power of two. align={}",
+                config.align
+            )));
         }
         let allocator = BuiltinAllocator::new(span.len as u64, &config.allocator);
         let state = Mutex::new(State { allocator, waiters: VecDeque::new() });
@@ -77,13 +84,14 @@ impl<T: Transport> BufferPool<T> {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// A buffer of exactly `len` bytes, or `NoSpace` when none is free now (or others wait already); `Invalid` for one that never will be.
+    /// Returns a buffer of exactly `len` bytes. Returns `NoSpace` if none is free now (or if others
+    /// wait already), and `Invalid` for a length that never fits.
     pub fn try_take(&self, len: usize) -> Result<PoolBuf<T>> {
         self.inner.allocate(len as u64, false).map(|extent| self.buffer(extent))
     }
 
-    /// Waits for a buffer of exactly `len` bytes, first come, first served. Fails at once when it can never be had
-    /// (`Invalid`), or too many wait already (`NoSpace`).
+    /// Waits for a buffer of exactly `len` bytes; requests are served in order. Fails at once with
+    /// `Invalid` for a length that never fits, and with `NoSpace` if too many wait already.
     pub async fn take(&self, len: usize) -> Result<PoolBuf<T>> {
         let receiver = {
             let mut state = self.inner.state.lock();
@@ -97,7 +105,7 @@ impl<T: Transport> BufferPool<T> {
                     let waiting = state.waiters.len();
                     return Err(Error::new(
                         ErrorCode::NoAvailableHandle,
-                        format!("no buffer of {len} bytes is free, and {waiting} callers wait already"),
+                        format!("cannot take buffer: the pool is full. len={len} waiting={waiting}"),
                     ));
                 }
                 Err(_) => {
@@ -110,12 +118,12 @@ impl<T: Transport> BufferPool<T> {
         Waiting { receiver, inner: &self.inner, over: false }.await
     }
 
-    /// Bytes in buffers now.
+    /// Returns the number of bytes in buffers.
     pub fn used(&self) -> u64 {
         self.inner.state.lock().allocator.used()
     }
 
-    /// Bytes in all.
+    /// Returns the number of bytes of the pool.
     pub fn capacity(&self) -> u64 {
         self.inner.memory.len() as u64
     }
@@ -142,7 +150,7 @@ impl<T: Transport> Inner<T> {
         self.allocate_in(&mut self.state.lock(), len, ahead)
     }
 
-    /// `ahead` for the one whose turn it is.
+    /// Allocates a buffer. `ahead` is set for the first waiter.
     fn allocate_in(&self, state: &mut State<T>, len: u64, ahead: bool) -> Result<Extent> {
         if !ahead && len != 0 && len <= state.allocator.capacity() && !state.waiters.is_empty() {
             return Err(Error::from(AllocError::Full));
@@ -150,13 +158,13 @@ impl<T: Transport> Inner<T> {
         state.allocator.allocate(len, self.align).map_err(|error| match error {
             AllocError::Full => Error::from(AllocError::Full),
             _ => Error::invalid(format!(
-                "a buffer of {len} bytes from a pool of {}: {error}",
+                "cannot take buffer: {error}. len={len} capacity={}",
                 state.allocator.capacity()
             )),
         })
     }
 
-    /// Hands free space to those who wait, in order.
+    /// Passes free space to the waiters, in order.
     fn serve(self: &Arc<Self>) {
         loop {
             let (waiter, extent) = {
@@ -174,14 +182,15 @@ impl<T: Transport> Inner<T> {
             if let Some(waiter) = waiter
                 && let Err(mut unwanted) = waiter.sender.send(buffer)
             {
-                // Given back here and not by its drop, which would come back to this loop from inside.
+                // The buffer is returned here and not by its drop, which would recurse into this
+                // loop.
                 unwanted.give_back();
             }
         }
     }
 }
 
-/// Until a buffer is there; when dropped before, the next in the queue gets its turn.
+/// Guard of a waiter. If it is dropped early, the next waiter is served.
 struct Waiting<'a, T: Transport> {
     receiver: oneshot::Receiver<PoolBuf<T>>,
     inner: &'a Arc<Inner<T>>,
@@ -194,7 +203,7 @@ impl<T: Transport> Future for Waiting<'_, T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.receiver).poll(cx).map(|buffer| {
             self.over = true;
-            buffer.map_err(|_| Error::internal("the pool forgot a waiter"))
+            buffer.map_err(|_| Error::internal("the pool dropped a waiter"))
         })
     }
 }
@@ -202,7 +211,7 @@ impl<T: Transport> Future for Waiting<'_, T> {
 impl<T: Transport> Drop for Waiting<'_, T> {
     fn drop(&mut self) {
         if !self.over {
-            // A buffer that was sent meanwhile comes out here and is given back by its drop.
+            // A buffer that was sent in the meantime is received here, and its drop returns it.
             self.receiver.close();
             drop(self.receiver.try_recv());
             self.inner.serve();
@@ -210,24 +219,27 @@ impl<T: Transport> Drop for Waiting<'_, T> {
     }
 }
 
-/// A buffer of a [`BufferPool`]: its holder alone reaches the bytes, and gives them back by dropping it.
+/// Buffer of a [`BufferPool`]. Its holder has the only access to the bytes. The drop returns them
+/// to the pool.
 ///
-/// Goes into transfers by value, as source or sink. What is in it at first is whatever the last user left.
+/// A transfer takes the buffer by value, as source or sink. The initial contents are those of the
+/// last user.
 pub struct PoolBuf<T: Transport> {
     inner: Arc<Inner<T>>,
-    // Empty once given back.
+    // Empty once the buffer is returned.
     extent: Extent,
 }
 
 impl<T: Transport> PoolBuf<T> {
-    /// The bytes for good, without a copy. They go back to the pool with the last clone.
+    /// Converts the buffer into immutable bytes, without a copy. The drop of the last clone returns
+    /// them to the pool.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(Frozen(self))
     }
 
     fn span(&self) -> MemorySpan {
         let span = self.inner.memory.local().span;
-        // Both fit, as the extent lies inside the span.
+        // Both fit, because the extent lies inside the span.
         let (offset, len) = (self.extent.offset as usize, self.extent.len as usize);
         // SAFETY: the allocator manages exactly the span, and live extents lie inside.
         MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, ..span }
@@ -249,8 +261,9 @@ impl<T: Transport> Deref for PoolBuf<T> {
 
     fn deref(&self) -> &[u8] {
         let span = self.span();
-        // SAFETY: live extents do not overlap, the pool holds the only door to the region, peers are kept out
-        // (`Access::Local`), and a transfer takes the buffer by value. The source's bytes are readable.
+        // SAFETY: live extents do not overlap, the pool has the only access to the region, peers
+        // are excluded (`Access::Local`), and a transfer takes the buffer by value. The source's
+        // bytes are readable.
         unsafe { std::slice::from_raw_parts(span.ptr.as_ptr(), span.len) }
     }
 }
@@ -277,7 +290,8 @@ impl<T: Transport> Drop for PoolBuf<T> {
     }
 }
 
-// SAFETY: the extent is this value's alone until its drop, the pool keeps memory and registration.
+// SAFETY: the extent belongs to this value until its drop, and the pool keeps memory and
+// registration.
 unsafe impl<T: Transport> Source<T> for PoolBuf<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         Local { registration: self.inner.memory.local().registration, span: self.span() }
@@ -363,7 +377,7 @@ mod tests {
         assert!(large.as_mut().now_or_never().is_none() && small.as_mut().now_or_never().is_none());
         drop(large);
         let small = small.now_or_never().expect("its turn came").unwrap();
-        // Granted, but given up before it was looked at.
+        // Granted, but dropped before it was polled.
         let mut again = Box::pin(pool.take(4096));
         assert!(again.as_mut().now_or_never().is_none());
         drop((some, small));

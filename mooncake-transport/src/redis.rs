@@ -1,4 +1,4 @@
-//! A metadata directory in Redis.
+//! Metadata directory in Redis.
 
 use std::time::Duration;
 
@@ -14,19 +14,20 @@ use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, Metada
 use mooncake_core::{Error, ErrorCode, Result};
 use tokio::sync::Mutex;
 
-use crate::directory::RedisLogin;
+use crate::metadata_services::RedisLogin;
 use crate::net::{DEFAULT_PORT, HostPort};
 
 const CONNECT: Duration = Duration::from_millis(1500);
 const ANSWER: Duration = Duration::from_millis(3000);
-/// Sets a key if it still has the value that was read, in one step.
+/// Script that sets a key if it still has the value that was read, in one step.
 const SET_IF_SAME: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) return 1 end return 0";
 
-/// A metadata directory in Redis. Runs on a tokio runtime.
+/// Metadata directory in Redis. Runs on a tokio runtime.
 ///
-/// Redis knows no revisions: they are fingerprints of the values, so putting the same value again does not change them. Whether
-/// it is durable is a matter of its configuration, so it is not said to be.
+/// Redis has no revisions, so the revision of a value is its fingerprint. A put of the same value
+/// does not change it. Durability depends on the configuration of Redis, so the capabilities do not
+/// claim it.
 #[derive(Debug)]
 pub struct RedisMetadata {
     at: HostPort,
@@ -35,11 +36,11 @@ pub struct RedisMetadata {
 }
 
 impl RedisMetadata {
-    /// A directory at `redis://host:port` (or `host:port`; the port is 12001 when there is none, as in the existing system). Does not
-    /// connect yet.
+    /// Creates a directory at `redis://host:port` or `host:port`. The default port is 12001, as in
+    /// Mooncake C++. Does not connect yet.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when there is no host.
+    /// Returns `INVALID_PARAMS` if there is no host.
     pub fn new(url: &str, login: &RedisLogin) -> Result<Self> {
         let at = HostPort::parse(url.trim_start_matches("redis://").trim_end_matches('/'), DEFAULT_PORT);
         if at.host.is_empty() || at.host.contains('/') || at.host.contains('@') {
@@ -75,8 +76,8 @@ impl RedisMetadata {
         Ok(connection)
     }
 
-    /// Asks, once more on a new connection if the one we had is gone.
-    async fn ask<A: FromRedisValue>(&self, command: &Cmd) -> Result<A> {
+    /// Sends a command, and sends it once more on a new connection if the present one is closed.
+    async fn query<A: FromRedisValue>(&self, command: &Cmd) -> Result<A> {
         let mut again = true;
         loop {
             let mut connection = self.connect().await?;
@@ -103,21 +104,21 @@ impl MetadataBackend for RedisMetadata {
     }
 
     async fn get(&self, key: &str) -> Result<Option<MetaValue>> {
-        let value: Option<Vec<u8>> = self.ask(cmd("GET").arg(key)).await?;
+        let value: Option<Vec<u8>> = self.query(cmd("GET").arg(key)).await?;
         Ok(value.map(|value| MetaValue { revision: fingerprint(&value), value: value.into() }))
     }
 
     async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
         let done = match expect {
-            Expect::Any => self.ask::<Option<String>>(cmd("SET").arg(key).arg(&value[..])).await?.is_some(),
+            Expect::Any => self.query::<Option<String>>(cmd("SET").arg(key).arg(&value[..])).await?.is_some(),
             Expect::Absent => {
-                self.ask::<Option<String>>(cmd("SET").arg(key).arg(&value[..]).arg("NX")).await?.is_some()
+                self.query::<Option<String>>(cmd("SET").arg(key).arg(&value[..]).arg("NX")).await?.is_some()
             }
             Expect::At(revision) => match self.get(key).await? {
                 Some(now) if now.revision == revision => {
                     let mut script = cmd("EVAL");
                     script.arg(SET_IF_SAME).arg(1).arg(key).arg(&now.value[..]).arg(&value[..]);
-                    self.ask::<u8>(&script).await? == 1
+                    self.query::<u8>(&script).await? == 1
                 }
                 _ => false,
             },
@@ -127,12 +128,12 @@ impl MetadataBackend for RedisMetadata {
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
-            format!("metadata key {key:?} is not as expected ({expect:?})"),
+            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
         ))
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
-        Ok(self.ask::<u64>(cmd("DEL").arg(key)).await? > 0)
+        Ok(self.query::<u64>(cmd("DEL").arg(key)).await? > 0)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
@@ -141,19 +142,19 @@ impl MetadataBackend for RedisMetadata {
         let mut cursor = 0u64;
         loop {
             let page: (u64, Vec<String>) =
-                self.ask(cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000)).await?;
+                self.query(cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000)).await?;
             keys.extend(page.1);
             cursor = page.0;
             if cursor == 0 {
                 break;
             }
         }
-        // A scan may show a key twice.
+        // A scan may return a key twice.
         keys.sort_unstable();
         keys.dedup();
         let mut entries = Vec::with_capacity(keys.len());
         for some in keys.chunks(500) {
-            let values: Vec<Option<Vec<u8>>> = self.ask(cmd("MGET").arg(some)).await?;
+            let values: Vec<Option<Vec<u8>>> = self.query(cmd("MGET").arg(some)).await?;
             let there = some.iter().zip(values).filter_map(|(key, value)| Some((key.clone(), value?)));
             entries.extend(
                 there.map(|(key, value)| {
@@ -169,7 +170,7 @@ impl MetadataBackend for RedisMetadata {
     }
 }
 
-/// A text as a pattern that matches only itself.
+/// Converts a text into a pattern that matches only the text.
 fn literally(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {

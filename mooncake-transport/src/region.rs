@@ -1,5 +1,6 @@
-//! Registered memory and ranges of it. Nothing here shows `&[u8]`: a wire may write behind the compiler's back, so bytes
-//! are copied in and out, or looked at through a [`PoolBuf`](crate::pool::PoolBuf).
+//! Registered memory and ranges of it. No function returns `&[u8]`, because a transport may write
+//! without the compiler's knowledge. Bytes are copied in and out, or accessed through a
+//! [`PoolBuf`](crate::pool::PoolBuf).
 
 #![allow(clippy::len_without_is_empty, reason = "regions and their ranges never are")]
 
@@ -16,7 +17,8 @@ use mooncake_core::{Error, Result};
 use crate::device;
 use crate::transport::{Access, Transport};
 
-/// Memory registered with a wire. A handle: clones are the same region; the last one deregisters, then frees.
+/// Memory registered with a transport. Clones are handles of the same region. The drop of the last
+/// handle deregisters and then frees the memory.
 pub struct Region<T: Transport> {
     inner: Arc<Inner<T>>,
 }
@@ -29,7 +31,7 @@ struct Inner<T: Transport> {
     span: MemorySpan,
     access: Access,
     memory: Arc<dyn MemorySource>,
-    /// Region that this one was lent from. Its registration covers this one.
+    /// Region from which this one was lent. The parent's registration covers this region.
     parent: Option<Arc<Inner<T>>>,
 }
 
@@ -41,15 +43,16 @@ impl<T: Transport> Inner<T> {
 }
 
 impl<T: Transport> Region<T> {
-    /// Registers memory. `Invalid` for a length of zero.
+    /// Registers memory. Returns `Invalid` for a length of zero.
     pub fn register(transport: &T, memory: Arc<dyn MemorySource>, access: Access) -> Result<Self> {
         let span = usable(memory.span())?;
-        // SAFETY: `inner` keeps the memory until the registration, declared before it, has been dropped.
+        // SAFETY: `inner` keeps the memory until the registration is dropped, which is declared
+        // before it.
         let registration = unsafe { transport.register(span, access) }?;
         Ok(Self::from_parts(Some(registration), memory, span, access))
     }
 
-    /// Memory for wires that do not ask for registration, closed to peers.
+    /// Creates a region for a transport that needs no registration. The memory is closed to peers.
     pub fn unregistered(memory: Arc<dyn MemorySource>) -> Result<Self> {
         let span = usable(memory.span())?;
         Ok(Self::from_parts(None, memory, span, Access::Local))
@@ -66,28 +69,30 @@ impl<T: Transport> Region<T> {
         Self { inner: Arc::new(inner) }
     }
 
-    /// A range as a region of its own. `loan` is dropped when the last handle, slice and transfer of the result is gone. `Invalid` when the
-    /// range is empty or not inside.
+    /// Returns a range as a region of its own. `loan` is dropped with the last handle, slice and
+    /// transfer of the result. Returns `Invalid` if the range is empty or not inside.
     ///
     /// # Safety
-    /// While the result or a slice of it is used, no other exclusive range and no other slice that is used shares a byte with the range.
+    /// While the result or a slice of it is used, no other exclusive range and no other slice in
+    /// use shares a byte with the range.
     #[allow(unsafe_code)]
     pub unsafe fn lend(&self, range: Range<usize>, loan: Box<dyn Send + Sync>) -> Result<Self> {
         let span = self.range(range)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         Ok(unsafe { self.part(span, loan) })
     }
 
-    /// The bytes of a range. `Invalid` when the range is empty or not inside.
+    /// Returns the bytes of a range. Returns `Invalid` if the range is empty or not inside.
     pub(crate) fn range(&self, range: Range<usize>) -> Result<MemorySpan> {
         sub_span(self.inner.span, range)
     }
 
-    /// A part as a region of its own. `loan` is dropped when the last handle, slice and transfer of the part is gone.
+    /// Returns a part as a region of its own. `loan` is dropped with the last handle, slice and
+    /// transfer of the part.
     ///
     /// # Safety
-    /// The span is a [`range`](Self::range) of this region. Until `loan` is dropped, no other exclusive range and no other slice that is used
-    /// shares a byte with the part.
+    /// The span is a [`range`](Self::range) of this region. Until `loan` is dropped, no other
+    /// exclusive range and no other slice in use shares a byte with the part.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn part(&self, span: MemorySpan, loan: Box<dyn Send + Sync>) -> Self {
         let parent = Some(self.inner.clone());
@@ -97,12 +102,13 @@ impl<T: Transport> Region<T> {
         Self { inner: Arc::new(inner) }
     }
 
-    /// A handle that keeps nothing.
+    /// Returns a handle that does not keep the region alive.
     pub(crate) fn downgrade(&self) -> WeakRegion<T> {
         WeakRegion { inner: Arc::downgrade(&self.inner) }
     }
 
-    /// Ties things to the region: one that is dropped before it is deregistered, one after. Only while this is the one handle.
+    /// Attaches two values to the region: one is dropped before the deregistration and one after
+    /// it. Has an effect only while this is the only handle.
     pub(crate) fn tie(&mut self, before: Option<Box<dyn Send + Sync>>, after: Box<dyn Send + Sync>) {
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
             inner._published = before;
@@ -110,44 +116,44 @@ impl<T: Transport> Region<T> {
         }
     }
 
-    /// Where it is, with the device if it lies on one.
+    /// Returns the address range, with the device if the memory is on one.
     pub fn span(&self) -> MemorySpan {
         self.inner.span
     }
 
-    /// First address, as peers see it.
+    /// Returns the first address, as peers see it.
     pub fn addr(&self) -> u64 {
         self.inner.span.addr()
     }
 
-    /// Length in bytes, never zero.
+    /// Returns the length in bytes, never zero.
     pub fn len(&self) -> usize {
         self.inner.span.len
     }
 
-    /// Who may touch it.
+    /// Returns the access that peers have.
     pub fn access(&self) -> Access {
         self.inner.access
     }
 
-    /// The wire's registration, `None` for [`Region::unregistered`].
+    /// Returns the transport's registration, or `None` for [`Region::unregistered`].
     pub fn registration(&self) -> Option<&T::Registration> {
         self.inner.registration()
     }
 
-    /// The memory under it.
+    /// Returns the memory of the region.
     pub fn memory(&self) -> &Arc<dyn MemorySource> {
         &self.inner.memory
     }
 
-    /// A range to write from. `Invalid` when it is empty or not inside.
+    /// Returns a range to write from. Returns `Invalid` if the range is empty or not inside.
     pub fn slice(&self, range: Range<usize>) -> Result<Slice<T>> {
         let span = sub_span(self.inner.span, range)?;
         Ok(Slice { inner: self.inner.clone(), span })
     }
 
-    /// The whole region as the one exclusive range of it; the handle comes back when there are others, or slices, and when the memory can
-    /// only be read.
+    /// Converts the handle into the only exclusive range of the region. Returns the handle if there
+    /// are other handles or slices, or if the memory is read-only.
     pub fn exclusive(mut self) -> std::result::Result<SliceMut<T>, Self> {
         match Arc::get_mut(&mut self.inner) {
             Some(inner) if !inner.span.read_only => {
@@ -158,17 +164,18 @@ impl<T: Transport> Region<T> {
         }
     }
 
-    /// An exclusive range beside other users of the region, for callers who divide it up themselves (an allocator does).
-    /// `Invalid` when it is empty or not inside, and for memory that can only be read.
+    /// Returns an exclusive range beside other users of the region, for callers that divide the
+    /// region themselves (such as an allocator). Returns `Invalid` if the range is empty or not
+    /// inside, and for read-only memory.
     ///
     /// # Safety
-    /// While the result lives, no other exclusive range and no slice that is used shares a byte with it.
+    /// While the result lives, no other exclusive range and no slice in use shares a byte with it.
     #[allow(unsafe_code)]
     pub unsafe fn slice_mut_unchecked(&self, range: Range<usize>) -> Result<SliceMut<T>> {
         let span = sub_span(self.inner.span, range)?;
         if span.read_only {
             return Err(Error::invalid(format!(
-                "{} bytes at {:#x} cannot be filled: their memory can only be read",
+                "cannot write to memory: it is read-only. len={} address={:#x}",
                 span.len,
                 span.addr()
             )));
@@ -181,13 +188,13 @@ impl<T: Transport> Region<T> {
     }
 }
 
-/// A handle of a region that does not keep it.
+/// Handle that does not keep its region alive.
 pub(crate) struct WeakRegion<T: Transport> {
     inner: Weak<Inner<T>>,
 }
 
 impl<T: Transport> WeakRegion<T> {
-    /// The region, if a handle, a slice or a transfer of it is left.
+    /// Returns the region if a handle, slice or transfer of it remains.
     pub(crate) fn upgrade(&self) -> Option<Region<T>> {
         self.inner.upgrade().map(|inner| Region { inner })
     }
@@ -205,42 +212,46 @@ impl<T: Transport> fmt::Debug for Region<T> {
     }
 }
 
-/// A shared range of a region: what writes send. Clones are the same range.
+/// Shared range of a region, the source of writes. Clones are the same range.
 pub struct Slice<T: Transport> {
     inner: Arc<Inner<T>>,
     span: MemorySpan,
 }
 
 impl<T: Transport> Slice<T> {
-    /// First address.
+    /// Returns the first address.
     pub fn addr(&self) -> u64 {
         self.span.addr()
     }
 
-    /// Length in bytes, never zero.
+    /// Returns the length in bytes, never zero.
     pub fn len(&self) -> usize {
         self.span.len
     }
 
-    /// On which device.
+    /// Returns the location of the memory: host or device.
     pub fn location(&self) -> Location {
         self.span.location
     }
 
-    /// A range of this range. `Invalid` when it is empty or not inside.
+    /// Returns a part of this range. Returns `Invalid` if the part is empty or not inside.
     pub fn slice(&self, range: Range<usize>) -> Result<Self> {
         Ok(Self { inner: self.inner.clone(), span: sub_span(self.span, range)? })
     }
 
-    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside; what a device says of its memory.
+    /// Copies bytes out, from `offset`.
     ///
-    /// A peer that writes them at the same time, where the region is open to peers, may leave some old and some new.
+    /// A peer that writes the bytes at the same time, in a region open to peers, may leave a mix of
+    /// old and new bytes.
+    ///
+    /// # Errors
+    /// Returns `Invalid` if the bytes are not inside the range, and the errors of the device.
     pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         copy_out(self.span, offset, bytes)
     }
 
-    /// The exclusive form of the same range; the slice comes back when the region has other handles or slices, and when its memory can only
-    /// be read.
+    /// Converts the slice into an exclusive range. Returns the slice if the region has other
+    /// handles or slices, or if its memory is read-only.
     pub fn exclusive(mut self) -> std::result::Result<SliceMut<T>, Self> {
         match Arc::get_mut(&mut self.inner) {
             Some(_) if !self.span.read_only => Ok(SliceMut { inner: self.inner, span: self.span }),
@@ -261,7 +272,9 @@ impl<T: Transport> fmt::Debug for Slice<T> {
     }
 }
 
-/// An exclusive range of a region: what reads fill. No clone, no overlap: two reads into one range would be a race.
+/// Exclusive range of a region, the destination of reads. It has no clone and no overlap, because
+/// two
+/// reads into one range would be a race.
 ///
 /// ```compile_fail,E0382
 /// # use mooncake_transport::{SliceMut, Transport};
@@ -283,27 +296,27 @@ pub struct SliceMut<T: Transport> {
 }
 
 impl<T: Transport> SliceMut<T> {
-    /// First address.
+    /// Returns the first address.
     pub fn addr(&self) -> u64 {
         self.span.addr()
     }
 
-    /// Length in bytes, never zero.
+    /// Returns the length in bytes, never zero.
     pub fn len(&self) -> usize {
         self.span.len
     }
 
-    /// On which device.
+    /// Returns the location of the memory: host or device.
     pub fn location(&self) -> Location {
         self.span.location
     }
 
-    /// Who may touch its region.
+    /// Returns the access that peers have to the region.
     pub fn access(&self) -> Access {
         self.inner.access
     }
 
-    /// Cuts it into two that do not overlap. The slice comes back when one would be empty.
+    /// Splits the range into two that do not overlap. Returns the slice if a part would be empty.
     pub fn split_at(self, mid: usize) -> std::result::Result<(Self, Self), Self> {
         match (sub_span(self.span, 0..mid), sub_span(self.span, mid..self.span.len)) {
             (Ok(left), Ok(right)) => {
@@ -313,13 +326,13 @@ impl<T: Transport> SliceMut<T> {
         }
     }
 
-    /// Gives up exclusivity, so that it can be written from and copied.
+    /// Converts the range into a shared one, which can be written from and cloned.
     pub fn into_shared(self) -> Slice<T> {
         Slice { inner: self.inner, span: self.span }
     }
 
-    /// Gives up the range for a handle of the whole region; it comes back when the region has other ranges, which the handle's
-    /// own could overlap.
+    /// Converts the range into a handle of the whole region. Returns the range if the region has
+    /// other ranges, because the handle could overlap them.
     pub fn into_region(mut self) -> std::result::Result<Region<T>, Self> {
         match Arc::get_mut(&mut self.inner) {
             Some(_) => Ok(Region { inner: self.inner }),
@@ -327,12 +340,14 @@ impl<T: Transport> SliceMut<T> {
         }
     }
 
-    /// Copies bytes in, at `offset`. `Invalid` when they do not fit; what a device says of its memory.
+    /// Copies bytes in, at `offset`. Returns `Invalid` if they do not fit, and the errors of the
+    /// device.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         copy_in(self.span, offset, bytes)
     }
 
-    /// Copies bytes out, from `offset`. `Invalid` when they do not lie inside; what a device says of its memory.
+    /// Copies bytes out, from `offset`. Returns `Invalid` if they are not inside, and the errors of
+    /// the device.
     pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         copy_out(self.span, offset, bytes)
     }
@@ -344,35 +359,38 @@ impl<T: Transport> fmt::Debug for SliceMut<T> {
     }
 }
 
-/// Local memory as an operation needs it.
+/// Local memory of an operation.
 #[derive(Debug)]
 pub struct Local<'a, R> {
-    /// Covers `span`, when the memory is registered.
+    /// Registration that covers `span`, if the memory is registered.
     pub registration: Option<&'a R>,
-    /// The bytes.
+    /// Bytes of the operation.
     pub span: MemorySpan,
 }
 
-/// Something a wire may write from: handed over for the transfer, given back after it.
+/// Buffer that a transport may write from. The caller hands the buffer over for the transfer and
+/// gets it back afterwards.
 ///
 /// # Safety
-/// `local` gives the same bytes every time, they stay allocated until the value is dropped, even when it is moved, and while
-/// somebody else holds the value nobody writes them. The registration is one of the same `T` that lives as long as the value.
+/// `local` returns the same bytes every time. The bytes stay allocated until the value is dropped,
+/// even if it is moved. While another owner holds the value, no code writes the bytes. The
+/// registration is one of the same `T` and lives as long as the value.
 #[allow(unsafe_code)]
 pub unsafe trait Source<T: Transport>: Send + 'static {
-    /// Where the bytes are.
+    /// Returns the local memory.
     fn local(&self) -> Local<'_, T::Registration>;
 }
 
-/// A [`Source`] that a wire may read into.
+/// [`Source`] that a transport may read into.
 ///
 /// # Safety
-/// Whoever holds the value is the only one to touch the bytes, and may write them.
+/// The holder of the value has the only access to the bytes, and may write them.
 #[allow(unsafe_code)]
 pub unsafe trait Sink<T: Transport>: Source<T> {}
 
-// SAFETY: the handle keeps memory and registration; the holders of exclusive ranges over the same bytes do not exist
-// (`exclusive` needs the only handle) or vouched for it (`slice_mut_unchecked`).
+// SAFETY: the handle keeps memory and registration. Exclusive ranges over the same bytes do not
+// exist (`exclusive` needs the only handle), or their creator promised that they do not collide
+// (`slice_mut_unchecked`).
 unsafe impl<T: Transport> Source<T> for Slice<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         Local { registration: self.inner.registration(), span: self.span }
@@ -386,20 +404,23 @@ unsafe impl<T: Transport> Source<T> for SliceMut<T> {
     }
 }
 
-// SAFETY: an exclusive range is made from the only handle, by cutting another up, or by a caller who vouches for it.
+// SAFETY: an exclusive range comes from the only handle, from a split of another one, or from a
+// caller that promises exclusivity.
 unsafe impl<T: Transport> Sink<T> for SliceMut<T> {}
 
-// SAFETY: immutable, and on the heap or static: moving the handle moves no byte.
+// SAFETY: the bytes are immutable, and on the heap or static, so a move of the handle does not move
+// them.
 unsafe impl<T: Transport> Source<T> for Bytes {
     fn local(&self) -> Local<'_, T::Registration> {
         unregistered(NonNull::from(&**self))
     }
 }
 
-// SAFETY: the bytes are on the heap, owned by the vector; whoever holds it is alone with them.
+// SAFETY: the bytes are on the heap and owned by the vector, whose holder has the only access.
 unsafe impl<T: Transport> Source<T> for Vec<u8> {
     fn local(&self) -> Local<'_, T::Registration> {
-        // Through `as_ptr`, not through a reference to the bytes: the pointer may be written through.
+        // This uses `as_ptr` and no reference to the bytes, because the pointer may be written
+        // through.
         let ptr = NonNull::new(self.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
         Local { registration: None, span: MemorySpan::new(ptr, self.len()) }
     }
@@ -412,26 +433,27 @@ fn unregistered<'a, R>(bytes: NonNull<[u8]>) -> Local<'a, R> {
     Local { registration: None, span: MemorySpan::new(bytes.cast(), bytes.len()) }
 }
 
-/// Memory of somebody else's, for registering it where it is.
+/// Memory of another owner, for registration in place.
 #[derive(Debug)]
 pub struct BorrowedMemory {
     span: MemorySpan,
 }
 
 impl BorrowedMemory {
-    /// Memory at `span`.
+    /// Creates a source of the memory at `span`.
     ///
     /// # Safety
-    /// Until the value (and every region over it) is dropped, the bytes stay allocated, readable and (unless the span says read-only) writable, and the owner
-    /// touches them only as other holders of a region's ranges may: not while a read into them is under way, not
-    /// writing while they are written from.
+    /// Until the value and every region over it are dropped, the bytes stay allocated, readable and
+    /// (unless the span is read-only) writable. The owner obeys the rules for holders of a region's
+    /// ranges: it does not touch the bytes while a read into them is in progress, and does not
+    /// write them while they are written from.
     #[allow(unsafe_code)]
     pub unsafe fn new(span: MemorySpan) -> Self {
         Self { span }
     }
 }
 
-// SAFETY: promised by whoever called `new`.
+// SAFETY: promised by the caller of `new`.
 unsafe impl MemorySource for BorrowedMemory {
     fn span(&self) -> MemorySpan {
         self.span
@@ -440,7 +462,7 @@ unsafe impl MemorySource for BorrowedMemory {
 
 fn usable(span: MemorySpan) -> Result<MemorySpan> {
     if span.len == 0 {
-        return Err(Error::invalid("memory of zero bytes cannot be registered"));
+        return Err(Error::invalid("cannot register memory: it has no bytes"));
     }
     Ok(device::seen(span.located()))
 }
@@ -448,7 +470,7 @@ fn usable(span: MemorySpan) -> Result<MemorySpan> {
 fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
     if range.start >= range.end || range.end > span.len {
         return Err(Error::invalid(format!(
-            "bytes {}..{} are not a part of the {} there are",
+            "invalid range: it is empty or outside the memory. start={} end={} len={}",
             range.start, range.end, span.len
         )));
     }
@@ -457,28 +479,31 @@ fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {
     Ok(MemorySpan { ptr, len: range.end - range.start, ..span })
 }
 
-/// The part of a span that a copy of so many bytes is about; none when it is about no bytes.
+/// Returns the part of a span that a copy of `len` bytes at `offset` covers, or `None` if `len` is
+/// 0.
 fn part(span: MemorySpan, offset: usize, len: usize) -> Result<Option<MemorySpan>> {
     if len == 0 {
         return Ok(None);
     }
     let end = offset
         .checked_add(len)
-        .ok_or_else(|| Error::invalid(format!("{len} bytes from {offset} overflow")))?;
+        .ok_or_else(|| Error::invalid(format!("invalid range: it overflows. len={len} offset={offset}")))?;
     sub_span(span, offset..end).map(Some)
 }
 
 fn copy_out(span: MemorySpan, offset: usize, bytes: &mut [u8]) -> Result<()> {
     let Some(from) = part(span, offset, bytes.len())? else { return Ok(()) };
     let to = MemorySpan::new(NonNull::from(&mut *bytes).cast(), bytes.len());
-    // SAFETY: `from` has that many bytes, kept by the caller's handle; `bytes` is a reference, so it is other memory.
+    // SAFETY: `from` has that many bytes, kept by the caller's handle. `bytes` is a reference, so
+    // it is other memory.
     unsafe { copy_memory(from, to) }
 }
 
 fn copy_in(span: MemorySpan, offset: usize, bytes: &[u8]) -> Result<()> {
     let Some(to) = part(span, offset, bytes.len())? else { return Ok(()) };
     let from = MemorySpan::new(NonNull::from(bytes).cast(), bytes.len());
-    // SAFETY: `to` has room for that many bytes and the caller holds the range exclusively; `from` is only read.
+    // SAFETY: `to` has that many bytes and the caller holds the range exclusively. `from` is only
+    // read.
     unsafe { copy_memory(from, to) }
 }
 
@@ -548,7 +573,7 @@ mod tests {
                 self.1.fetch_add(1, Ordering::SeqCst);
             }
         }
-        // SAFETY: as the memory inside.
+        // SAFETY: as for the inner memory.
         unsafe impl MemorySource for Counted {
             fn span(&self) -> MemorySpan {
                 self.0.span()
@@ -568,14 +593,15 @@ mod tests {
     #[test]
     fn borrowed_memory_is_used_where_it_is() {
         let owner = HostMemory::new(64).unwrap();
-        // SAFETY: `owner` outlives the region, and is not touched before that is gone.
+        // SAFETY: `owner` outlives the region, and does not touch the memory before the region is
+        // dropped.
         let borrowed = unsafe { BorrowedMemory::new(owner.span()) };
         let region = Region::<Loopback>::unregistered(Arc::new(borrowed)).unwrap();
         assert_eq!((region.addr(), region.access()), (owner.span().addr(), Access::Local));
         let mut all = region.exclusive().unwrap();
         all.copy_from(0, b"x").unwrap();
         drop(all);
-        // SAFETY: in range, and nobody else uses it.
+        // SAFETY: the address is in range and has no other user.
         assert_eq!(unsafe { owner.span().ptr.read() }, b'x');
     }
 }

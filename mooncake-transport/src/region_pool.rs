@@ -1,4 +1,4 @@
-//! A region that is lent out in parts by an allocator. Each part is a region of its own.
+//! Region that an allocator lends in parts. Each part is a region of its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use crate::region::{Region, WeakRegion};
 use crate::transport::Transport;
 
-/// Parts of one region, lent out. Clones are the same pool.
+/// Pool that lends parts of one region. Clones are handles of the same pool.
 ///
-/// The space of a part is free again when the last handle, slice and transfer of that part is gone. A caller that drops the future of
-/// a transfer, and every handle it has, therefore frees no memory that the transport still writes to.
+/// The space of a part is free again when the last handle, slice and transfer of that part is
+/// dropped. So a caller that drops the future of a transfer, and every handle, frees no memory that
+/// the transport still writes to.
 pub struct RegionPool<T: Transport> {
     inner: Arc<Inner<T>>,
 }
@@ -30,11 +31,11 @@ struct Space<T: Transport> {
 
 struct State<T: Transport> {
     allocator: BuiltinAllocator,
-    /// Length and handle of each part that is lent, by offset.
+    /// Length and handle of each lent part, by offset.
     lent: BTreeMap<u64, (u64, WeakRegion<T>)>,
 }
 
-/// Space of one part. Dropping it frees the space.
+/// Space of one part. The drop frees the space.
 struct Loan<T: Transport> {
     extent: Extent,
     space: Arc<Space<T>>,
@@ -49,26 +50,30 @@ impl<T: Transport> Drop for Loan<T> {
 }
 
 impl<T: Transport> RegionPool<T> {
-    /// Creates a pool over a region. No slice of the region may be in use, and only the pool may make slices of it afterwards.
+    /// Creates a pool over a region. No slice of the region may be in use, and only the pool may
+    /// make slices of it afterwards.
     ///
     /// # Safety
-    /// No other slice of the region is used while the pool, a part of it or a slice of a part lives.
+    /// No other slice of the region is used while the pool, a part of it or a slice of a part
+    /// lives.
     pub unsafe fn new(region: Region<T>) -> Self {
         let allocator = BuiltinAllocator::new(region.len() as u64, &BuiltinAllocatorConfig::default());
         let state = Mutex::new(State { allocator, lent: BTreeMap::new() });
         Self { inner: Arc::new(Inner { region, space: Arc::new(Space { state }) }) }
     }
 
-    /// The region that parts are lent from.
+    /// Returns the region of the pool.
     pub fn region(&self) -> &Region<T> {
         &self.inner.region
     }
 
-    /// Lends `len` bytes that begin at a multiple of `align`, counted from the start of the region. No handle of a part is
-    /// [`exclusive`](Region::exclusive), because [`find`](Self::find) may make another at any time.
+    /// Lends `len` bytes that begin at a multiple of `align`, counted from the start of the region.
+    /// No handle of a part is [`exclusive`](Region::exclusive), because [`find`](Self::find) may
+    /// create another at any time.
     ///
     /// # Errors
-    /// `NO_AVAILABLE_HANDLE` when no such space is free, `INVALID_PARAMS` for a length that never fits.
+    /// Returns `NO_AVAILABLE_HANDLE` if no such space is free, and `INVALID_PARAMS` for a length
+    /// that never fits.
     pub fn lend(&self, len: usize, align: u64) -> Result<Region<T>> {
         let Inner { region, space } = &*self.inner;
         let mut state = space.state.lock();
@@ -88,31 +93,33 @@ impl<T: Transport> RegionPool<T> {
                 return Err(error);
             }
         };
-        // SAFETY: the allocator has given these bytes to nobody else, and gets them back when the loan is dropped.
+        // SAFETY: the allocator gives these bytes to one part only, and gets them back when the
+        // loan is dropped.
         let part = unsafe { region.part(span, Box::new(Loan { extent, space: space.clone() })) };
         state.lent.insert(extent.offset, (extent.len, part.downgrade()));
         Ok(part)
     }
 
-    /// The part that holds all of these bytes, while it is lent.
+    /// Returns the lent part that contains all of these bytes.
     pub fn find(&self, address: u64, len: usize) -> Option<Region<T>> {
         let offset = address.checked_sub(self.inner.region.addr())?;
         let end = offset.checked_add(len as u64)?;
         let state = self.inner.space.state.lock();
         let (start, (lent, part)) = state.lent.range(..=offset).next_back()?;
-        // Decided before the upgrade: the last handle must not be dropped under the lock.
+        // This is checked before the upgrade, because the last handle must not be dropped under the
+        // lock.
         if end > start + lent {
             return None;
         }
         part.upgrade()
     }
 
-    /// Bytes that are lent now, or that a transfer still uses.
+    /// Returns the number of bytes that are lent, or that a transfer still uses.
     pub fn used(&self) -> u64 {
         self.inner.space.state.lock().allocator.used()
     }
 
-    /// Bytes in all.
+    /// Returns the number of bytes of the pool.
     pub fn capacity(&self) -> u64 {
         self.inner.region.len() as u64
     }
@@ -174,7 +181,7 @@ mod tests {
     fn a_transfer_whose_future_is_dropped_keeps_its_part() {
         let pool = pool(4096);
         let part = pool.lend(4096, 64).unwrap();
-        // SAFETY: the only slice of a part that nobody else has.
+        // SAFETY: the only slice of a part without other users.
         let slice = unsafe { part.slice_mut_unchecked(0..part.len()) }.unwrap();
         let (mut done, ticket) = ticket(slice, 1, None);
         let late = done.share();
@@ -193,7 +200,7 @@ mod tests {
         let pool = pool(4096);
         let part = pool.lend(10, 64).unwrap();
         drop(pool);
-        // SAFETY: the only slice of a part that nobody else has.
+        // SAFETY: the only slice of a part without other users.
         let mut all = unsafe { part.slice_mut_unchecked(0..10) }.unwrap();
         drop(part);
         all.copy_from(0, b"0123456789").unwrap();

@@ -1,6 +1,8 @@
-//! The segment descriptor: what a node publishes so that others can reach its memory. JSON, as the existing system writes it.
+//! Segment descriptor, which a node publishes so that others can reach its memory. The format is
+//! the JSON of Mooncake C++.
 //!
-//! Complete for `tcp`; what other wires add is kept as it came and written back, so that their descriptors survive a round trip.
+//! The type is complete for `tcp`. Fields of other transports are kept unchanged, so that their
+//! descriptors survive a round trip.
 
 use std::collections::BTreeMap;
 
@@ -8,54 +10,56 @@ use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Map, Value};
 
 use crate::net::HostPort;
-use crate::transport::Protocol;
+use crate::protocol::Protocol;
 
-/// Longest descriptor that is decoded, in bytes.
+/// Maximum length of a descriptor that is decoded, in bytes.
 pub const MAX_DESC_BYTES: usize = 16 << 20;
 
-/// One node's memory and how to reach it.
+/// Memory of one node, and its addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SegmentDesc {
-    /// The segment's name.
+    /// Name of the segment.
     pub name: String,
-    /// Wires that lead to it; usually one.
+    /// Transports that reach the segment, usually one.
     pub protocols: Vec<Protocol>,
-    /// Host of the TCP data port; empty when it is the host of the handshake port. The engine fills that in before
-    /// it asks a wire to [`connect`](crate::Transport::connect).
+    /// Host of the TCP data port. Empty if it is the host of the handshake port; the engine fills
+    /// it in before it calls [`connect`](crate::Transport::connect).
     pub tcp_data_host: String,
-    /// TCP data port, 0 when there is none.
+    /// TCP data port, or 0.
     pub tcp_data_port: u16,
-    /// Framing of the TCP data port; an absent number means 1.
+    /// Framing of the TCP data port. An absent number means 1.
     pub tcp_proto_version: u32,
-    /// Host and port that RDMA names are made of; empty when they are the segment's name.
+    /// Host and port in RDMA names. Empty if they are the name of the segment.
     pub rdma_server_name: String,
-    /// When it was published. For people.
+    /// Time of the publication, for human readers.
     pub timestamp: String,
     /// Memory open to peers.
     pub buffers: Vec<BufferDesc>,
-    /// Every key not named above, as it came.
+    /// All other keys, unchanged.
     pub extra: Map<String, Value>,
-    /// Where its owner's handshake port is, when whoever looked it up knows. Not published.
+    /// Address of the owner's handshake port, if the look-up found it. Not published.
     pub handshake: Option<HostPort>,
 }
 
-/// One registered range of a segment.
+/// Registered range of a segment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BufferDesc {
-    /// The segment's name on TCP, a memory location (`cpu:0`) on RDMA. Not empty.
+    /// Name of the segment on TCP, a memory location (`cpu:0`) on RDMA. Not empty.
     pub name: String,
     /// First address in the owner's process. Not zero.
     pub addr: u64,
     /// Length in bytes. Not zero.
     pub length: u64,
-    /// The wire's opaque access key ([`Transport::export`](crate::Transport::export)); mostly empty.
+    /// Opaque access key of the transport ([`Transport::export`](crate::Transport::export)), mostly
+    /// empty.
     pub key: Vec<u8>,
-    /// Every key not named above, as it came (`rkey`, `lkey`, `shm_name`, ..).
+    /// All other keys, unchanged (`rkey`, `lkey`, `shm_name`, ..).
     pub extra: Map<String, Value>,
 }
 
 impl BufferDesc {
-    /// Whether `[addr, addr + len)` lies wholly inside; false on overflow and for a length of zero.
+    /// Returns whether `[addr, addr + len)` lies inside. Returns false on overflow and for a length
+    /// of zero.
     pub fn contains(&self, addr: u64, len: u64) -> bool {
         match (addr.checked_add(len), self.addr.checked_add(self.length)) {
             (Some(end), Some(own_end)) => len != 0 && addr >= self.addr && end <= own_end,
@@ -63,8 +67,9 @@ impl BufferDesc {
         }
     }
 
-    /// Whether it is the next part of the same memory, cut up because a device takes no more at once. Ours say it either way; existing
-    /// RDMA nodes do not, and there whatever lies end to end may be one.
+    /// Returns whether this buffer is the next part of the same memory, which is split because of a
+    /// limit of the device. Nodes of this project publish it. Nodes with Mooncake C++ do
+    /// not, so all their adjacent RDMA buffers count as one.
     pub fn continues(&self, before: &BufferDesc) -> bool {
         let says = match self.extra.get(CONTINUES) {
             Some(says) => *says == true,
@@ -74,25 +79,26 @@ impl BufferDesc {
     }
 }
 
-/// Key of our own in a buffer: whether it is one memory with the buffer that ends where it begins.
+/// Buffer key of this project: whether the buffer continues the one that ends where it begins.
 pub const CONTINUES: &str = "continues";
 
-// Wires whose buffers are not ranges of addresses; theirs stay in `extra`.
+// Transports whose buffers are not address ranges. Such buffers stay in `extra`.
 const WITHOUT_ADDRESSES: [&str; 2] = ["cxl", "nvmeof"];
 const ACCESS_KEY: &str = "access_key";
 
 impl SegmentDesc {
-    /// An empty segment.
+    /// Creates an empty segment.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), tcp_proto_version: 1, ..Self::default() }
     }
 
-    /// Whether it can be reached by that wire.
+    /// Returns whether the segment can be reached by that transport.
     pub fn speaks(&self, protocol: &Protocol) -> bool {
         self.protocols.contains(protocol)
     }
 
-    /// Whether all of `[addr, addr + len)` lies in one buffer, or in one that its wire had to register in parts.
+    /// Returns whether all of `[addr, addr + len)` lies in one buffer, or in one memory that was
+    /// registered in parts.
     pub fn holds(&self, addr: u64, len: u64) -> bool {
         if self.buffers.iter().any(|b| b.contains(addr, len)) {
             return true;
@@ -111,7 +117,7 @@ impl SegmentDesc {
         len != 0
     }
 
-    /// Whether it says the same as another, apart from when.
+    /// Returns whether two descriptors are equal except for the timestamp.
     pub fn same_but_for_time(&self, other: &SegmentDesc) -> bool {
         self.name == other.name
             && self.protocols == other.protocols
@@ -122,7 +128,7 @@ impl SegmentDesc {
             && self.extra == other.extra
     }
 
-    /// Compact JSON with sorted keys.
+    /// Encodes the descriptor as compact JSON with sorted keys.
     pub fn encode(&self) -> Vec<u8> {
         let mut out: BTreeMap<&str, Value> = self.extra.iter().map(|(k, v)| (&**k, v.clone())).collect();
         out.insert("name", self.name.as_str().into());
@@ -145,11 +151,14 @@ impl SegmentDesc {
         serde_json::to_vec(&out).unwrap_or_default()
     }
 
-    /// Parses what [`encode`](Self::encode) or a node of the existing system wrote. Unknown keys are kept, missing ones are empty; an
-    /// error says what is wrong and where.
+    /// Parses the output of [`encode`](Self::encode) or of Mooncake C++. Unknown keys are kept, and
+    /// missing ones are empty. An error contains the faulty key and the reason.
     pub fn decode(text: &[u8]) -> Result<Self> {
         if text.len() > MAX_DESC_BYTES {
-            return Err(bad(format!("{} bytes, at most {MAX_DESC_BYTES} are read", text.len())));
+            return Err(bad(format!(
+                "too long. len={} max={MAX_DESC_BYTES}; at most that many bytes are read",
+                text.len()
+            )));
         }
         let value: Value = serde_json::from_slice(text).map_err(|e| bad(format!("not JSON: {e}")))?;
         let Value::Object(map) = value else { return Err(bad("not a JSON object")) };
@@ -216,12 +225,12 @@ impl BufferDesc {
         }
         if buffer.addr == 0 || buffer.length == 0 {
             return Err(bad(format!(
-                "\"addr\" is {} and \"length\" {}, zero is neither",
+                "\"addr\" and \"length\" must not be zero. addr={} length={}",
                 buffer.addr, buffer.length
             )));
         }
         if buffer.addr.checked_add(buffer.length).is_none() {
-            return Err(bad(format!("{} bytes from {} overflow", buffer.length, buffer.addr)));
+            return Err(bad(format!("range overflows. length={} addr={}", buffer.length, buffer.addr)));
         }
         Ok(buffer)
     }
@@ -269,7 +278,7 @@ fn shape(value: &Value) -> &'static str {
     }
 }
 
-/// Bytes in hexadecimal.
+/// Formats bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
@@ -278,7 +287,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// What was written in hexadecimal; `None` for what was not.
+/// Parses hexadecimal digits. Returns `None` for any other text.
 pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| char::from(c).to_digit(16).and_then(|d| u8::try_from(d).ok());
     text.as_bytes()
@@ -392,7 +401,7 @@ mod tests {
         };
         assert!(
             later(serde_json::json!({"rkey": [1]})).continues(&parts.buffers[0]),
-            "an existing RDMA node's"
+            "the buffer of a node with Mooncake C++"
         );
         assert!(!later(serde_json::json!({"rkey": [1], "continues": false})).continues(&parts.buffers[0]));
         assert!(!later(serde_json::json!({})).continues(&parts.buffers[0]));

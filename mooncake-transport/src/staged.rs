@@ -1,4 +1,5 @@
-//! A wire in safe Rust: implement [`CopyTransport`] on plain byte slices, and [`Staged`] makes a [`Transport`] of it.
+//! Transports in safe Rust: implement [`CopyTransport`] on plain byte slices, and [`Staged`]
+//! converts it into a [`Transport`].
 //!
 //! The price is one copy through a bounce buffer per operation.
 
@@ -14,29 +15,32 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
 use crate::exposed::{ExposedMemory, Exposure};
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::ticket::{Completion, block_on_for};
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Transport};
 
-/// A wire that copies slices. Requests of peers are served from the [`ExposedMemory`] it is given.
+/// Transport that copies slices. It serves requests of peers from the [`ExposedMemory`] that it
+/// receives.
 pub trait CopyTransport: fmt::Debug + Send + Sync + 'static {
-    /// A way to one peer.
+    /// Path to one peer.
     type Peer: Clone + fmt::Debug + Send + Sync + 'static;
 
-    /// The wire's name.
+    /// Returns the name of the transport.
     fn protocol(&self) -> Protocol;
 
-    /// Called once, before anything else: the memory that peers may read and write from now on. Its methods check
-    /// every address.
+    /// Sets the memory that peers may read and write from now on. It is called once, before any
+    /// other method. The methods of the memory check every address.
     fn serve(&self, memory: Arc<ExposedMemory>);
 
-    /// Writes into our descriptor how peers reach us; sets the protocol.
+    /// Writes into the local descriptor how peers reach this node, and sets the protocol.
     fn describe(&self, desc: &mut SegmentDesc);
 
-    /// A way to that segment's owner.
+    /// Opens a path to the owner of a segment.
     fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<Self::Peer>> + Send;
 
-    /// Fills `into` from the peer's address. The peer must check the whole range before it answers. May be dropped half-way.
+    /// Fills `into` from the peer's address. The peer must check the whole range before it
+    /// responds. The future may be dropped at any time.
     fn read_into(
         &self,
         peer: &Self::Peer,
@@ -44,8 +48,9 @@ pub trait CopyTransport: fmt::Debug + Send + Sync + 'static {
         into: &mut [u8],
     ) -> impl Future<Output = Result<()>> + Send;
 
-    /// Sends `from` to the peer's address, and returns when it is applied there. The peer must check the whole range before it
-    /// writes any of it. May be dropped half-way.
+    /// Sends `from` to the peer's address, and returns when the write is applied there. The peer
+    /// must check the whole range before it writes any byte of it. The future may be dropped at any
+    /// time.
     fn write_from(
         &self,
         peer: &Self::Peer,
@@ -54,19 +59,20 @@ pub trait CopyTransport: fmt::Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Where a [`Staged`] wire's futures run.
+/// Executor of the futures of a [`Staged`] transport.
 #[derive(Clone, Debug)]
 pub enum Executor {
     /// A task per submission.
     Tokio(tokio::runtime::Handle),
-    /// On the submitting thread, before `submit` returns: for wires whose futures wait for nothing that needs a runtime.
+    /// The submitting thread, before `submit` returns. For transports whose futures wait for
+    /// nothing that needs a runtime.
     Inline,
 }
 
-/// Bytes of bounce buffers kept for reuse.
+/// Maximum number of bytes of bounce buffers kept for reuse.
 const KEPT: usize = 16 << 20;
 
-/// A [`CopyTransport`] as a [`Transport`].
+/// Adapter from a [`CopyTransport`] to a [`Transport`].
 pub struct Staged<C> {
     inner: Arc<Inner<C>>,
     executor: Executor,
@@ -86,14 +92,14 @@ struct Bounce {
 }
 
 impl<C: CopyTransport> Staged<C> {
-    /// Puts a wire to work. Deadlines are moments of `clock`.
+    /// Starts a transport. Deadlines are moments of `clock`.
     pub fn new(wire: C, executor: Executor, clock: SharedClock) -> Self {
         let memory = ExposedMemory::new();
         wire.serve(memory.clone());
         Self { inner: Arc::new(Inner { wire, clock, bounce: Mutex::default() }), executor, memory }
     }
 
-    /// The wire.
+    /// Returns the inner transport.
     pub fn wire(&self) -> &C {
         &self.inner.wire
     }
@@ -105,14 +111,15 @@ impl<C: fmt::Debug> fmt::Debug for Staged<C> {
     }
 }
 
-/// Memory a [`Staged`] wire may use.
+/// Memory that a [`Staged`] transport may use.
 #[derive(Debug)]
 pub struct StagedRegistration {
     _exposure: Option<Exposure>,
 }
 
-// SAFETY: local bytes are copied between the finish of the wire's own future and the finish of the share, on the same task; a
-// share that is given up drops the future first. Remote bytes are touched through `ExposedMemory` only.
+// SAFETY: local bytes are copied between the end of the inner future and the end of the share, on
+// the same task. A cancelled share drops the future first. Remote bytes are accessed through
+// `ExposedMemory` only.
 unsafe impl<C: CopyTransport> Transport for Staged<C> {
     type Registration = StagedRegistration;
     type Peer = C::Peer;
@@ -131,7 +138,8 @@ unsafe impl<C: CopyTransport> Transport for Staged<C> {
         }
         let exposure = match access {
             Access::Local => None,
-            // SAFETY: the caller keeps the bytes until the registration, and the exposure in it, is dropped.
+            // SAFETY: the caller keeps the bytes until the registration is dropped, and with it the
+            // exposure.
             Access::Remote => Some(unsafe { self.memory.expose(span) }?),
         };
         Ok(StagedRegistration { _exposure: exposure })
@@ -213,13 +221,14 @@ impl<C: CopyTransport> Inner<C> {
             Opcode::Read => {
                 let result = self.wire.read_into(peer, op.remote, &mut bounce).await;
                 if result.is_ok() {
-                    // SAFETY: the op's bytes are ours alone until its share is finished, which comes after this.
+                    // SAFETY: this code has the only access to the bytes of the operation until its
+                    // share is finished, which happens later.
                     unsafe { op.local.ptr.copy_from_nonoverlapping(NonNull::from(&bounce[..]).cast(), len) };
                 }
                 result
             }
             Opcode::Write => {
-                // SAFETY: nobody writes the op's bytes until its share is finished.
+                // SAFETY: no code writes the bytes of the operation until its share is finished.
                 unsafe { op.local.ptr.copy_to_nonoverlapping(NonNull::from(&mut bounce[..]).cast(), len) };
                 self.wire.write_from(peer, op.remote, &bounce).await
             }
@@ -253,5 +262,5 @@ impl<C: CopyTransport> Inner<C> {
 }
 
 fn late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+    Error::new(ErrorCode::RpcTimeout, "cannot finish transfer: its deadline has passed")
 }

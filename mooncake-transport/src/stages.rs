@@ -1,4 +1,5 @@
-//! Page-locked buffers through which device memory travels: a bounded number of them, handed out in order.
+//! Page-locked buffers for transfers of device memory: a bounded number, given out in order of the
+//! requests.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,7 +10,7 @@ use mooncake_core::memory::{MemorySource, MemorySpan, device_driver};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-/// Buffers of one length. Made when they are needed, and kept.
+/// Pool of buffers of one length. They are allocated on demand, and kept.
 pub struct StagePool<R> {
     inner: Arc<Inner<R>>,
 }
@@ -32,35 +33,37 @@ struct Memory<R> {
     memory: Box<dyn MemorySource>,
 }
 
-/// A buffer, and what a wire knows it by. Goes back to its pool when it is dropped.
+/// Buffer with its registration. The drop returns it to its pool.
 pub struct Stage<R> {
     memory: Option<Memory<R>>,
     span: MemorySpan,
-    /// None for one of a length of its own.
+    /// Pool of the buffer. `None` for a buffer of another length.
     home: Option<Arc<Inner<R>>>,
 }
 
 impl<R> StagePool<R> {
-    /// At most `most` buffers of `len` bytes.
+    /// Creates a pool of at most `most` buffers of `len` bytes.
     pub fn new(len: usize, most: usize) -> Self {
         let state = Mutex::new(State { free: Vec::new(), made: 0, waiters: VecDeque::new() });
         Self { inner: Arc::new(Inner { len, most: most.max(1), state }) }
     }
 
-    /// Length of its buffers in bytes.
+    /// Returns the length of a buffer in bytes.
     pub fn len(&self) -> usize {
         self.inner.len
     }
 
-    /// Whether its buffers have no bytes.
+    /// Returns whether the buffers have no bytes.
     pub fn is_empty(&self) -> bool {
         self.inner.len == 0
     }
 
-    /// A buffer, as soon as there is one; first come, first served. `register` makes it known to a wire.
+    /// Waits for a buffer; requests are served in order. `register` registers a new buffer with a
+    /// transport.
     ///
     /// # Errors
-    /// No page-locked memory for a single one, or what `register` says.
+    /// Returns an error if not even one page-locked buffer can be allocated, and the errors of
+    /// `register`.
     pub async fn take(&self, register: impl Fn(MemorySpan) -> Result<R>) -> Result<Stage<R>> {
         let waiting = {
             let mut state = self.inner.state.lock();
@@ -83,7 +86,7 @@ impl<R> StagePool<R> {
                 let waiting = {
                     let mut state = self.inner.state.lock();
                     state.one_less();
-                    // With fewer it goes on, if more slowly.
+                    // The pool works with fewer buffers, at a lower speed.
                     (state.made > 0).then(|| state.wait())
                 };
                 match waiting {
@@ -94,7 +97,7 @@ impl<R> StagePool<R> {
         }
     }
 
-    /// A buffer, if there is one now.
+    /// Returns a buffer if one is available now.
     pub fn try_take(&self, register: impl Fn(MemorySpan) -> Result<R>) -> Option<Stage<R>> {
         {
             let mut state = self.inner.state.lock();
@@ -115,10 +118,11 @@ impl<R> StagePool<R> {
         }
     }
 
-    /// A buffer of a length of its own, which is given back to the system.
+    /// Allocates a buffer of another length. Its drop frees the memory.
     ///
     /// # Errors
-    /// No page-locked memory of that length, or what `register` says.
+    /// Returns an error if no page-locked memory of that length is available, and the errors of
+    /// `register`.
     pub fn of_length(&self, len: usize, register: impl Fn(MemorySpan) -> Result<R>) -> Result<Stage<R>> {
         let memory = Memory::new(len, register)?;
         Ok(Stage { span: memory.memory.span(), memory: Some(memory), home: None })
@@ -126,7 +130,8 @@ impl<R> StagePool<R> {
 }
 
 impl<R> State<R> {
-    /// One that was to be made was not. Who waits for others must not wait when there are none.
+    /// Records that a buffer could not be allocated. If no buffer is left, drops all waiters, which
+    /// would otherwise wait forever.
     fn one_less(&mut self) {
         self.made -= 1;
         if self.made == 0 {
@@ -161,7 +166,7 @@ impl<R> Inner<R> {
         Stage { span: memory.memory.span(), memory: Some(memory), home: Some(self.clone()) }
     }
 
-    /// Hands a buffer to whoever waits longest.
+    /// Passes a buffer to the waiter that has waited longest.
     fn put_back(self: &Arc<Self>, mut memory: Memory<R>) {
         loop {
             let waiter = {
@@ -171,7 +176,8 @@ impl<R> Inner<R> {
                     None => return state.free.push(memory),
                 }
             };
-            // Out of its stage again when nobody wants it any more, so that its drop does not come back here.
+            // A waiter that was dropped returns the memory outside its stage, so that the drop of
+            // the stage does not recurse.
             match waiter.send(self.stage(memory)).map_err(|mut stage| stage.memory.take()) {
                 Err(Some(unwanted)) => memory = unwanted,
                 Ok(()) | Err(None) => return,
@@ -181,24 +187,24 @@ impl<R> Inner<R> {
 }
 
 impl<R> Stage<R> {
-    /// Where it is.
+    /// Returns the memory of the buffer.
     pub fn span(&self) -> MemorySpan {
         self.span
     }
 
-    /// A part of it.
+    /// Returns a part of the buffer.
     ///
     /// # Errors
-    /// `Invalid` when that does not lie inside.
+    /// Returns `Invalid` if the part is not inside.
     pub fn part(&self, at: usize, len: usize) -> Result<MemorySpan> {
         if at.checked_add(len).is_none_or(|end| end > self.span.len) {
             return Err(Error::internal(format!("{len} bytes at {at} of a buffer of {}", self.span.len)));
         }
-        // SAFETY: inside, as just checked.
+        // SAFETY: inside, as checked above.
         Ok(MemorySpan { ptr: unsafe { self.span.ptr.add(at) }, len, ..self.span })
     }
 
-    /// What a wire knows it by.
+    /// Returns the registration with the transport.
     pub fn registration(&self) -> Option<&R> {
         self.memory.as_ref().map(|memory| &memory.registration)
     }
@@ -244,7 +250,7 @@ mod tests {
         for waiting in [&mut a, &mut b, &mut c] {
             assert!(waiting.as_mut().now_or_never().is_none());
         }
-        // One that is not waited for any more keeps nobody waiting.
+        // A cancelled request does not block the others.
         drop(a);
         let span = first.span();
         drop(first);

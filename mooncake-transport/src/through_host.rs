@@ -1,8 +1,9 @@
-//! Device memory over a transport of host memory: page-locked bounce buffers, of which one is copied
-//! to or from the device while another one is transferred.
+//! Device memory over a transport of host memory: page-locked bounce buffers, of which one is
+//! copied to or from the device while another one is transferred.
 //!
-//! Long operations are cut, short ones share a buffer. Nobody waits for a copy or a transfer on a thread of his own: all is seen through by the one
-//! thread of module `device`. Memory is bounded by the pool; who finds none waits his turn, until his deadline.
+//! Long operations are split, and short ones share a buffer. No copy or transfer blocks a thread of
+//! its own: the thread of module `device` drives all of them. The pool bounds the memory. An
+//! operation without a buffer waits in line until its deadline.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -16,17 +17,19 @@ use parking_lot::Mutex;
 use crate::device::{self, DeviceCopy};
 use crate::fallback::{self, with_fallback};
 use crate::handshake::AcceptConnection;
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::stages::{Stage, StagePool};
 use crate::statistics::FallbackCounter;
 use crate::ticket::{Completion, is_given_back, ticket};
-use crate::transport::{Access, Capabilities, Op, Opcode, PathStatistics, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, PathStatistics, Transport};
 
-/// Bytes of a buffer. A transfer of this length takes longer than the notice of a finished copy.
+/// Length of a buffer in bytes. A transfer of this length takes longer than the notification of a
+/// finished copy.
 const CHUNK: usize = 2 << 20;
-/// Buffers of one node.
+/// Number of buffers of one node.
 const CHUNKS: usize = 16;
-/// Buffers that one submission uses at a time: one is copied while two are transferred.
+/// Number of buffers that one submission uses in parallel: one is copied while two are transferred.
 const AT_ONCE: usize = 3;
 
 /// Predicate for operations whose local device memory the transport accesses directly.
@@ -40,8 +43,8 @@ pub struct ThroughHost<T: Transport> {
     takes: Takes<T>,
 }
 
-/// State that outlives a submission. It holds the transport weakly, so that operations in flight fail
-/// when the transport is dropped.
+/// State that outlives a submission. It holds the transport weakly, so that operations in flight
+/// fail when the transport is dropped.
 struct Carrier<T: Transport> {
     transport: Weak<T>,
     stages: StagePool<T::Registration>,
@@ -54,11 +57,11 @@ pub struct ThroughRegistration<R> {
     inner: Option<R>,
 }
 
-/// A peer, and which of its ranges may be asked for in parts.
+/// Peer, and its regions, of which parts may be requested.
 #[derive(Clone, Debug)]
 pub struct ThroughPeer<P> {
     inner: P,
-    /// First address and end of each of its regions when it was looked up, sorted.
+    /// First address and end of each region of the peer at the last look-up, sorted.
     regions: Arc<[(u64, u64)]>,
 }
 
@@ -68,7 +71,8 @@ impl<P> ThroughPeer<P> {
         &self.inner
     }
 
-    /// Whether the range lies in one region, as far as is known: then refusing a part of it is refusing all.
+    /// Returns whether the range lies in one known region. A refusal of a part is then a refusal of
+    /// the whole.
     fn holds(&self, addr: u64, len: usize) -> bool {
         let after = self.regions.partition_point(|&(first, _)| first <= addr);
         let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
@@ -82,8 +86,8 @@ impl<T: Transport> ThroughHost<T> {
         Self::unless(transport, clock, |_, _, _| false)
     }
 
-    /// Copies device memory through the host unless `takes` accepts the operation. An operation that
-    /// fails with a path error is retried through the host.
+    /// Copies device memory through the host unless `takes` accepts the operation. An operation
+    /// that fails with a path error is retried through the host.
     pub fn unless(transport: Arc<T>, clock: SharedClock, takes: Takes<T>) -> Self {
         let carrier =
             Carrier { transport: Arc::downgrade(&transport), stages: StagePool::new(CHUNK, CHUNKS), clock };
@@ -135,10 +139,10 @@ impl<T: Transport> ThroughHost<T> {
     }
 }
 
-/// How an operation goes.
+/// Path of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It has no device memory.
+    /// Without device memory.
     Host,
     /// The transport accesses the device memory directly.
     Device,
@@ -155,8 +159,9 @@ impl<T: Transport> fmt::Debug for ThroughHost<T> {
     }
 }
 
-// SAFETY: device memory is touched only by copies that are waited for before the share of their operation is finished or dropped (`carry`); all
-// other operations go to the inner transport, with its own registration.
+// SAFETY: device memory is touched only by copies, which end before the share of their operation is
+// finished or dropped (`carry`). All other operations go to the inner transport, with its own
+// registration.
 unsafe impl<T: Transport> Transport for ThroughHost<T> {
     type Registration = ThroughRegistration<T::Registration>;
     type Peer = ThroughPeer<T::Peer>;
@@ -170,7 +175,7 @@ unsafe impl<T: Transport> Transport for ThroughHost<T> {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Self::Registration> {
-        // SAFETY: passed on.
+        // SAFETY: passed on to the caller.
         match unsafe { self.transport.register(span, access) } {
             Ok(inner) => Ok(ThroughRegistration { inner: Some(inner) }),
             Err(error) if span.location.is_device() && access == Access::Local => {
@@ -242,7 +247,7 @@ impl<T: Transport> PathStatistics<ThroughPeer<T::Peer>> for ThroughHost<T> {
     }
 }
 
-/// An operation that goes through the host.
+/// Operation that goes through the host.
 struct Posted {
     opcode: Opcode,
     local: MemorySpan,
@@ -256,25 +261,25 @@ impl Posted {
     }
 }
 
-/// Parts of operations that share a buffer. All go the same way.
+/// Parts of operations that share a buffer. All have the same direction.
 struct Load {
     opcode: Opcode,
     pieces: Vec<Piece>,
     bytes: usize,
 }
 
-/// An operation, or a part of one.
+/// Operation, or a part of one.
 struct Piece {
     local: MemorySpan,
     remote: u64,
     key: Arc<[u8]>,
-    /// Where in the buffer.
+    /// Offset in the buffer.
     at: usize,
     share: Completion,
     failed: Failed,
 }
 
-/// Why a part of an operation has failed, so that the others are not begun.
+/// Error of a failed part of an operation, so that the other parts are not begun.
 #[derive(Clone, Default)]
 struct Failed(Arc<Mutex<Option<Error>>>);
 
@@ -285,7 +290,7 @@ impl Piece {
     }
 }
 
-/// Cuts operations where a buffer ends, and brings short ones together.
+/// Splits operations at the end of a buffer, and combines short ones.
 struct Cutter {
     chunk: usize,
     loads: Vec<Load>,
@@ -301,7 +306,7 @@ impl Cutter {
             let local = MemorySpan { ptr: unsafe { op.local.ptr.add(from) }, len, ..op.local };
             let remote = op.remote.wrapping_add(from as u64);
             from += len;
-            // The operation's own share goes with its last piece.
+            // The last piece takes the operation's own share.
             let last = from == op.local.len;
             let Some(share) = (if last { share.take() } else { share.as_mut().map(Completion::share) })
             else {
@@ -315,7 +320,7 @@ impl Cutter {
         }
     }
 
-    /// The last one, if there is room in it, or another.
+    /// Returns the last load if it has enough free space, or a new one.
     fn load(&mut self, opcode: Opcode, len: usize) -> &mut Load {
         let fits = |load: &Load| load.opcode == opcode && load.bytes + len <= self.chunk;
         if !self.loads.last().is_some_and(fits) {
@@ -342,7 +347,7 @@ impl<T: Transport> Carrier<T> {
         device::spawn(loads.buffer_unordered(AT_ONCE).for_each(|()| std::future::ready(())));
     }
 
-    /// Sees a load through; every piece of it is finished.
+    /// Runs a load to its end. Every piece of it is then finished.
     async fn carry(&self, peer: &T::Peer, load: Load) {
         let Load { opcode, pieces, bytes } = load;
         let pieces = self.still_wanted(pieces);
@@ -360,7 +365,8 @@ impl<T: Transport> Carrier<T> {
             Opcode::Write => {
                 let pieces = self.copy(&stage, pieces, opcode).await;
                 let pieces = self.still_wanted(pieces);
-                // The buffer goes last: giving page-locked memory back may wait for all work of the device, and that for these shares.
+                // The buffer is dropped last: the release of page-locked memory may wait for all
+                // work of the device, and that work may wait for these shares.
                 let (pieces, _stage) = self.transfer(peer, stage, pieces, opcode, deadline).await;
                 pieces.into_iter().for_each(|piece| piece.share.finish(Ok(())));
             }
@@ -385,7 +391,8 @@ impl<T: Transport> Carrier<T> {
         self.stages.take(register).await
     }
 
-    /// Finishes what is late, given up, or a part of what has failed; the rest.
+    /// Finishes pieces that are late, cancelled, or parts of a failed operation. Returns the
+    /// others.
     fn still_wanted(&self, pieces: Vec<Piece>) -> Vec<Piece> {
         let mut wanted = Vec::with_capacity(pieces.len());
         for piece in pieces {
@@ -410,7 +417,8 @@ impl<T: Transport> Carrier<T> {
         deadline.is_some_and(|at| self.clock.now() >= at)
     }
 
-    /// Copies between the buffer and the device, all pieces at a time; those that made it.
+    /// Copies between the buffer and the device, all pieces in parallel. Returns those that
+    /// succeeded.
     async fn copy(&self, stage: &Stage<T::Registration>, pieces: Vec<Piece>, opcode: Opcode) -> Vec<Piece> {
         let copies = pieces.iter().map(|piece| {
             let here = stage.part(piece.at, piece.local.len);
@@ -419,8 +427,9 @@ impl<T: Transport> Carrier<T> {
                     Opcode::Write => (piece.local, here),
                     Opcode::Read => (here, piece.local),
                 };
-                // SAFETY: the operation's bytes are ours until its share is finished, the buffer until it is dropped; both come after the copies,
-                // which `join_all` keeps until all are over.
+                // SAFETY: this code has the only access to the bytes of the operation until its
+                // share is finished, and to the buffer until it is dropped. Both happen after the
+                // copies, which `join_all` keeps until all have ended.
                 unsafe { DeviceCopy::begin(from, to) }
             });
             async { copy?.await }
@@ -461,7 +470,8 @@ impl<T: Transport> Carrier<T> {
                 Err(error) => done.finish(Err(error)),
                 Ok(places) => {
                     let ops = places.into_iter().zip(&pieces).map(|(place, piece)| {
-                        // SAFETY: the buffer lives, with its registration, in the ticket until `done` is finished, and nobody else has it.
+                        // SAFETY: the ticket keeps the buffer and its registration until `done` is
+                        // finished, and there is no other user.
                         unsafe { Op::new(opcode, stage.registration(), place, piece.remote, &piece.key) }
                     });
                     let ops: Vec<_> = ops.collect();
@@ -477,7 +487,7 @@ impl<T: Transport> Carrier<T> {
         for (piece, result) in pieces.into_iter().zip(results) {
             match result {
                 Ok(()) => good.push(piece),
-                // Of a part: the operation as a whole may have been begun.
+                // The other parts of the operation may have begun.
                 Err(error) if is_given_back(&error) => piece.fail(closed()),
                 Err(error) => piece.fail(error),
             }
@@ -487,7 +497,7 @@ impl<T: Transport> Carrier<T> {
 }
 
 fn late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was over")
+    Error::new(ErrorCode::RpcTimeout, "cannot finish transfer: its deadline has passed")
 }
 
 fn closed() -> Error {
@@ -520,7 +530,8 @@ mod tests {
     fn operations_are_cut_and_brought_together() {
         assert_eq!(loads(&[(3, true), (4, true), (4, true)]), [vec![(0, 3), (3, 4)], vec![(0, 4)]]);
         assert_eq!(loads(&[(25, true), (5, true)]), [vec![(0, 10)], vec![(0, 10)], vec![(0, 5), (5, 5)]]);
-        // Of memory that the peer has not told us of, a part may be refused after others were not.
+        // A part outside the known memory of the peer may be refused after other parts were
+        // accepted.
         assert_eq!(loads(&[(25, false), (5, false)]), [vec![(0, 25)], vec![(0, 5)]]);
     }
 

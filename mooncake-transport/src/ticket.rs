@@ -1,7 +1,9 @@
-//! How a transfer ends: a wire finishes shares of a [`Completion`], the caller waits on the [`Ticket`].
+//! Completion of transfers: a transport finishes shares of a [`Completion`], and the caller waits
+//! on the [`Ticket`].
 //!
-//! One allocation per batch, one wake-up per batch. The buffer lives in that allocation until the last share is finished, so
-//! dropping the ticket neither cancels the transfer nor frees memory the wire still uses.
+//! A batch costs one allocation and one wake-up. The buffer lives in that allocation until the last
+//! share is finished. So the drop of a ticket neither cancels the transfer nor frees memory that
+//! the transport still uses.
 
 use std::future::Future;
 use std::ops::{Deref, Range};
@@ -17,14 +19,15 @@ use mooncake_core::clock::{Clock, Moment, SystemClock};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Reason, Result, SharedClock};
 use parking_lot::Mutex;
 
-/// A ticket for `ops` operations on `buffer`, and the completion to submit with them.
+/// Creates a ticket for `ops` operations on `buffer`, and the completion to submit with them.
 ///
-/// `deadline`, on the transport's clock, is when the wire gives up; see [`Completion::deadline`].
+/// `deadline` is a moment of the transport's clock; see [`Completion::deadline`].
 pub fn ticket<B: Send + 'static>(buffer: B, ops: usize, deadline: Option<Moment>) -> (Completion, Ticket<B>) {
     make(buffer, ops, deadline, None)
 }
 
-/// The same with a watch on each single operation, through which they can be given up, for two more allocations.
+/// Creates a ticket, its completion, and a watch on the single operations. The watch can cancel
+/// operations. It costs two more allocations.
 pub fn watched<B: Send + 'static>(
     buffer: B,
     ops: usize,
@@ -47,7 +50,8 @@ fn make<B: Send + 'static>(
     (completion, Ticket { shared, tally: None })
 }
 
-/// How the single operations of a [`watched`] ticket stand, while they run and afterwards. Clones watch the same ticket.
+/// Watch on the single operations of a [`watched`] ticket, during the transfer and afterwards.
+/// Clones watch the same ticket.
 #[derive(Clone)]
 pub struct Watch {
     shared: Arc<Watched>,
@@ -57,7 +61,7 @@ struct Watched {
     /// Unfinished shares of each operation, and the bits below.
     each: Box<[AtomicU32]>,
     given_up: AtomicBool,
-    /// Whom to tell of that.
+    /// Callbacks for the cancellation.
     tell: Mutex<Vec<Tell>>,
 }
 
@@ -68,7 +72,7 @@ const NOT_STARTED: &str = "cannot finish operation: cancelled by the caller befo
 /// Message for an operation that the caller cancelled when a part of it was done.
 const CUT: &str = "cannot finish operation: cancelled by the caller when a part was done";
 
-/// Whether an operation failed because the caller cancelled it before it began.
+/// Returns whether an operation failed because the caller cancelled it before it began.
 pub(crate) fn is_given_back(error: &Error) -> bool {
     error.reason() == Some(Reason::NotStarted)
 }
@@ -76,22 +80,23 @@ pub(crate) fn is_given_back(error: &Error) -> bool {
 const FAILED: u32 = 1 << 31;
 const LATE: u32 = 1 << 30;
 const GIVEN_UP: u32 = 1 << 29;
-/// Some of it was not given up.
+/// Bit of an operation that has begun at least in part.
 const BEGUN: u32 = 1 << 28;
 const FLAGS: u32 = FAILED | LATE | GIVEN_UP | BEGUN;
 
-/// How one operation stands.
+/// State of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpState {
-    /// Under way.
+    /// Not finished yet.
     Pending,
-    /// Done.
+    /// Completed.
     Done,
-    /// Over without success.
+    /// Failed.
     Failed,
     /// Failed with kind `Timeout`.
     Late,
-    /// No part of it had begun when it was [given up](Watch::give_up): no byte was touched, here or there.
+    /// [Cancelled](Watch::give_up) before any part of the operation began. No byte was touched on
+    /// either side.
     GivenUp,
 }
 
@@ -102,7 +107,8 @@ impl Watch {
         Self { shared: Arc::new(Watched { each, given_up: AtomicBool::new(false), tell }) }
     }
 
-    /// How the operation of this number stands; `None` when there is none.
+    /// Returns the state of the operation with this number, or `None` if there is no such
+    /// operation.
     pub fn state(&self, op: usize) -> Option<OpState> {
         let word = self.shared.each.get(op)?.load(Ordering::Acquire);
         Some(match word {
@@ -114,8 +120,8 @@ impl Watch {
         })
     }
 
-    /// Nobody waits for the operations any more: those that no wire has begun are not begun. The others go on, and keep their memory until they are
-    /// over. Returns at once.
+    /// Cancels the operations that the transport has not begun. The others continue, and keep their
+    /// memory until they are finished. Returns at once.
     pub fn give_up(&self) {
         if !self.shared.given_up.swap(true, Ordering::SeqCst) {
             self.tell();
@@ -145,7 +151,7 @@ impl Watch {
             Err(_) => FAILED | BEGUN,
         };
         for word in &self.shared.each[ops] {
-            // One that is whole and done says so by itself.
+            // The only share of an operation reports its outcome itself.
             if bits != BEGUN || word.load(Ordering::Relaxed) != 1 {
                 word.fetch_or(bits, Ordering::Relaxed);
             }
@@ -162,7 +168,7 @@ impl std::fmt::Debug for Watch {
 
 struct Shared<B> {
     progress: Progress,
-    // Locked by the ticket's holder only; completions never look at it.
+    // Only the holder of the ticket takes this lock; completions never do.
     buffer: Mutex<Option<B>>,
 }
 
@@ -178,10 +184,10 @@ struct Progress {
 trait Core: Send + Sync {
     fn progress(&self) -> &Progress;
 
-    /// The last share is finished.
+    /// Runs when the last share is finished.
     fn done(&self);
 
-    /// Passes what the caller may give up to `look`.
+    /// Passes the watch, if the caller may cancel, to `look`.
     fn with_watch(&self, look: &mut dyn FnMut(&Watch)) {
         if let Some(watch) = &self.progress().watch {
             look(watch);
@@ -199,7 +205,7 @@ impl<B: Send> Core for Shared<B> {
     }
 }
 
-/// Stands between a wire and a completion; see [`Completion::intercept`].
+/// State of an intercepted completion; see [`Completion::intercept`].
 struct Intercepted<F> {
     progress: Progress,
     then: Mutex<Option<(F, Completion)>>,
@@ -245,10 +251,13 @@ impl Progress {
     }
 }
 
-/// A share of a submission's completion, standing for a range of its operations. The ticket is ready when all shares are finished.
+/// Share of a submission's completion, for a range of its operations. The ticket is ready when all
+/// shares are finished.
 ///
-/// A share dropped without [`finish`](Completion::finish) counts as failed, so a wire that forgets one causes an error and not a hang.
-/// Finishing the last share wakes the waiter and may drop the buffer, registrations and all: a wire holds no lock of its own then.
+/// A share dropped without [`finish`](Completion::finish) counts as failed, so a transport that
+/// forgets one causes an error and not a hang. The end of the last share wakes the waiter and may
+/// drop the buffer with its registrations. So a transport must not hold a lock of its own at that
+/// point.
 #[must_use = "dropping a share fails its operations"]
 pub struct Completion {
     core: Option<Arc<dyn Core>>,
@@ -256,22 +265,24 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// How many operations it stands for.
+    /// Returns the number of operations of this share.
     pub fn ops(&self) -> usize {
         self.ops.len()
     }
 
-    /// The numbers of its operations in the submission.
+    /// Returns the numbers of its operations in the submission.
     pub fn numbers(&self) -> Range<usize> {
         self.ops.clone()
     }
 
-    /// When to give up, on the transport's clock: finish with an error of kind `Timeout` by then, and begin nothing afterwards.
+    /// Returns the deadline on the transport's clock. The transport finishes the share with an
+    /// error of kind `Timeout` by then, and begins nothing afterwards.
     pub fn deadline(&self) -> Option<Moment> {
         self.core.as_ref().and_then(|core| core.progress().deadline)
     }
 
-    /// Whether the caller has [given it up](Watch::give_up): then nothing is begun for it any more.
+    /// Returns whether the caller has [cancelled](Watch::give_up) an operation of this share. The
+    /// transport then begins nothing more for it.
     pub fn is_given_up(&self) -> bool {
         let mut given_up = false;
         if let Some(core) = &self.core {
@@ -280,18 +291,21 @@ impl Completion {
         given_up
     }
 
-    /// Has `tell` called when the caller gives it up, if that is possible at all. A wire that keeps operations waiting looks through them
-    /// then, and [gives back](Self::give_back) those it has not begun. It may hold no lock of its own here, as it may be given up already.
+    /// Registers a callback for the cancellation by the caller, if the caller can cancel. A
+    /// transport that queues operations searches its queue in the callback, and
+    /// [returns](Self::give_back) the operations that it has not begun. The transport must hold no
+    /// lock of its own here, because the callback may run at once.
     pub fn when_given_up<F: FnOnce() + Send + 'static>(&self, tell: impl FnOnce() -> F) {
         let Some(watch) = self.watch() else { return };
         watch.shared.tell.lock().push(Box::new(tell()));
-        // Whoever gave up meanwhile has not seen it. No lock of a completion is held here: whoever is told may look at this one.
+        // The callback misses a cancellation that happened before it was registered. No lock of a
+        // completion is held here, because the callback may inspect this one.
         if watch.is_given_up() {
             watch.tell();
         }
     }
 
-    /// What the caller may give it up through, if that is possible at all.
+    /// Returns the watch through which the caller may cancel, if there is one.
     fn watch(&self) -> Option<Watch> {
         let mut found = None;
         if let Some(core) = &self.core {
@@ -300,21 +314,21 @@ impl Completion {
         found
     }
 
-    /// Reports the outcome of all its operations. An error counts for each of them.
+    /// Reports the outcome of all operations of this share. An error counts for each of them.
     pub fn finish(mut self, result: Result<()>) {
         self.end(result, false);
     }
 
-    /// Reports that its operations were given up before they began.
+    /// Reports that the operations were cancelled before they began.
     pub fn give_back(mut self) {
         let error = Error::new(ErrorCode::TransferFail, NOT_STARTED).with_reason(Reason::NotStarted);
         self.end(Err(error), true);
     }
 
-    /// Cuts it in two: the first `n` operations and the rest.
+    /// Splits the share in two: the first `n` operations and the rest.
     ///
     /// # Panics
-    /// When it stands for fewer than `n`.
+    /// Panics if the share has fewer than `n` operations.
     pub fn split_at(mut self, n: usize) -> (Completion, Completion) {
         assert!(n <= self.ops.len(), "split at {n} of {} operations", self.ops.len());
         let mut first = self.another();
@@ -323,7 +337,8 @@ impl Completion {
         (first, self)
     }
 
-    /// Another share of the same operations, for a wire that moves one operation in pieces. Both must be finished.
+    /// Creates another share of the same operations, for a transport that moves one operation in
+    /// pieces. Both shares must be finished.
     pub fn share(&mut self) -> Completion {
         if let Some(watch) = self.core.as_ref().and_then(|core| core.progress().watch.as_ref()) {
             watch.one_more(self.ops.clone());
@@ -340,13 +355,15 @@ impl Completion {
         Completion { core, ops: self.ops.clone() }
     }
 
-    /// A completion of the same operations and deadline to submit instead of this one. When all its shares are finished and some have failed,
-    /// `then` gets the failures, by operation, and this completion, to try again elsewhere; without failures this completion is finished too.
+    /// Creates a completion of the same operations and deadline, to submit instead of this one.
+    /// `then` runs when all its shares are finished and some have failed. It receives the failures
+    /// by operation and this completion, to try another way. If no share failed, this completion is
+    /// finished too.
     ///
-    /// `then` runs where the last share is finished, so it must not wait.
+    /// `then` runs on the thread that finishes the last share, so it must not wait.
     pub fn intercept(self, then: impl FnOnce(Vec<Option<Error>>, Completion) + Send + 'static) -> Completion {
         let (ops, deadline) = (self.ops(), self.deadline());
-        // Of what can be given up it must be known whether it had begun.
+        // The watch records whether a cancelled operation had begun.
         let watch = self.watch().map(|_| Watch::new(ops));
         let core = Arc::new(Intercepted {
             progress: Progress::new(ops, deadline, watch),
@@ -355,7 +372,8 @@ impl Completion {
         Completion { core: Some(core), ops: 0..ops }
     }
 
-    /// One share per operation, in order. Shares not taken from the iterator count as failed.
+    /// Splits the share into one share per operation, in order. Shares that the caller does not
+    /// take from the iterator count as failed.
     pub fn each(self) -> Each {
         if self.ops.is_empty() {
             self.finish(Ok(()));
@@ -421,10 +439,12 @@ impl Iterator for Each {
 
 impl ExactSizeIterator for Each {}
 
-/// What a submission comes to: ready when every operation is finished, and gives the buffer back whatever the outcome.
+/// Outcome of a submission: ready when every operation is finished. The ticket returns the buffer
+/// whatever the outcome.
 ///
-/// As a future it yields the first failure, a timeout before any other. [`Ticket::results`] tells the operations apart, [`Ticket::wait`] needs no runtime.
-/// Dropping it does not cancel anything and frees nothing early: the wire's shares keep the buffer.
+/// As a future it yields the first failure, a timeout before any other. [`Ticket::results`] yields
+/// one result per operation, and [`Ticket::wait`] needs no runtime. The drop of a ticket cancels
+/// nothing and frees nothing early: the transport's shares keep the buffer.
 #[must_use = "the outcome of the transfer is in it"]
 pub struct Ticket<B> {
     shared: Arc<Shared<B>>,
@@ -432,37 +452,39 @@ pub struct Ticket<B> {
 }
 
 impl<B: Send + 'static> Ticket<B> {
-    /// A ticket that is ready at once.
+    /// Creates a ticket that is ready at once.
     pub fn ready(buffer: B, result: Result<()>) -> Self {
         let (done, ticket) = ticket(buffer, 1, None);
         done.finish(result);
         ticket
     }
 
-    /// The same ticket, whose outcome is counted when it is taken.
+    /// Adds a tally, which counts the outcome when it is taken.
     pub(crate) fn tallied(mut self, tally: Tally<B>) -> Self {
         self.tally = Some(tally);
         self
     }
 
-    /// Whether every operation is finished.
+    /// Returns whether every operation is finished.
     pub fn is_done(&self) -> bool {
         self.shared.progress.is_done()
     }
 
-    /// The buffer, to find out where its memory is; what is in it is the wire's until the ticket is ready.
+    /// Returns the buffer, to find the address of its memory. The contents belong to the transport
+    /// until the ticket is ready.
     pub(crate) fn buffer(&self) -> impl Deref<Target = B> {
         parking_lot::MutexGuard::map(self.shared.buffer.lock(), |b| {
             b.as_mut().expect("polled after it was ready")
         })
     }
 
-    /// Parks the thread until it is ready. Needs no runtime; do not call it where one must not be blocked.
+    /// Parks the thread until the ticket is ready. Needs no runtime. Do not call it on a thread
+    /// that must not block.
     pub fn wait(mut self) -> (Result<()>, B) {
         block_on(|cx| Pin::new(&mut self).poll(cx))
     }
 
-    /// Parks the thread for at most `span`; gives the ticket back when it is not ready by then.
+    /// Parks the thread for at most `span`. Returns the ticket if it is not ready by then.
     pub fn wait_timeout(mut self, span: Duration) -> std::result::Result<(Result<()>, B), Self> {
         match block_on_for(Some(span), |cx| Pin::new(&mut self).poll(cx)) {
             Some(outcome) => Ok(outcome),
@@ -470,7 +492,7 @@ impl<B: Send + 'static> Ticket<B> {
         }
     }
 
-    /// The same, with one result per operation.
+    /// Converts the ticket into one that yields one result per operation.
     pub fn results(self) -> Results<B> {
         Results { shared: self.shared, tally: self.tally }
     }
@@ -481,8 +503,8 @@ impl<B: Send + 'static> Future for Ticket<B> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.shared.poll(cx, self.tally.as_ref()).map(|(failures, buffer)| {
-            // A timeout first, because its bytes may still land; then the lowest operation, so that the same failures give the same error
-            // however they raced.
+            // A timeout comes first, because its bytes may still arrive. The lowest operation comes
+            // next, so that the same failures give the same error in any order.
             let first = failures
                 .into_iter()
                 .min_by_key(|(ops, error)| (error.kind() != ErrorKind::Timeout, ops.start));
@@ -497,7 +519,7 @@ impl<B> std::fmt::Debug for Ticket<B> {
     }
 }
 
-/// A [`Ticket`] that yields one result per operation, in order.
+/// [`Ticket`] that yields one result per operation, in order.
 #[must_use = "the outcome of the transfer is in it"]
 pub struct Results<B> {
     shared: Arc<Shared<B>>,
@@ -505,7 +527,7 @@ pub struct Results<B> {
 }
 
 impl<B: Send + 'static> Results<B> {
-    /// Parks the thread until it is ready.
+    /// Parks the thread until the ticket is ready.
     pub fn wait(mut self) -> (Vec<Result<()>>, B) {
         block_on(|cx| Pin::new(&mut self).poll(cx))
     }
@@ -520,11 +542,12 @@ impl<B: Send + 'static> Future for Results<B> {
     }
 }
 
-/// One result per operation.
+/// Converts failures into one result per operation.
 fn spread(progress: &Progress, failures: Failures) -> Vec<Result<()>> {
     let mut results: Vec<Result<()>> = (0..progress.ops).map(|_| Ok(())).collect();
     for (ops, error) in failures {
-        // Of several failures of one operation the first counts, but a timeout before any: its bytes may still come.
+        // The first failure of an operation counts, but a timeout comes before any other, because
+        // its bytes may still arrive.
         let late = error.kind() == ErrorKind::Timeout;
         let outranked = |r: &&mut Result<()>| match r {
             Ok(()) => true,
@@ -551,14 +574,14 @@ impl<B> std::fmt::Debug for Results<B> {
     }
 }
 
-/// Which operations have failed, and why.
+/// Failed operations with their errors.
 pub(crate) type Failures = Vec<(Range<usize>, Error)>;
 
-/// Counts what becomes of a ticket's operations. It owns no memory, so that it costs a ticket none.
+/// Counter of the outcomes of a ticket. It owns no memory, so a ticket without one costs nothing.
 pub(crate) struct Tally<B> {
     pub(crate) clock: SharedClock,
     pub(crate) began: Moment,
-    /// Gets the buffer, the failures, and the time it took.
+    /// Function that receives the buffer, the failures, and the elapsed time.
     pub(crate) count: fn(&B, &Failures, Duration),
 }
 
@@ -566,7 +589,8 @@ impl<B> Shared<B> {
     fn poll(&self, cx: &mut Context<'_>, tally: Option<&Tally<B>>) -> Poll<(Failures, B)> {
         if !self.progress.is_done() {
             self.progress.waker.register(cx.waker());
-            // Again: the last share may have been finished before the waker was there.
+            // Checked again, because the last share may have been finished before the waker was
+            // registered.
             if !self.progress.is_done() {
                 return Poll::Pending;
             }
@@ -609,7 +633,7 @@ fn block_on<R>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>) -> R {
     })
 }
 
-/// Polls on this thread for at most `span`, or until it is ready.
+/// Polls on this thread until the future is ready, for at most `span`.
 pub(crate) fn block_on_for<R>(
     span: Option<Duration>,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<R>,

@@ -1,4 +1,4 @@
-//! Posting transfers safely: buffers go in by value and come back with the ticket.
+//! Safe posting of transfers: buffers are passed by value and come back with the ticket.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use crate::region::{Sink, Source};
 use crate::ticket::{Completion, Ticket, ticket};
 use crate::transport::{Op, Opcode, Transport};
 
-/// One contiguous transfer: all of `buffer` against as many bytes at a remote address.
+/// Contiguous transfer between all of `buffer` and as many bytes at a remote address.
 #[derive(Clone, Debug)]
 pub struct Transfer<B> {
     /// Absolute address in the peer's process.
     pub remote: u64,
-    /// Opaque right to touch it; `None` where none is needed.
+    /// Opaque access key, or `None` if none is needed.
     pub key: Option<Arc<[u8]>>,
-    /// The local side.
+    /// Local side.
     pub buffer: B,
 }
 
 impl<B> Transfer<B> {
-    /// A transfer without an access key.
+    /// Creates a transfer without an access key.
     pub fn new(remote: u64, buffer: B) -> Self {
         Self { remote, key: None, buffer }
     }
@@ -34,11 +34,13 @@ impl<B: Send + 'static, const N: usize> Transfers<B> for [Transfer<B>; N] {}
 impl<B: Send + 'static> Transfers<B> for Vec<Transfer<B>> {}
 
 mod sealed {
-    // The bytes behind the transfers must not move while the wire uses them, which a foreign `AsRef` could do.
+    // The bytes behind the transfers must not move while the transport uses them. A foreign `AsRef`
+    // could move them.
     pub trait Sealed {}
-    impl<B, const N: usize> Sealed for [super::Transfer<B>; N] {}
-    impl<B> Sealed for Vec<super::Transfer<B>> {}
 }
+
+impl<B, const N: usize> sealed::Sealed for [Transfer<B>; N] {}
+impl<B> sealed::Sealed for Vec<Transfer<B>> {}
 
 /// Posts reads from one peer: one submission, one allocation, one wake-up.
 ///
@@ -92,16 +94,18 @@ where
 {
     let ops = transfers.as_ref().len();
     let (done, ticket) = ticket(transfers, ops, deadline);
-    // SAFETY: the ticket keeps the buffers until `done` is finished, whatever happens to it; buffers of reads are sinks, as
-    // `read` demands, and were handed over.
+    // SAFETY: the ticket keeps the buffers until `done` is finished. The buffers of reads are
+    // sinks, as `read` demands, and were handed over.
     unsafe { post_some(transport, peer, (*ticket.buffer()).as_ref().iter().map(|t| (opcode, t)), done) };
     ticket
 }
 
-/// Checks transfers against the wire's capabilities and submits them; what the wire cannot do fails before anything is sent.
+/// Checks transfers against the transport's capabilities and submits them. An unsupported transfer
+/// fails before anything is sent.
 ///
 /// # Safety
-/// The buffers live, where they are, until `done` is finished. Those of reads are sinks nobody else holds.
+/// The buffers live in place until `done` is finished. Those of reads are sinks with no other
+/// holder.
 pub(crate) unsafe fn post_some<'a, T, B, I>(transport: &T, peer: &T::Peer, transfers: I, done: Completion)
 where
     T: Transport,
@@ -114,7 +118,7 @@ where
     let ops = transfers.map(|(opcode, transfer)| {
         let local = transfer.buffer.local();
         let key = transfer.key.as_deref().unwrap_or_default();
-        // SAFETY: as promised by the caller, and by the buffer's own `unsafe impl`.
+        // SAFETY: promised by the caller, and by the buffer's own `unsafe impl`.
         unsafe { Op::new(opcode, local.registration, local.span, transfer.remote, key) }
     });
     transport.submit(peer, ops, done);
@@ -124,7 +128,7 @@ fn fits<T: Transport, B: Source<T>>(transport: &T, transfer: &Transfer<B>) -> Re
     let (local, can) = (transfer.buffer.local(), transport.capabilities());
     if local.span.len as u64 > can.max_op_bytes {
         return Err(Error::invalid(format!(
-            "a transfer of {} bytes, {} moves at most {} at once",
+            "cannot transfer: operation too long. len={} transport={} max={}",
             local.span.len,
             transport.protocol(),
             can.max_op_bytes
@@ -132,7 +136,7 @@ fn fits<T: Transport, B: Source<T>>(transport: &T, transfer: &Transfer<B>) -> Re
     }
     if can.needs_registration && local.registration.is_none() {
         return Err(Error::invalid(format!(
-            "{} bytes at {:#x} are not registered, and {} needs that",
+            "cannot transfer: local memory is not registered. len={} address={:#x} transport={}",
             local.span.len,
             local.span.addr(),
             transport.protocol()

@@ -1,6 +1,5 @@
-//! The interface of a transport: one-sided reads and writes between registered memory.
+//! Interface of a transport: one-sided reads and writes between registered memory.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::ptr::NonNull;
@@ -10,47 +9,10 @@ use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 
 use crate::handshake::AcceptConnection;
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::statistics::FallbackCounter;
 use crate::ticket::Completion;
-
-/// Name of a transport as segment descriptors spell it. The set is open: the constants are those of
-/// this project.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Protocol(Cow<'static, str>);
-
-impl Protocol {
-    /// TCP, crate `mooncake-tcp`.
-    pub const TCP: Protocol = Protocol(Cow::Borrowed("tcp"));
-    /// RDMA verbs.
-    pub const RDMA: Protocol = Protocol(Cow::Borrowed("rdma"));
-    /// NVLink between GPUs.
-    pub const NVLINK: Protocol = Protocol(Cow::Borrowed("nvlink"));
-    /// NVLink between GPUs of one host.
-    pub const NVLINK_INTRA: Protocol = Protocol(Cow::Borrowed("nvlink_intra"));
-    /// Shared memory of one host, crate `mooncake-shm`.
-    pub const SHM: Protocol = Protocol(Cow::Borrowed("shm"));
-    /// Files and block devices, crate `mooncake-disk`.
-    pub const DISK: Protocol = Protocol(Cow::Borrowed("disk"));
-    /// Inside one process, [`Loopback`](crate::loopback::Loopback).
-    pub const LOOPBACK: Protocol = Protocol(Cow::Borrowed("loopback"));
-
-    /// Creates the name of a transport.
-    pub fn new(name: impl Into<Cow<'static, str>>) -> Self {
-        Self(name.into())
-    }
-
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Abilities and requirements of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,11 +20,11 @@ impl fmt::Display for Protocol {
 pub struct Capabilities {
     /// Maximum length of an operation in bytes. The engine refuses longer operations.
     pub max_op_bytes: u64,
-    /// Whether local memory must be registered. [`Op::registration`] may be `None` otherwise.
+    /// True if local memory must be registered. [`Op::registration`] may be `None` otherwise.
     pub needs_registration: bool,
-    /// Whether local and remote memory may be device memory.
+    /// True if local and remote memory may be device memory.
     pub device_memory: bool,
-    /// Whether peers on this host access shared memory directly
+    /// True if peers on this host access shared memory directly
     /// ([`HostMemoryOptions::shared`](mooncake_core::memory::HostMemoryOptions)).
     pub shared_memory: bool,
 }
@@ -111,8 +73,8 @@ pub enum Opcode {
     Write = 1,
 }
 
-/// Contiguous transfer. A transport borrows it for the call of [`Transport::submit`] and copies what
-/// it needs later.
+/// Contiguous transfer. A transport borrows it for the call of [`Transport::submit`] and copies
+/// what it needs later.
 #[derive(Debug)]
 pub struct Op<'a, R> {
     opcode: Opcode,
@@ -128,8 +90,9 @@ impl<'a, R> Op<'a, R> {
     ///
     /// # Safety
     /// Until the completion submitted with the operation is done and the submitting call has
-    /// returned: the bytes of `local` stay allocated; `registration`, if given, covers them and stays
-    /// alive; nobody else reads or writes the bytes of a `Read`; nobody writes the bytes of a `Write`.
+    /// returned: the bytes of `local` stay allocated; `registration`, if given, covers them and
+    /// stays alive; no other code reads or writes the bytes of a `Read`; no code writes the bytes
+    /// of a `Write`.
     #[allow(unsafe_code)]
     pub unsafe fn new(
         opcode: Opcode,
@@ -166,7 +129,7 @@ impl<'a, R> Op<'a, R> {
         self.local.len
     }
 
-    /// Whether the operation moves no bytes. Such an operation fails, as with Mooncake C++.
+    /// Returns whether the operation moves no bytes. Such an operation fails, as with Mooncake C++.
     pub fn is_empty(&self) -> bool {
         self.local.len == 0
     }
@@ -176,8 +139,8 @@ impl<'a, R> Op<'a, R> {
         self.remote
     }
 
-    /// Returns the opaque key of the remote memory, made by [`Transport::export`] of the peer. Empty
-    /// if the transport needs none.
+    /// Returns the opaque key of the remote memory, made by [`Transport::export`] of the peer.
+    /// Empty if the transport needs none.
     pub fn key(&self) -> &'a [u8] {
         self.key
     }
@@ -185,8 +148,8 @@ impl<'a, R> Op<'a, R> {
     /// Returns the same operation for an inner transport, with the registration of that transport.
     ///
     /// # Safety
-    /// As for [`Op::new`]: `registration`, if given, covers the local bytes and lives as long as the
-    /// registration of this operation.
+    /// As for [`Op::new`]: `registration`, if given, covers the local bytes and lives as long as
+    /// the registration of this operation.
     #[allow(unsafe_code)]
     pub unsafe fn with_registration<S>(&self, registration: Option<&'a S>) -> Op<'a, S> {
         Op { opcode: self.opcode, registration, local: self.local, remote: self.remote, key: self.key }
@@ -204,7 +167,8 @@ impl<R> Copy for Op<'_, R> {}
 /// Transport of bytes between registered memory of two processes, of which one is passive.
 ///
 /// Contract (the conformance suite, feature `testkit`, has one case per sentence):
-/// - A completed read has put exactly the remote bytes into the local range, and nothing outside it.
+/// - A completed read has put exactly the remote bytes into the local range, and nothing outside
+///   it.
 /// - A completed write is applied: a read by any node returns it at once.
 /// - A remote range must be non-empty and lie in one registration with [`Access::Remote`]. A range
 ///   that is empty, overflows, lies outside or crosses two registrations fails with kind `Invalid`,
@@ -241,18 +205,19 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
     /// The span's bytes stay allocated until the registration has been dropped.
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Self::Registration>;
 
-    /// Returns the key that peers need for this memory, empty if they need none. Only this transport
-    /// parses it.
+    /// Returns the key that peers need for this memory, empty if they need none. Only this
+    /// transport parses it.
     fn export(&self, registration: &Self::Registration) -> Vec<u8> {
         let _ = registration;
         Vec::new()
     }
 
-    /// Writes into the local descriptor how peers reach this node: protocol, data port and the like.
-    /// It is called whenever the descriptor is built, with the buffers and their exported keys in it.
+    /// Writes into the local descriptor how peers reach this node: protocol, data port and the
+    /// like. It is called whenever the descriptor is built, with the buffers and their exported
+    /// keys in it.
     fn describe(&self, desc: &mut SegmentDesc);
 
-    /// Whether this transport reaches a segment, judged by its descriptor alone.
+    /// Returns whether this transport reaches a segment, judged by its descriptor alone.
     fn reaches(&self, desc: &SegmentDesc) -> bool {
         desc.speaks(&self.protocol())
     }

@@ -1,17 +1,17 @@
-//! One HTTP request at a time, for the metadata directories that are reached over HTTP.
+//! HTTP requests of the metadata directories that use HTTP.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// Time for a request in all, and for its connection; those of the existing system's client.
+/// Timeout of a whole request, and of its connection, as in the client of Mooncake C++.
 const TOTAL: Duration = Duration::from_millis(3000);
 pub(crate) const CONNECT: Duration = Duration::from_millis(1500);
-/// Longest answer that is read, in bytes.
-const MAX_ANSWER: u64 = 32 << 20;
+/// Maximum length of a response, in bytes.
+const MAX_RESPONSE: u64 = 32 << 20;
 
-/// A client with connections it keeps. Clones share them.
+/// Client that keeps its connections. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Web {
     agent: ureq::Agent,
@@ -50,7 +50,7 @@ impl Web {
             .timeout_connect(Some(CONNECT))
             .http_status_as_error(false)
             .max_redirects(0)
-            // What the environment says about proxies is meant for the outside world.
+            // Proxies in the environment are for other networks.
             .proxy(None)
             .build();
         Self { agent: config.new_agent() }
@@ -61,7 +61,7 @@ impl Web {
         &self.agent
     }
 
-    /// Sends a request from a thread that may wait. Needs a tokio runtime.
+    /// Sends a request from a thread that may block. Needs a tokio runtime.
     pub(crate) async fn call(&self, verb: Verb, url: String) -> Result<Reply> {
         let what = format!("{} {url}", verb.name());
         let agent = self.agent.clone();
@@ -87,7 +87,7 @@ fn request(agent: &ureq::Agent, verb: Verb, url: &str) -> std::result::Result<Re
         Verb::Post(value) => agent.post(url).content_type(JSON).send(&value[..]),
         Verb::Delete => agent.delete(url).call(),
     }?;
-    let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
+    let body = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_vec()?;
     Ok(Reply { status: response.status().as_u16(), body })
 }
 
@@ -100,7 +100,7 @@ fn failed(error: ureq::Error) -> Error {
     Error::new(code, format!("the metadata server was not reached: {error}")).with_source(error)
 }
 
-/// The beginning of an answer, for a message.
+/// Returns the beginning of a response, for a message.
 pub(crate) fn excerpt(reply: &Reply) -> String {
     String::from_utf8_lossy(&reply.body[..reply.body.len().min(200)]).trim_end().to_owned()
 }

@@ -1,4 +1,4 @@
-//! What a transfer costs: one allocation and one wake-up per batch, however many operations it has.
+//! Cost of a transfer: one allocation and one wake-up per batch, whatever its number of operations.
 #![cfg(not(miri))]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,4 +1,4 @@
-//! Batches of reads and writes together, on the loopback wire.
+//! Batches of reads and writes on the loopback transport.
 
 use std::sync::Arc;
 
@@ -136,7 +136,7 @@ fn giving_a_batch_up_frees_nothing_that_is_in_use() {
     wire.release(1);
     assert_eq!(Arc::strong_count(&source), 1);
     assert_eq!(view.overall(), Progress { status: Status::Completed, transferred: 16 });
-    // One that fails is not tried again when nobody waits for it.
+    // A failed request is not repeated when the batch is not awaited.
     wire.set(Faults::none().with(Fault::Fail, 1000));
     let mut batch = Batch::new();
     batch.write(&target, region.addr(), vec![1]);

@@ -80,7 +80,8 @@ mod faultless {
     mooncake_transport::transport_conformance!(super::OnFaultless(super::OnLoopback::new()));
 }
 
-/// A wire in safe Rust: nodes find each other's memory in a table, and yield now and then like a real one.
+/// Transport in safe Rust. Nodes find each other's memory in a table, and yield now and then like a
+/// real transport.
 #[derive(Debug)]
 struct Table {
     id: u64,

@@ -1,4 +1,4 @@
-//! The engine on the loopback wire: no sockets, no runtime, and under Miri too.
+//! Engine on the loopback transport: no sockets, no runtime, and under Miri too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn now<F: Future>(future: F) -> F::Output {
 
 fn memory(bytes: &[u8]) -> Arc<HostMemory> {
     let memory = HostMemory::new(bytes.len()).unwrap();
-    // SAFETY: just made, as long as `bytes`, and nobody else knows it.
+    // SAFETY: newly allocated, as long as `bytes`, and without other users.
     unsafe { memory.span().ptr.copy_from_nonoverlapping(std::ptr::NonNull::from(bytes).cast(), bytes.len()) };
     Arc::new(memory)
 }
@@ -228,7 +228,7 @@ fn a_name_in_use_is_refused_and_free_after_close() {
 #[test]
 fn memory_in_the_process_is_copied_without_the_wire() {
     let cluster = Cluster::new();
-    // A wire that never works: what succeeds did not use it.
+    // The transport always fails, so a success did not use it.
     let broken = || {
         let wire = Faulty::new(Arc::new(cluster.net.node()), 1, Faults::none().with(Fault::Fail, 1000));
         Engine::builder(Arc::new(wire))

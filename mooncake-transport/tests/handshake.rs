@@ -1,4 +1,5 @@
-//! The handshake port over real sockets: what it answers, what it refuses, and whom a bad client harms.
+//! Handshake port over real sockets: its responses, its refusals, and its isolation from bad
+//! clients.
 #![cfg(not(miri))]
 
 use std::pin::pin;
@@ -173,7 +174,7 @@ async fn silent_clients_take_no_place_from_others() {
     for _ in 0..2 {
         assert!(probe(at, Duration::from_secs(10), &HandshakeConfig::default()).await);
     }
-    // The first of them made room; the others still have their say.
+    // The first connection was replaced. The others still get responses.
     let mut reply = Vec::new();
     let _ = silent.remove(0).read_to_end(&mut reply).await;
     assert!(reply.is_empty());
@@ -194,7 +195,7 @@ async fn a_peer_of_the_first_age_is_asked_without_a_type_byte() {
             let len = stream.read_u64_le().await.unwrap();
             let mut text = vec![0; len as usize];
             stream.read_exact(&mut text).await.unwrap();
-            // What does not begin like JSON is not understood, and hung up on.
+            // Text that does not begin like JSON is not understood, and the connection is closed.
             if text[0] == b'{' {
                 stream.write_all(&encode(Kind::Connection, true, br#"{"qp_num":[7]}"#)).await.unwrap();
             }

@@ -1,4 +1,5 @@
-//! The HTTP metadata client against a small server that behaves like the existing ones, and against a real one when asked.
+//! HTTP metadata client against a small server that behaves like those of Mooncake C++, and against
+//! a real one on request.
 #![cfg(all(feature = "http", not(miri)))]
 
 use std::collections::HashMap;
@@ -147,7 +148,8 @@ async fn engines_publish_in_the_existing_layout_and_leave_nothing() {
     assert!(store.lock().is_empty());
 }
 
-/// Against a server of the existing system: `METADATA_URL=http://host:8080/metadata cargo test -- --ignored`.
+/// Runs against a server of Mooncake C++: `METADATA_URL=http://host:8080/metadata cargo test --
+/// --ignored`.
 #[tokio::test]
 #[ignore = "needs a metadata server of the existing system"]
 async fn the_client_conforms_on_a_real_server() {

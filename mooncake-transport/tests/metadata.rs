@@ -1,5 +1,5 @@
-//! Metadata directories in etcd and Redis, against real servers that each test starts for itself (Debian: `etcd-server`,
-//! `redis-server`). Without them a test says so and passes, except in CI.
+//! Metadata directories in etcd and Redis, against real servers that each test starts (Debian:
+//! `etcd-server`, `redis-server`). Without them a test reports that and passes, except in CI.
 #![cfg(all(feature = "metadata-etcd", feature = "metadata-redis", not(miri)))]
 
 mod servers;
@@ -133,7 +133,8 @@ async fn engine(
     Engine::builder(Arc::new(net.node())).name(name).directory(directory).handshake(handshake).start().await
 }
 
-/// Two engines meet in a directory; what they leave there is the existing system's, newline and all.
+/// Checks that two engines meet in a directory, and that their entries have the format of Mooncake
+/// C++, with the newline.
 async fn engines_meet(url: &str, backend: Arc<dyn MetadataBackend>) {
     let net = LoopbackNet::new();
     let options = DirectoryOptions { cluster_id: "c".into(), ..DirectoryOptions::default() };
@@ -157,7 +158,7 @@ async fn engines_meet(url: &str, backend: Arc<dyn MetadataBackend>) {
         refused.kind() == ErrorKind::AlreadyExists && refused.to_string().contains(&at.to_string()),
         "{refused}"
     );
-    // As after a crash: the entry stays, and nobody answers there.
+    // As after a crash, the entry remains and no engine responds there.
     let stale = backend.get("mooncake/c/rpc_meta/a:1").await.unwrap().unwrap().value;
     drop(region);
     a.close().await.unwrap();

@@ -1,4 +1,5 @@
-//! Metadata directories in a folder, with the real library (Debian 12: `librocksdb7.8`). Without it a test says so and passes, except in CI.
+//! Metadata directories in a folder, with the real library (Debian 12: `librocksdb7.8`). Without it
+//! a test reports that and passes, except in CI.
 #![cfg(all(feature = "metadata-rocksdb", not(miri)))]
 #![allow(clippy::disallowed_methods, reason = "CI says who it is in the environment")]
 #![allow(clippy::print_stderr, reason = "a test that did not run says so")]
@@ -48,7 +49,7 @@ fn other(test: &str, word: &str) -> Command {
     command
 }
 
-/// What [`other`] was given.
+/// Returns the argument of [`other`].
 fn given() -> Option<String> {
     std::env::args().skip_while(|arg| arg != "--skip").nth(1)
 }
@@ -192,7 +193,8 @@ fn what_is_no_folder_of_ours_is_refused() {
     }
 }
 
-/// Not a test of its own: the process that the next one kills. It says what it is about to do, does it, and says that it is done.
+/// Process that the next test kills, not a test of its own. It reports each change before it begins
+/// and after it is done.
 #[tokio::test]
 #[ignore = "run by killed_while_writing_metadata"]
 async fn writer_of_metadata() {
@@ -232,7 +234,7 @@ async fn killed_while_writing_metadata() {
     let Some((folder, backend)) = start() else { return };
     drop(backend);
     let mut rng = Rng::from_os();
-    // What each key may be: what was acknowledged last, and what was under way.
+    // Permitted states of each key: the last acknowledged one, and those in progress.
     let mut may: HashMap<u64, Vec<Option<(u64, u64)>>> = HashMap::new();
     let mut found = 0;
     for seed in 0..40u64 {
@@ -301,7 +303,7 @@ async fn image() -> Option<(TempDir, Vec<(String, String)>)> {
     let mut entries = Vec::new();
     for number in 0..6u64 {
         if number == 3 {
-            // What is in the log is written to a file as it is opened again.
+            // The contents of the log are written to a file when it is opened again.
             continue;
         }
         let (key, value) = (format!("key/{number}"), long(number, 40));
@@ -318,7 +320,7 @@ async fn image() -> Option<(TempDir, Vec<(String, String)>)> {
     Some((folder, entries))
 }
 
-/// Whether everything is there; otherwise it must have been refused.
+/// Checks that all entries are present. Otherwise the open must have been refused.
 async fn whole(folder: &Path, entries: &[(String, String)], what: &str) -> bool {
     let read = async { open(folder)?.list("").await }.await;
     match read {
@@ -401,7 +403,8 @@ fn a_full_file_system() {
     passed(command);
 }
 
-/// What does not fit is an error, what fitted stays, and with room again it goes on, watchers included.
+/// A value that does not fit is an error, and earlier values remain. With free space again the
+/// directory continues, watchers included.
 #[tokio::test]
 #[ignore = "run by a_full_file_system"]
 async fn lives_on_a_full_file_system() {
@@ -429,7 +432,7 @@ async fn lives_on_a_full_file_system() {
     for number in &kept {
         assert_eq!(text(&backend, &number.to_string()).await.as_ref(), Some(&value), "{number}");
     }
-    // Each value that is there was told of, in the order in which they came.
+    // Watchers received each stored value, in order.
     let mut told = Vec::new();
     loop {
         let event = events.next().await.unwrap();

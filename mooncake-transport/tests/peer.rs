@@ -1,5 +1,5 @@
-//! Against a live engine of the existing system. Ignored by default; `PEER_PYTHON` names a Python that has it installed, and the
-//! test runs where an interface besides `lo` is up:
+//! Tests against a live engine of Mooncake C++. Ignored by default. `PEER_PYTHON` is a Python that
+//! has it installed, and the test runs where an interface besides `lo` is up:
 //! `PEER_PYTHON=.venv/bin/python cargo test -p mooncake-transport --test peer -- --ignored`.
 #![cfg(not(miri))]
 

@@ -1,4 +1,4 @@
-//! Device memory on a wire that knows host memory only: what fails, what waits, and what is bounded.
+//! Device memory on a transport that supports host memory only: failures, waits and limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,7 +116,7 @@ fn page_locked_memory_is_bounded() {
     assert!(most <= (5 * 32) << 20, "{most} bytes");
 }
 
-/// A peer that has told of no memory decides about each operation as a whole.
+/// A peer without published memory decides about each operation as a whole.
 #[test]
 fn what_is_not_listed_is_not_cut() {
     let world = World::new(5 * MIB, SystemClock::shared(), false);
@@ -140,7 +140,7 @@ fn a_failed_copy_fails_its_operation_only() {
         let (_look, source) = world.local(&sent);
         let (result, _) =
             write(&*world.user, &world.peer, [Transfer::new(world.remote.addr(), source)], None).wait();
-        // Nobody else is to blame for it.
+        // The error belongs to this process.
         assert_eq!(result.unwrap_err().kind(), ErrorKind::Internal);
         world.device.fail_copies(0);
         let healthy = TestDevice::new();
@@ -184,7 +184,8 @@ fn a_wire_that_fails_in_the_middle_fails_the_operation() {
     assert!(look.bytes() == world.there());
 }
 
-/// Whoever waits for a buffer does so until his deadline; then others have them, and he has not begun.
+/// An operation waits for a buffer until its deadline. If others have the buffers until then, it
+/// does not begin.
 #[test]
 fn who_waits_for_a_buffer_has_a_deadline() {
     let clock = Arc::new(ManualClock::new());

@@ -39,7 +39,7 @@ impl Host {
         symlink(to, from).unwrap();
     }
 
-    /// A PCI device at a place in the tree, such as `pci0000:00/0000:00:01.0`.
+    /// Adds a PCI device at a position in the tree, such as `pci0000:00/0000:00:01.0`.
     fn pci(&self, place: &str, node: i32, vendor: &str, class: &str) -> PathBuf {
         let device = format!("sys/devices/{place}");
         self.write(&format!("{device}/numa_node"), &node.to_string());
@@ -127,7 +127,7 @@ fn memory_prefers_the_devices_near_it() {
     );
 }
 
-/// CUDA puts the fastest first, and leaves out what it is told to.
+/// CUDA puts the fastest GPU first, and leaves out excluded ones.
 #[test]
 fn gpus_have_the_numbers_that_their_driver_gives_them() {
     let host = server();
@@ -198,7 +198,7 @@ fn a_host_without_anything_has_one_node() {
     let folder = tempfile::tempdir().unwrap();
     let topology = Discovery::under(folder.path()).topology();
     assert_eq!(topology.to_json().to_string(), r#"{"cpu:0":[[],[]]}"#);
-    // Whatever this machine has, it has memory.
+    // Every machine has memory.
     assert!(Discovery::default().topology().places().any(|(location, _)| location.starts_with("cpu:")));
 }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask edges`: the tests of rare interleavings, each run as built and again with the bug that it must detect.
+//! `cargo xtask edges`: tests of rare interleavings. Each test runs once as built, and once more
+//! with each planted bug that it must detect.
 #![allow(clippy::disallowed_methods, reason = "the limit is of real time")]
 
 use std::process::{Command, Stdio};
@@ -7,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::run::{Result, cargo, listed, step, test_program};
 
-/// One test, and the bugs that make it fail. Names of bugs are those of `mooncake_core::fault_injection::is_planted`.
+/// Test, and the bugs that make it fail. The names of bugs are those of
+/// `mooncake_core::fault_injection::is_planted`.
 struct Edge {
-    /// Integration test (`tests/<program>`), or `lib <crate_name>` for the unit tests of a crate.
+    /// Test program (`tests/<program>`), or `lib <crate_name>` for the unit tests of a crate.
     program: &'static str,
+    /// Path of the test in the program: modules and function.
     test: &'static str,
     bugs: &'static [&'static str],
 }
@@ -22,12 +25,12 @@ const EDGES: &[(&str, &[Edge])] = &[
         &[
             Edge {
                 program: "client",
-                test: "lent::a_dropped_read_keeps_the_memory_lent_to_it",
+                test: "lent_memory::a_dropped_read_keeps_the_memory_lent_to_it",
                 bugs: &["a-slice-keeps-the-arena-and-not-the-extent"],
             },
             Edge {
-                program: "local",
-                test: "lent::memory_stays_taken_while_the_owner_may_write_to_it",
+                program: "client",
+                test: "local::lent_memory::memory_stays_taken_while_the_owner_may_write_to_it",
                 bugs: &["a-slice-keeps-the-arena-and-not-the-extent"],
             },
             Edge {
@@ -112,13 +115,13 @@ const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["ticker-measures-sleep-only"],
             },
             Edge {
-                program: "master_disks",
-                test: "an_upsert_in_place_waits_for_the_disk_that_reads_the_value",
+                program: "master",
+                test: "disks::an_upsert_in_place_waits_for_the_disk_that_reads_the_value",
                 bugs: &["upsert-ignores-disk-promises"],
             },
             Edge {
-                program: "master_disks",
-                test: "space_of_a_value_that_an_announced_one_replaces_waits_for_its_disk",
+                program: "master",
+                test: "disks::space_of_a_value_that_an_announced_one_replaces_waits_for_its_disk",
                 bugs: &["announcement-ignores-disk-promises"],
             },
             Edge {
@@ -132,8 +135,8 @@ const EDGES: &[(&str, &[Edge])] = &[
         "E",
         &[
             Edge {
-                program: "listeners",
-                test: "a_master_withstands_connections_that_hold_back",
+                program: "processes",
+                test: "listeners::a_master_withstands_connections_that_hold_back",
                 bugs: &[
                     "full-listener-refuses",
                     "connections-never-idle-again",
@@ -151,13 +154,13 @@ const EDGES: &[(&str, &[Edge])] = &[
         "F",
         &[
             Edge {
-                program: "listeners",
-                test: "a_master_takes_the_descriptors_it_may_have",
+                program: "processes",
+                test: "listeners::a_master_takes_the_descriptors_it_may_have",
                 bugs: &["descriptor-limit-not-raised"],
             },
             Edge {
-                program: "listeners",
-                test: "a_client_withstands_connections_that_hold_back",
+                program: "processes",
+                test: "listeners::a_client_withstands_connections_that_hold_back",
                 bugs: &["full-listener-refuses"],
             },
             Edge {
@@ -166,8 +169,8 @@ const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["connections-wait-for-ever"],
             },
             Edge {
-                program: "listeners",
-                test: "control_connections_leave_places_for_calls",
+                program: "processes",
+                test: "listeners::control_connections_leave_places_for_calls",
                 bugs: &["controls-take-all-places"],
             },
             Edge { program: "meta", test: "a_full_directory_refuses_by_name", bugs: &["metadata-unbounded"] },
@@ -182,8 +185,8 @@ const EDGES: &[(&str, &[Edge])] = &[
         "H",
         &[
             Edge {
-                program: "master_promises",
-                test: "a_client_tells_of_longer_leases",
+                program: "master",
+                test: "promised_leases::a_client_tells_of_longer_leases",
                 bugs: &["promise-forgotten"],
             },
             Edge {
@@ -197,8 +200,8 @@ const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["leader-keeps-no-promise"],
             },
             Edge {
-                program: "master_promises",
-                test: "a_snapshot_tells_of_longer_leases",
+                program: "master",
+                test: "promised_leases::a_snapshot_tells_of_longer_leases",
                 bugs: &["promise-forgotten"],
             },
         ],
@@ -207,8 +210,8 @@ const EDGES: &[(&str, &[Edge])] = &[
         "I",
         &[
             Edge {
-                program: "master_expired",
-                test: "what_is_removed_after_it_was_listed_stays_away",
+                program: "master",
+                test: "expired_clients::what_is_removed_after_it_was_listed_stays_away",
                 bugs: &["expired-removals-forgotten"],
             },
             Edge {
@@ -222,18 +225,18 @@ const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["expired-not-fetched"],
             },
             Edge {
-                program: "overload",
-                test: "nobody_is_taken_for_dead_under_ten_times_the_load",
+                program: "protocol",
+                test: "overload::nobody_is_taken_for_dead_under_ten_times_the_load",
                 bugs: &["heartbeats-in-line"],
             },
             Edge {
-                program: "overload",
-                test: "a_request_whose_caller_has_given_up_is_not_served",
+                program: "protocol",
+                test: "overload::a_request_whose_caller_has_given_up_is_not_served",
                 bugs: &["serve-abandoned-requests"],
             },
             Edge {
-                program: "overload",
-                test: "clients_of_a_restarted_master_announce_one_after_another",
+                program: "protocol",
+                test: "overload::clients_of_a_restarted_master_announce_one_after_another",
                 bugs: &["announce-at-once"],
             },
         ],
@@ -321,42 +324,58 @@ const EDGES: &[(&str, &[Edge])] = &[
         "traps",
         &[
             Edge {
-                program: "tool",
-                test: "bench_refuses_to_evict_objects_of_users",
+                program: "processes",
+                test: "tool::bench_refuses_to_evict_objects_of_users",
                 bugs: &["evicting-bench"],
             },
             Edge {
-                program: "tool",
-                test: "rm_of_all_asks_and_tells_what_is_left",
+                program: "processes",
+                test: "tool::rm_of_all_asks_and_tells_what_is_left",
                 bugs: &["rm-all-unasked", "silent-rm", "lease-time-untold"],
             },
             Edge {
-                program: "tool",
-                test: "a_pattern_is_compiled_before_anything_is_asked",
+                program: "processes",
+                test: "tool::a_pattern_is_compiled_before_anything_is_asked",
                 bugs: &["pattern-unchecked"],
             },
-            Edge { program: "tool", test: "a_tenant_without_tenants_is_named", bugs: &["silent-tenant"] },
-            Edge { program: "tool", test: "top_and_status_name_what_is_there", bugs: &["plain-top"] },
-            Edge { program: "tool", test: "terminals_get_no_binary_values", bugs: &["binary-to-tty"] },
-            Edge { program: "tool", test: "a_closed_pipe_is_no_panic", bugs: &["panic-on-broken-pipe"] },
             Edge {
-                program: "tool",
-                test: "clients_refuse_what_cannot_work",
+                program: "processes",
+                test: "tool::a_tenant_without_tenants_is_named",
+                bugs: &["silent-tenant"],
+            },
+            Edge {
+                program: "processes",
+                test: "tool::top_and_status_name_what_is_there",
+                bugs: &["plain-top"],
+            },
+            Edge {
+                program: "processes",
+                test: "tool::terminals_get_no_binary_values",
+                bugs: &["binary-to-tty"],
+            },
+            Edge {
+                program: "processes",
+                test: "tool::a_closed_pipe_is_no_panic",
+                bugs: &["panic-on-broken-pipe"],
+            },
+            Edge {
+                program: "processes",
+                test: "tool::clients_refuse_what_cannot_work",
                 bugs: &["unresolved-name", "patient-with-http", "p2p-in-small-letters", "overcommit"],
             },
             Edge {
-                program: "master_process",
-                test: "a_master_that_serves_everybody_says_so",
+                program: "processes",
+                test: "master_program::a_master_that_serves_everybody_says_so",
                 bugs: &["silent-start"],
             },
             Edge {
-                program: "local_processes",
-                test: "an_owner_that_is_terminated_drains_first",
+                program: "processes",
+                test: "local_clients::an_owner_that_is_terminated_drains_first",
                 bugs: &["no-drain-on-term"],
             },
             Edge {
-                program: "local_processes",
-                test: "objects_of_an_owner_that_is_terminated_move_to_another",
+                program: "processes",
+                test: "local_clients::objects_of_an_owner_that_is_terminated_move_to_another",
                 bugs: &["no-drain-on-term"],
             },
             Edge {
@@ -368,12 +387,13 @@ const EDGES: &[(&str, &[Edge])] = &[
     ),
 ];
 
-/// Longest time that one run of one test may take.
+/// Maximum duration of one run of a test.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Tests that run at the same time: most of them wait.
+/// Number of tests that run at the same time. Most of them wait.
 const AT_A_TIME: usize = 3;
 
-/// Runs every test of the table, then every test with each of its bugs. A bug that no test detects is an error.
+/// Runs every test of the table, and every test with each of its bugs. A bug that its test does not
+/// detect is an error.
 pub(crate) fn run(words: &[&str]) -> Result {
     step("edges");
     let built = cargo(&["test", "--workspace", "--all-features", "--no-run"]).shown_output()?;
@@ -436,14 +456,14 @@ impl Edge {
             .filter(|line| line.contains("unittests src/lib.rs"))
             .find_map(|line| line.rsplit_once('(')?.1.strip_suffix(')').filter(|path| path.contains(&mark)))
             .map(|path| crate::run::root().join(path).display().to_string())
-            .ok_or_else(|| format!("cargo did not say where it put the unit tests of {crate_name}"))
+            .ok_or_else(|| format!("cargo did not print the path of the unit tests of {crate_name}"))
     }
 
-    /// Runs the test once. Without a bug it must pass, with one it must fail by itself.
+    /// Runs the test once. Without a bug, the test must pass; with one, the test must fail.
     fn judge(&self, program: &str, bug: Option<&str>) -> Result<Duration> {
         let mut command = Command::new(program);
         command.args(["--exact", self.test, "--include-ignored"]).current_dir(self.folder());
-        // The output of a run that passes is of no interest; files cannot fill up as pipes do.
+        // The output matters only for a run that fails. A file cannot fill up as a pipe does.
         let output = std::env::temp_dir().join(format!(
             "mooncake-edge-{}-{}-{}",
             std::process::id(),
@@ -484,7 +504,7 @@ impl Edge {
         }
     }
 
-    /// The folder in which cargo runs the test: that of its crate.
+    /// Returns the folder in which cargo runs the test, which is that of its crate.
     fn folder(&self) -> std::path::PathBuf {
         let root = crate::run::root();
         let holds = |name: &str| {

@@ -1,6 +1,7 @@
-//! Each crate with each of its features alone: a feature must not lean on another by accident.
+//! `cargo xtask features`: each crate with each of its features alone, so that no feature depends
+//! on another by accident.
 
-use crate::run::{Result, Run, command, crate_folder, step, target_dir};
+use crate::run::{Result, Run, command, counted, crate_folder, step, target_dir, test_program};
 
 const CRATES: &[&str] = &[
     "mooncake-core",
@@ -26,25 +27,27 @@ pub(crate) fn each_alone() -> Result {
             check(name, Some(&feature))?;
         }
     }
-    said_by_name()?;
-    elsewhere()
+    missing_feature_is_named()?;
+    other_processor()
 }
 
-/// Builds where nobody else builds, so that neither waits for the other.
+/// Returns a cargo command with a target directory of its own, so that it does not wait for other
+/// builds.
 fn cargo(args: &[&str]) -> Run {
     let target = target_dir().join("features");
     crate::run::cargo(args).env("CARGO_TARGET_DIR", &target.to_string_lossy())
 }
 
-/// What a build says that lacks a feature. The other tests run with all of them.
-fn said_by_name() -> Result {
+/// Tests the message of a build that lacks a feature. The other tests run with all features.
+fn missing_feature_is_named() -> Result {
     step("a master without RocksDB");
-    cargo(&["test", "--quiet", "-p", "mooncake-store", "--features", "cli", "--test", "without_rocksdb"])
-        .run()
+    let build = ["test", "--no-run", "-p", "mooncake-store", "--features", "cli", "--test", "processes"];
+    let program = test_program(&cargo(&build).shown_output()?, "processes")?;
+    command("sh", &["-ec", &counted(&program, &["without_rocksdb::"])?]).run()
 }
 
-/// Layouts of the structures of libibverbs and libcuda are asserted when the crates are compiled, so for the processor that is not here, too.
-fn elsewhere() -> Result {
+/// Compiles the crates that assert layouts of libibverbs and libcuda for the other processor.
+fn other_processor() -> Result {
     let target =
         if cfg!(target_arch = "x86_64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
     step(&format!("mooncake-rdma and mooncake-nvlink for {target}"));
@@ -65,7 +68,7 @@ fn check(package: &str, feature: Option<&str>) -> Result {
     cargo(&args).env("RUSTFLAGS", "-D warnings").run()
 }
 
-/// Names under `[features]` of a crate's manifest; our own manifests are plain enough to read line by line.
+/// Returns the names under `[features]` in the manifest of a crate, one per line there.
 fn features_of(package: &str) -> Result<Vec<String>> {
     let path = crate_folder(package).join("Cargo.toml");
     let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;

@@ -1,10 +1,11 @@
-//! `cargo xtask gpu-test`: all that is to be shown of GPU memory, as one program.
+//! `cargo xtask gpu-test`: the tests of GPU memory, as one program.
 
 use std::process::{Command, ExitCode};
 
 use crate::run::{Programs, Result, cargo, step, target_dir};
 
-/// Builds the program and runs it: with `--double` on a double of libcuda, with `--build` not at all. Its exit code is ours: 3 says that there is no GPU.
+/// Builds the program and runs it, with `--double` on a fake libcuda; `--build` only builds it.
+/// Returns the exit code of the program, which is 3 without a GPU.
 pub(crate) fn test(words: &[&str]) -> ExitCode {
     let built = build(words.contains(&"--double"));
     let outcome = built.and_then(|program| {
@@ -25,13 +26,14 @@ pub(crate) fn test(words: &[&str]) -> ExitCode {
     }
 }
 
-/// What CI runs of it.
+/// Runs the part of the tests that CI runs.
 pub(crate) fn on_double() -> Result {
-    step("GPU memory, on a double of libcuda");
+    step("GPU memory, on a fake libcuda");
     Programs::checked()?.run("gpu_test", &["--double"]).run()
 }
 
-/// Measurements are of what is optimised; on the double there are none.
+/// Builds the program and returns its path. Measurements need an optimised build; the fake has
+/// none.
 fn build(for_double: bool) -> Result<String> {
     let build = cargo(&["build", "-p", "mooncake-benches", "--features", "gpu", "--bin", "gpu_test"]);
     let (build, folder) = if for_double { (build, "debug") } else { (build.args(&["--release"]), "release") };

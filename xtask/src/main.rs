@@ -3,13 +3,14 @@
 
 mod arrows;
 mod aside;
+mod bench;
 mod debian;
 mod edges;
-mod engines;
 mod features;
 mod fuzz;
 mod gpu;
 mod header;
+mod interop;
 mod mixed;
 mod network;
 mod peer;
@@ -18,6 +19,7 @@ mod python;
 mod rdma;
 mod run;
 mod source;
+mod spelling;
 mod suite;
 mod vm;
 
@@ -34,7 +36,7 @@ cargo xtask <task>
                 --soak a million calls and ten thousand stores instead, memory and descriptors watched
   wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
   memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
-  lint          rustfmt and clippy, warnings are errors; rustdoc, warnings are errors
+  lint          rustfmt, spelling, clippy, rustdoc; warnings are errors
   arrows        cycles between the modules of a crate, and dependencies between crates that ARCHITECTURE.md does not name
                 (words choose crates, --summary leaves out the uses)
   prose         the rules of CONTRIBUTING for comments, documents and texts of programs; words choose files and folders,
@@ -90,9 +92,9 @@ fn main() -> ExitCode {
             Ok(seconds) => fuzz::run(seconds),
             Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
         },
-        ["bench", rest @ ..] => peer::bench(rest),
+        ["bench", rest @ ..] => bench::run(rest),
         ["network"] => network::test(),
-        ["interop"] => peer::interop(),
+        ["interop"] => interop::run(),
         ["rdma-test", rest @ ..] => rdma::test(rest, false),
         ["gpu-test", rest @ ..] => return gpu::test(rest),
         ["ci"] => ci(),
@@ -117,6 +119,7 @@ const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "re
 fn lint() -> Result {
     step("format");
     cargo(&["fmt", "--all", "--check"]).run()?;
+    spelling::check()?;
     step("clippy");
     cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]).run()?;
     // Targets with `test = false` are not among all targets.
@@ -157,8 +160,8 @@ fn examples() -> Result {
 }
 
 fn docs() -> Result {
-    cargo(&["test", "--quiet", "-p", "mooncake-store", "--all-features", "--test", "documents"])
-        .args(&["--", "--ignored", "--exact", "write"])
+    cargo(&["test", "--quiet", "-p", "mooncake-store", "--all-features", "--test", "operations"])
+        .args(&["--", "--ignored", "--exact", "documents::write"])
         .run()
 }
 
@@ -200,7 +203,7 @@ fn ci() -> Result {
     rdma::test(&[], true)?;
     network::test()?;
     step("interop");
-    peer::interop()?;
+    interop::run()?;
     mixed::test()?;
     features.finish()?;
     fuzz.finish()

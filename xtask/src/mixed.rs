@@ -1,4 +1,4 @@
-//! `cargo xtask mixed`: clusters of this version and the last release.
+//! `cargo xtask mixed`: clusters of nodes of this version and of the last release.
 
 use crate::run::{Result, cargo, command, counted, root, step, target_dir, test_program};
 
@@ -6,10 +6,12 @@ use crate::run::{Result, cargo, command, counted, root, step, target_dir, test_p
 const LAST_RELEASE: &str = include_str!("../last-release");
 const TEST: &[&str] = &["test", "--workspace", "--all-features", "--test", "processes", "--no-run"];
 
-/// Builds the last release beside this version, and runs the tests that mix both.
+/// Builds the last release and this version, and runs the tests that mix both.
 pub(crate) fn test() -> Result {
-    let (name, commit) =
-        LAST_RELEASE.trim().split_once(' ').ok_or("xtask/last-release is not `<name> <commit>`")?;
+    let (name, commit) = LAST_RELEASE
+        .trim()
+        .split_once(' ')
+        .ok_or("xtask/last-release is malformed: expected `<name> <commit>`")?;
     step(&format!("mixed cluster: {name}"));
     if command("git", &["rev-parse", "--is-shallow-repository"]).output()?.trim() == "true" {
         println!("left out: a shallow clone does not contain {name}");
@@ -25,7 +27,7 @@ pub(crate) fn test() -> Result {
         .map_err(|_| "a test of a mixed cluster failed".to_owned())
 }
 
-/// Builds the programs of that commit, unless they are there; their folder.
+/// Builds the programs of a commit unless they exist, and returns their folder.
 fn build(commit: &str) -> Result<String> {
     let folder = target_dir().join("last-release");
     let (source, programs) = (folder.join("source"), folder.join("target"));
@@ -34,7 +36,7 @@ fn build(commit: &str) -> Result<String> {
     if !there.is_ok_and(|head| source.exists() && head.trim() == commit) {
         let _ = std::fs::remove_dir_all(&source);
         let root = root();
-        // A clone beside the working tree: a work tree of git's would be left in its list.
+        // A clone of its own: git would keep a work tree in its list.
         command("git", &["clone", "--quiet", "--no-checkout", &root.to_string_lossy(), &source_text])
             .run()?;
         command("git", &["-C", &source_text, "checkout", "--quiet", "--detach", commit]).run()?;

@@ -1,20 +1,21 @@
-//! `cargo xtask network`: two engines with a bad network between them.
+//! `cargo xtask network`: two engines with a faulty network between them.
 
 use crate::run::{Result, cargo, command, counted, step, test_program};
 use crate::{debian, rdma, vm::Shape};
 
 const TEST: &[&str] = &["test", "--workspace", "--all-features", "--test", "lossy_network", "--no-run"];
-/// Which tests need no machine of their own, and which do.
+/// Tests that run on this machine.
 const HERE: &[&str] = &["relay", "only_lo"];
+/// Tests that run in a virtual machine.
 const IN_MACHINE: &[&str] = &["cable"];
-/// Longest the machine may run.
+/// Maximum run time of the virtual machine in seconds.
 const SECONDS: u32 = 300;
 
-/// Needs root, and `ip`, which it installs where that is missing. A relay stands for the network here, and on x86-64 there is one with
-/// `sch_netem` in the virtual machine of the RDMA tests.
+/// Runs the tests with a relay in place of the network and, on x86-64, with `sch_netem` in the
+/// virtual machine of the RDMA tests. Needs root, and installs `ip` if it is missing.
 pub(crate) fn test() -> Result {
     if command("ip", &["-V"]).run().is_err() {
-        debian::install(&["iproute2"], "the test of bad networks")?;
+        debian::install(&["iproute2"], "the test of faulty networks")?;
     }
     step("two engines, lo or a relay between them");
     let said = cargo(TEST).shown_output()?;
@@ -31,7 +32,7 @@ pub(crate) fn test() -> Result {
     }
 }
 
-/// Runs tests one by one; each name must be that of some.
+/// Returns the script that runs the tests one by one. Each name must match at least one test.
 fn script(program: &str, names: &[&str]) -> Result<String> {
     let each =
         names.iter().map(|name| counted(program, &["--ignored", "--nocapture", "--test-threads=1", name]));

@@ -1,30 +1,38 @@
-//! `cargo xtask rdma-test`: the tests of the RDMA wire, in a virtual machine with two Soft-RoCE devices.
+//! `cargo xtask rdma-test`: the tests of the RDMA transport, in a virtual machine with two
+//! Soft-RoCE devices.
 
 use crate::run::{COUNTED, Result, cargo, listed, quoted, root, step, target_dir, test_program};
 use crate::vm::{self, Shape, Vm};
 
+/// Kernel modules of the tests.
 const MODULES: &[&str] = &["rdma_rxe", "rdma_ucm", "veth", "sch_netem", "virtio_net"];
+/// Debian packages of the tests.
 const PACKAGES: &[&str] = &["ibverbs-providers"];
-/// Test programs by crate and name, and which of their tests to run; a plain `cargo test` leaves those out. What is not run is named.
+/// Crates, test programs, and the arguments that choose tests which a plain `cargo test` leaves
+/// out. The task prints the names of tests that are not run.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("mooncake-rdma", "devices", ""),
     ("mooncake-engine", "rdma", ""),
     ("mooncake-store", "client", "scenarios::rdma --include-ignored"),
     ("mooncake-store", "processes", "rdma:: --include-ignored --skip the_other_process"),
 ];
-/// Tests that are no tests but the other process of some.
+/// Tests that other tests start as child processes.
 const OTHER_PROCESSES: &[&str] =
     &["other_process::the_other_process", "processes::owner", "owner", "rdma::the_other_process"];
-/// Which tests need a machine with two NUMA nodes.
+/// Module of the tests that need a machine with two NUMA nodes.
 const NEAR: &str = "numa::";
-/// The replay of a trace by several processes, with nothing but RDMA between them, one of which is killed in the middle.
-const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 --kill-one-after 40%";
+/// Arguments of the example `replay`: several processes with only RDMA between them, one of which
+/// is killed in the middle.
+const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 \
+                      --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 \
+                      --kill-one-after 40%";
 const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma,mooncake-store/cli";
-/// Longest a machine may run.
+/// Maximum run time of a virtual machine in seconds.
 const SECONDS: u32 = 1200;
 
-/// `rxe0` (10.77.0.1) and `rxe1` (10.77.0.2) at the ends of one cable. Both ends being here, the kernel must be told to answer
-/// itself; RDMA crosses the cable all the same, TCP between the two does not.
+/// Script that creates `rxe0` (10.77.0.1) and `rxe1` (10.77.0.2) at the ends of one cable. Both
+/// ends are on one machine, so the kernel is configured to accept its own packets. RDMA crosses the
+/// cable, TCP between the two does not.
 const DEVICES: &str = r"
 set -e
 ulimit -l unlimited
@@ -42,7 +50,7 @@ done
 export RUST_BACKTRACE=1
 ";
 
-/// `rxe0` on NUMA node 0 and `rxe1` on node 1, on the card that each has.
+/// Script that creates `rxe0` on the network card of NUMA node 0, and `rxe1` on that of node 1.
 const NODES: &str = r"
 set -e
 ulimit -l unlimited
@@ -60,9 +68,9 @@ done
 export RUST_BACKTRACE=1
 ";
 
-/// Runs the tests; with words, those whose names have one of them. `--run COMMAND..` runs a command of one's own beside the two devices instead,
-/// `--nodes COMMAND..` on the machine with two NUMA nodes.
-/// `whole` builds as all tests of the workspace are built, so that what is built already is used.
+/// Runs the tests, or those whose names contain one of the words. `--run COMMAND..` runs a command
+/// on the machine with two devices instead, `--nodes COMMAND..` on the machine with two NUMA nodes.
+/// `whole` builds with the features of all tests of the workspace, to reuse that build.
 pub(crate) fn test(words: &[&str], whole: bool) -> Result {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the virtual machine is built for x86-64 only".into());
@@ -112,7 +120,7 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
         counted(&machine, Shape::TwoNodes, NODES, (devices, chosen.len()), &said)?;
     }
     match (ran + chosen.len(), chosen.is_empty() && words.is_empty()) {
-        (0, _) => Err(format!("no test that runs here has {} in its name", words.join(" or "))),
+        (0, _) => Err(format!("no test of this task has {} in its name", words.join(" or "))),
         (_, true) => Err(format!("{devices} has no test {NEAR}")),
         _ => Ok(()),
     }
@@ -122,12 +130,12 @@ fn is_other_process(test: &str) -> bool {
     OTHER_PROCESSES.contains(&test)
 }
 
-/// Whether one of the words is in a test's name; without words all are meant.
+/// Returns whether the name of a test contains one of the words, or there are no words.
 fn is_named(test: &str, words: &[&str]) -> bool {
     words.is_empty() || words.iter().any(|word| test.contains(word))
 }
 
-/// Runs so many tests of a program on a machine of their own.
+/// Runs the tests of a program on a machine of their own, and checks their number.
 fn counted(
     machine: &Vm,
     shape: Shape,
@@ -136,18 +144,18 @@ fn counted(
     words: &[&str],
 ) -> Result {
     let words = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
-    // One after the other: what a test does to a cable is felt by all.
+    // The tests run one after the other, because each may disturb the cable.
     let script = format!("{COUNTED}counted {wanted} {} --test-threads=1 {words}", quoted(program));
     run(machine, shape, devices, &script)
 }
 
-/// The machine, without devices as yet.
+/// Returns the machine, without devices.
 pub(crate) fn machine() -> Result<Vm> {
     vm::prepare(MODULES, PACKAGES)
 }
 
-/// How many tests a program is to run with these words. Says which others it has with the same names that nobody runs here, and
-/// refuses tests that are ignored for no reason that is known.
+/// Returns the number of tests that a program must run with these words. Prints the names of other
+/// matching tests that do not run, and refuses ignored tests without a known reason.
 fn wanted(program: &str, words: &[&str]) -> Result<usize> {
     let chosen = listed(program, words)?;
     if words.contains(&"--include-ignored") {
@@ -165,7 +173,7 @@ fn wanted(program: &str, words: &[&str]) -> Result<usize> {
     let ignored = listed(program, &[words, &["--ignored"]].concat())?;
     let known = |test: &&String| test.starts_with(NEAR) || is_other_process(test);
     match ignored.iter().find(|test| !known(test)) {
-        Some(test) => Err(format!("{test} is ignored, and run nowhere")),
+        Some(test) => Err(format!("{test} is ignored, and no task runs it")),
         None => Ok(chosen.len() - ignored.len()),
     }
 }
@@ -178,7 +186,7 @@ fn run(machine: &Vm, shape: Shape, devices: &str, script: &str) -> Result {
     }
 }
 
-/// Builds the test programs; their paths, and what each is told.
+/// Builds the test programs. Returns their paths and arguments.
 fn build(whole: bool) -> Result<Vec<(String, &'static str)>> {
     let mut words = vec!["test", "--no-run"];
     match whole {
@@ -193,7 +201,7 @@ fn build(whole: bool) -> Result<Vec<(String, &'static str)>> {
     PROGRAMS.iter().map(|(_, name, own)| Ok((test_program(&said, name)?, *own))).collect()
 }
 
-/// The path of the replay, built unless all tests of the workspace were, which brings it along.
+/// Returns the path of the example `replay`, which is built unless `whole` has built it.
 fn replay(whole: bool) -> Result<String> {
     if !whole {
         let words = ["-p", "mooncake-examples", "--features", "transport-rdma"];

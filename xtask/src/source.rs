@@ -3,7 +3,7 @@
 //! [`tokens`] is a lexer, not a parser: it knows where comments and literals begin and end, and
 //! nothing about the grammar. That is enough for `arrows` and `prose`, and needs no dependency.
 
-/// One lexical unit of a source file.
+/// Lexical unit of a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
     pub(crate) kind: Kind,
@@ -20,7 +20,7 @@ pub(crate) struct Token<'a> {
 pub(crate) enum Kind {
     /// An identifier or a keyword.
     Word,
-    /// One character that is none of the others.
+    /// Character of no other kind.
     Punctuation,
     /// A character, byte, number or lifetime.
     Scalar,

@@ -1,23 +1,26 @@
-//! A throw-away virtual machine with this machine's files and another kernel, for tests of what the kernel at hand lacks.
+//! Disposable virtual machine with the files of this machine and another kernel, for tests that
+//! need features of that kernel.
 //!
-//! Emulated (TCG), so it needs no rights of its own host's; Debian's kernel is unpacked, never installed. The guest sees this machine's
-//! files read-only at the same paths; `/run`, with a folder for temporary files in it, and `/dev/shm` are its own. Debian 12 on x86-64.
+//! The machine is emulated (TCG), so it needs no privileges of the host. The kernel of Debian is
+//! unpacked, never installed. The guest has the files of this machine read-only at the same paths,
+//! and its own `/run` and `/dev/shm`; temporary files are in `/run`. It needs Debian 12 on x86-64.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::run::{Result, command, target_dir};
 
+/// Debian packages that build and run the machine.
 const PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static", "kmod", "xz-utils", "iproute2"];
-/// Modules of the machine itself: its disks are shared folders, its output goes through a port of its own.
+/// Kernel modules of the machine itself: its disks are shared folders, its output is a serial port.
 const MODULES: &[&str] = &["virtio_pci", "virtio_console", "9pnet_virtio", "9p", "crc32_generic"];
 
-/// A kernel and a first file system, ready to start.
+/// Kernel and initial file system, ready to start.
 pub(crate) struct Vm {
     folder: PathBuf,
 }
 
-/// What a machine is made of.
+/// Hardware of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// Two processors and their memory.
@@ -55,7 +58,8 @@ impl Shape {
     }
 }
 
-/// Makes a machine with these kernel modules besides its own, once; `extra` are Debian packages that its programs need.
+/// Builds a machine with these kernel modules besides its own, unless it exists. `extra` are Debian
+/// packages that the programs of the tests need.
 pub(crate) fn prepare(modules: &[&str], extra: &[&str]) -> Result<Vm> {
     let folder = target_dir().join("rdma-vm");
     fs::create_dir_all(&folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
@@ -81,7 +85,8 @@ pub(crate) fn prepare(modules: &[&str], extra: &[&str]) -> Result<Vm> {
 }
 
 impl Vm {
-    /// Starts the machine, runs a shell script in it as root, shows its output as it comes and returns its exit status.
+    /// Starts the machine, runs a shell script in it as root, and prints its output. Returns the
+    /// exit status of the script.
     pub(crate) fn run(&self, shape: Shape, script: &str, seconds: u32) -> Result<i32> {
         let job = self.folder.join("job");
         let _ = fs::remove_dir_all(&job);
@@ -94,7 +99,7 @@ impl Vm {
             format!("local,mount_tag={tag},path={path},security_model=none,multidevs=remap{more}")
         };
         let machine = command("timeout", &["--foreground", &seconds, "qemu-system-x86_64"])
-            // Emulation copies byte by byte where `rep movsb` is said to be fast.
+            // Emulation copies byte by byte if the processor claims a fast `rep movsb`.
             .args(&["-accel", "tcg", "-cpu", "max,-erms"])
             .args(&["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(&["-kernel", &file("vmlinux"), "-initrd", &file("initrd")])
@@ -104,7 +109,7 @@ impl Vm {
             .args(&["-chardev", "file,id=out,path=/dev/stdout,append=on"])
             .args(&["-virtfs", &share("root", "/", ",readonly=on")])
             .args(&["-virtfs", &share("job", &job.display().to_string(), "")])
-            // Last: what was before goes to the first bus.
+            // The options of the shape come last: earlier devices go to the first bus.
             .args(&shape.words().iter().map(String::as_str).collect::<Vec<_>>());
         let ended = machine.run_through_a_pipe();
         match fs::read_to_string(job.join("status")) {
@@ -118,7 +123,7 @@ impl Vm {
     }
 }
 
-/// Unpacks the kernel, and packs the modules with what starts the machine.
+/// Unpacks the kernel, and packs the modules and the first program into the initial file system.
 fn build(folder: &Path, modules: &[&str]) -> Result {
     let unpacked = folder.join("kernel");
     let _ = fs::remove_dir_all(&unpacked);
@@ -166,8 +171,8 @@ fn build(folder: &Path, modules: &[&str]) -> Result {
     fs::remove_dir_all(&unpacked).map_err(|e| format!("cannot remove {here}: {e}"))
 }
 
-/// Takes the kernel proper out of its self-extracting file, which spares the emulator the work. Where it lies is said in the file's
-/// header ("the Linux/x86 boot protocol").
+/// Extracts the kernel from its self-extracting file, to spare the emulator the work. The header of
+/// the file holds its position ("the Linux/x86 boot protocol").
 fn unpack_kernel(folder: &Path, packed: &Path) -> Result {
     let image = read(packed)?;
     let number = |at: usize| -> Option<usize> {
@@ -176,7 +181,7 @@ fn unpack_kernel(folder: &Path, packed: &Path) -> Result {
     let payload = || {
         let setup = (usize::from(*image.get(0x1f1)?) + 1) * 512;
         let start = setup + number(0x248)?;
-        // The last four bytes are the length of what is inside.
+        // The last four bytes are the length of the unpacked kernel.
         image.get(start..start + number(0x24c)?.checked_sub(4)?)
     };
     let payload = payload().ok_or_else(|| format!("{} is not a kernel", packed.display()))?;
@@ -211,7 +216,7 @@ fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result {
     fs::write(path, bytes).map_err(|e| format!("cannot write {}: {e}", path.display()))
 }
 
-/// A cpio archive in the "newc" form, which the kernel unpacks as its first file system.
+/// Archive in the "newc" format of cpio, which the kernel unpacks as its initial file system.
 #[derive(Default)]
 struct Archive {
     bytes: Vec<u8>,
@@ -252,7 +257,8 @@ impl Archive {
     }
 }
 
-/// The first program of the machine. Loads its modules, makes the host's files its own, runs the script, writes the status down.
+/// First program of the machine: loads the modules, mounts the files of the host, runs the script,
+/// and writes its status.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 PATH=/bin
@@ -270,7 +276,8 @@ for name in run dev/shm; do mount -t tmpfs none /root/$name; done
 mkdir /root/run/job /root/run/tmp
 mount -t 9p -o $nine,cache=none job /root/run/job
 
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export HOME=/run/tmp TMPDIR=/run/tmp
 chroot /root /bin/sh /run/job/script </root/dev/null >/root/dev/vport0p1 2>&1
 echo $? >/root/run/job/status
 /bin/busybox sync

@@ -4,8 +4,8 @@
 //!
 //! A pair is measured several times, in turn with the others, and the median counts. With Mooncake
 //! C++, each row shows whether it meets its goals: a pair of this project has at least [`OF_RAW`]
-//! of plain sockets and [`OF_THEIRS`] times a pair of Mooncake C++, and mixed pairs are no slower
-//! than the latter. A row that misses its goals fails the whole measurement.
+//! of plain sockets and [`OF_THEIRS`] times a pair of Mooncake C++, and mixed pairs are at least
+//! as fast as the latter. A row that misses its goals fails the whole measurement.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::path::{Path, PathBuf};

@@ -143,7 +143,7 @@ struct Bytes {
     file: File,
     folder: tempfile::TempDir,
     len: usize,
-    /// Whether a completed write into it has arrived.
+    /// Set when a completed write has arrived.
     acknowledged: bool,
 }
 
@@ -477,7 +477,7 @@ async fn restarts(
     let gone = ours.write(&target, 4096, &data[..10]).await;
     checks.that("a write to the dead process fails", gone.is_err())?;
     if !setting.is_p2p() {
-        // What an operator does if the server refuses the name of a dead process.
+        // An operator does this if the server refuses the name of a dead process.
         let entries = HttpMetadata::new(setting.metadata).map_err(|e| e.to_string())?;
         for key in ["mooncake/rpc_meta/theirs:1", "mooncake/ram/theirs:1"] {
             entries.delete(key).await.map_err(|e| e.to_string())?;

@@ -195,7 +195,7 @@ fn print_row(call: Call, connections: usize, sides: &[Turn], compared: Option<Tu
     println!();
 }
 
-/// Master under load, with a segment that nobody writes to.
+/// Master under load, with a segment that no client writes to.
 struct Side {
     address: String,
     client: ClientId,

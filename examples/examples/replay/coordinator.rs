@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-use crate::Args;
+use crate::args::Args;
 use crate::policies::endless;
 use crate::report::{MasterStats, Outcome, Totals};
 use crate::trace::Trace;

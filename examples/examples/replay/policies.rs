@@ -15,7 +15,7 @@ use mooncake_core::{ErrorKind, Result};
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{Master, MasterOptions, Put};
 
-use crate::Args;
+use crate::args::Args;
 use crate::trace::{Request, Trace, key};
 
 /// Maximum difference of the default policy from exact LRU. The policy is nowhere behind on the

@@ -1,10 +1,9 @@
 //! Processes of a replay: a master, and clients that execute the requests sent to them.
 
 use std::io::{BufRead, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, ValueEnum};
 use mooncake_core::clock::SystemClock;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Clock, Error, ErrorKind};
@@ -18,7 +17,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::Args;
+use crate::args::{Args, Role};
 use crate::report::{MasterStats, Outcome};
 use crate::trace::{key, payload};
 
@@ -29,32 +28,6 @@ const LONGEST: Duration = Duration::from_secs(24);
 const DISK_BUFFER: u64 = 256 << 20;
 /// Page size of files on disk.
 const PAGE: u64 = 4096;
-
-/// Arguments from the coordinator to a process that it starts.
-#[derive(Clone, Debug, ClapArgs)]
-pub(crate) struct RoleArgs {
-    /// Role of this process; set by replay for the processes it starts.
-    #[arg(long, hide = true)]
-    role: Option<Role>,
-    /// Address of the master, for a client.
-    #[arg(long, hide = true, default_value = "")]
-    master_at: String,
-    /// Disk of a client, if it has one.
-    #[arg(long, hide = true)]
-    disk_at: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Role {
-    Master,
-    Client,
-}
-
-impl RoleArgs {
-    pub(crate) fn role(&self) -> Option<Role> {
-        self.role
-    }
-}
 
 impl Role {
     pub(crate) fn run(self, args: &Args) -> Result<(), String> {

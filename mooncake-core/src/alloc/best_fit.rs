@@ -6,9 +6,9 @@ use super::{AllocError, Extent, SegmentAllocator, padding};
 
 /// Exact best-fit allocator. Of equally short ranges, it takes the one at the lowest offset.
 ///
-/// Best fit wastes the least space, at logarithmic cost for `align` 1. With a larger alignment, it skips
-/// ranges that are too short once aligned, one by one. It is the oracle that other allocators are
-/// measured against, and suits a segment of few large objects. `largest_free` is exact.
+/// Best fit wastes the least space, at logarithmic cost for `align` 1. With a larger alignment, it
+/// skips ranges that are too short once aligned, one by one. It is the oracle that other allocators
+/// are measured against, and suits a segment of few large objects. `largest_free` is exact.
 #[derive(Debug)]
 pub struct BestFit {
     capacity: u64,

@@ -1,13 +1,14 @@
 //! [`Fifo`]: first in, first out.
 
-use super::EvictionPolicy;
 use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
 use crate::ids::SlotId;
 
 /// FIFO policy: evicts the allowed slot that was inserted first. Touches make no difference.
 ///
-/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older
-/// than its victim. Slots that will be refused for long (hard pins) are better removed meanwhile.
+/// Slots that `allowed` refuses keep their position, so each call passes over the refused slots
+/// older than its victim. Slots that will be refused for long (hard pins) are better removed
+/// meanwhile.
 #[derive(Debug)]
 pub struct Fifo {
     rings: Rings<1>,
@@ -38,11 +39,13 @@ impl EvictionPolicy for Fifo {
         self.rings.take_oldest(0, allowed)
     }
 
-    fn heeds_use(&self) -> bool {
-        false
-    }
-
     fn len(&self) -> usize {
         self.rings.len(0)
+    }
+}
+
+impl MergeableOrder for Fifo {
+    fn heeds_use(&self) -> bool {
+        false
     }
 }

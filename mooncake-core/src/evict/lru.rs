@@ -1,15 +1,15 @@
 //! [`Lru`]: least recently used.
 
-use super::EvictionPolicy;
 use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
 use crate::ids::SlotId;
 
 /// LRU policy: evicts the allowed slot with the oldest insert or touch.
 ///
-/// Slots that `allowed` refuses keep their place, so each call passes over the refused slots older
-/// than its victim. A lease granted along with a touch costs nothing, because it has expired before
-/// the slot is the oldest. Slots that will be refused for long (hard pins) are better removed
-/// meanwhile.
+/// Slots that `allowed` refuses keep their position, so each call passes over the refused slots
+/// older than its victim. A lease granted along with a touch costs nothing, because it has expired
+/// before the slot is the oldest. Slots that will be refused for long (hard pins) are better
+/// removed meanwhile.
 #[derive(Debug)]
 pub struct Lru {
     rings: Rings<1>,
@@ -50,3 +50,5 @@ impl EvictionPolicy for Lru {
         self.rings.len(0)
     }
 }
+
+impl MergeableOrder for Lru {}

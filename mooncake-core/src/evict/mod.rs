@@ -1,6 +1,7 @@
 //! Eviction when memory runs out: the [`EvictionPolicy`] interface and its implementations.
 
 mod builtin;
+mod custom;
 mod fifo;
 mod ghost;
 mod lru;
@@ -9,6 +10,7 @@ mod s3fifo;
 mod tenure;
 
 pub use self::builtin::{BuiltinPolicy, BuiltinPolicyConfig, ParsePolicyError, PolicyKind};
+pub use self::custom::{CustomOrder, CustomPolicy};
 pub use self::fifo::Fifo;
 pub use self::lru::Lru;
 pub use self::s3fifo::{S3Fifo, S3FifoConfig};
@@ -36,13 +38,6 @@ pub trait EvictionPolicy: Sized + Send + 'static {
     /// Records that a slot now holds an object of `bytes` bytes.
     fn insert(&mut self, slot: SlotId, bytes: u64);
 
-    /// Inserts like [`insert`](Self::insert), with a hash of the key of the object. A policy with a
-    /// memory recognises an object that it evicted before by the hash. The default ignores it.
-    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
-        let _ = key_hash;
-        self.insert(slot, bytes);
-    }
-
     /// Records a use of the object in `slot`.
     fn touch(&mut self, slot: SlotId);
 
@@ -51,6 +46,29 @@ pub trait EvictionPolicy: Sized + Send + 'static {
 
     /// Removes and returns the best victim that `allowed` agrees to (leases and pins).
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
+
+    /// Returns the number of slots held.
+    fn len(&self) -> usize;
+
+    /// Returns whether no slot is held.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Order of a policy whose victims compare with those of other policies. The shards of a cache each
+/// have a policy; the cache evicts the oldest of their victims.
+///
+/// Every method has a default that suits an [`EvictionPolicy`] that knows nothing of other shards:
+/// `impl MergeableOrder for MyPolicy {}` is enough.
+pub trait MergeableOrder: EvictionPolicy {
+    /// Inserts like [`insert`](EvictionPolicy::insert), with a hash of the key of the object. A
+    /// policy with a memory recognises an object that it evicted before by the hash. The default
+    /// ignores it.
+    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        let _ = key_hash;
+        self.insert(slot, bytes);
+    }
 
     /// Sets the logical clock of the following calls, in uses of the whole cache. `now` never
     /// decreases. Callers that merge the victims of several policies call this before each `insert`
@@ -70,13 +88,5 @@ pub trait EvictionPolicy: Sized + Send + 'static {
     /// policies order them by last use if so, and by insertion if not.
     fn heeds_use(&self) -> bool {
         true
-    }
-
-    /// Returns the number of slots held.
-    fn len(&self) -> usize;
-
-    /// Returns whether no slot is held.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }

@@ -1,8 +1,8 @@
 //! [`S3Fifo`]: two queues and a memory of evicted objects.
 
-use super::EvictionPolicy;
 use super::ghost::{Ghost, fingerprint};
 use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
 use crate::ids::SlotId;
 
 /// Options of [`S3Fifo`]. The defaults are those of its authors.
@@ -29,7 +29,7 @@ impl Default for S3FifoConfig {
 /// queue when it was touched enough. At the end of the main queue it goes round again once for each
 /// of up to three touches. An object dropped from the small queue is remembered for a while, and
 /// enters the main queue at once when it comes back. As slots are reused for other objects, only
-/// [`insert_hashed`](EvictionPolicy::insert_hashed) can tell that an object comes back. With plain
+/// [`insert_hashed`](MergeableOrder::insert_hashed) can tell that an object comes back. With plain
 /// `insert` the policy works without that memory, and evicts less well.
 ///
 /// A slot that `allowed` refuses goes round its queue once more, so that objects refused for long
@@ -83,10 +83,6 @@ impl EvictionPolicy for S3Fifo {
         self.enter(slot, bytes, 0);
     }
 
-    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
-        self.enter(slot, bytes, fingerprint(key_hash));
-    }
-
     fn touch(&mut self, slot: SlotId) {
         if self.rings.contains(slot) {
             let touches = &mut self.slots[slot.index()].touches;
@@ -128,6 +124,12 @@ impl EvictionPolicy for S3Fifo {
 
     fn len(&self) -> usize {
         self.rings.len(SMALL) + self.rings.len(MAIN)
+    }
+}
+
+impl MergeableOrder for S3Fifo {
+    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        self.enter(slot, bytes, fingerprint(key_hash));
     }
 }
 

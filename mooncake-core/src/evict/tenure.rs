@@ -1,8 +1,8 @@
 //! [`Tenure`]: LRU with a longer life for objects that were used again.
 
-use super::EvictionPolicy;
 use super::ghost::{Ghost, fingerprint};
 use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
 use crate::ids::SlotId;
 
 /// Options of [`Tenure`].
@@ -26,15 +26,15 @@ impl Default for TenureConfig {
 /// that was not. The default policy.
 ///
 /// An object also gets tenure by coming back soon after it was evicted, which only
-/// [`insert_hashed`](EvictionPolicy::insert_hashed) can tell. The number of touches makes no
+/// [`insert_hashed`](MergeableOrder::insert_hashed) can tell. The number of touches makes no
 /// difference (a lookup of an object and the read that follows are two touches).
 ///
 /// Times are numbers of uses. Every decision follows from one of them, the life of a new object. So
-/// many shards of a cache with a common clock ([`set_time`](EvictionPolicy::set_time)) decide
+/// many shards of a cache with a common clock ([`set_time`](MergeableOrder::set_time)) decide
 /// alike, and blocks of one prefix stay or go together. Queues with shares of their own, as in
 /// [`S3Fifo`](super::S3Fifo), do not: cut into 64 they lose half of their gain.
 ///
-/// Slots that `allowed` refuses keep their place, as with [`Lru`](super::Lru).
+/// Slots that `allowed` refuses keep their position, as with [`Lru`](super::Lru).
 #[derive(Debug)]
 pub struct Tenure {
     patience: u64,
@@ -80,10 +80,6 @@ impl EvictionPolicy for Tenure {
         self.enter(slot, 0);
     }
 
-    fn insert_hashed(&mut self, slot: SlotId, _bytes: u64, key_hash: u64) {
-        self.enter(slot, fingerprint(key_hash));
-    }
-
     fn touch(&mut self, slot: SlotId) {
         if self.rings.contains(slot) {
             let print = self.leave(slot).print;
@@ -120,16 +116,22 @@ impl EvictionPolicy for Tenure {
         Some(victim)
     }
 
+    fn len(&self) -> usize {
+        self.rings.len(NEW) + self.rings.len(TENURED)
+    }
+}
+
+impl MergeableOrder for Tenure {
+    fn insert_hashed(&mut self, slot: SlotId, _bytes: u64, key_hash: u64) {
+        self.enter(slot, fingerprint(key_hash));
+    }
+
     fn set_time(&mut self, now: u64) {
         self.now = self.now.max(now);
     }
 
     fn victim_since(&self) -> Option<u64> {
         Some(self.victim_since)
-    }
-
-    fn len(&self) -> usize {
-        self.rings.len(NEW) + self.rings.len(TENURED)
     }
 }
 

@@ -27,8 +27,8 @@ pub trait DeviceDriver: fmt::Debug + Send + Sync + 'static {
     /// Returns `Invalid` for lengths that differ, and the errors of the device.
     ///
     /// # Safety
-    /// Until the result reports completion or has been dropped, both sides stay allocated, nobody
-    /// else touches `to` and nobody writes `from`.
+    /// Until the result reports completion or has been dropped, both sides stay allocated, no other
+    /// code touches `to`, and no code writes `from`.
     #[allow(unsafe_code)]
     unsafe fn copy(&self, from: MemorySpan, to: MemorySpan) -> Result<Box<dyn PendingCopy>>;
 
@@ -113,8 +113,8 @@ impl MemorySpan {
 /// without a driver, and the errors of the device.
 ///
 /// # Safety
-/// During the call both sides stay allocated, nobody else touches `to` and nobody writes `from`.
-/// The sides do not overlap.
+/// During the call both sides stay allocated, no other code touches `to`, and no code writes
+/// `from`. The sides do not overlap.
 #[allow(unsafe_code)]
 pub unsafe fn copy_memory(from: MemorySpan, to: MemorySpan) -> Result<()> {
     if from.len != to.len {

@@ -162,7 +162,7 @@ impl HostMemory {
     /// Maps the first `len` bytes of a file of tmpfs or hugetlbfs that outlives this process, and
     /// locks the file against other processes. A shorter file is extended, by whole pages of its
     /// file system, and all pages are allocated at once. [`shared_pages`](super::shared_pages) does
-    /// not list the mapping: nobody may hold pages that another process takes over.
+    /// not list the mapping: no user may hold pages that another process takes over.
     ///
     /// # Errors
     ///
@@ -343,8 +343,8 @@ pub fn lock_alone(file: &File) -> Result<()> {
     Err(Error::new(ErrorCode::FileLockFail, text).with_source(error))
 }
 
-/// Returns the process that holds a lock of the whole file, as far as the kernel tells: the one that took it, in the namespace of
-/// this process.
+/// Returns the process that holds a lock of the whole file, as far as the kernel tells: the one
+/// that took it, in the namespace of this process.
 fn lock_holder(file: &File) -> Option<u32> {
     if is_planted("lock-holder-unnamed") {
         return None;
@@ -356,7 +356,8 @@ fn lock_holder(file: &File) -> Option<u32> {
     locks.lines().find_map(|line| holder_in(line, &name))
 }
 
-/// Returns the process of a line of `/proc/locks` if it says who holds a lock of the file: `1: FLOCK  ADVISORY  WRITE 7 00:1a:99 0 EOF`.
+/// Returns the process of a line of `/proc/locks` if it says who holds a lock of the file: `1:
+/// FLOCK  ADVISORY  WRITE 7 00:1a:99 0 EOF`.
 fn holder_in(line: &str, file: &str) -> Option<u32> {
     let words: Vec<&str> = line.split_whitespace().collect();
     // A waiting process has an arrow before the kind of its lock.

@@ -59,10 +59,10 @@ pub struct MemorySpan {
     pub len: usize,
     /// Device of the bytes.
     pub location: Location,
-    /// Whether a write would end the process ([`Mapped::ReadOnly`]). Transports read such memory
+    /// True if a write would end the process ([`Mapped::ReadOnly`]). Transports read such memory
     /// and refuse to write it, for remote nodes too.
     pub read_only: bool,
-    /// Whether the owner may unmap the memory while it is registered, although it should not.
+    /// True if the owner may unmap the memory while it is registered, although it should not.
     /// Transports that copy to such memory let the kernel copy, which refuses unmapped addresses.
     pub lent: bool,
 }

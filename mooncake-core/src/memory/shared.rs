@@ -28,7 +28,7 @@ struct Entry {
     offset: u64,
     /// Size of the pages of the file.
     page: u64,
-    /// Whether parts of the mapping have been detached from the file.
+    /// True if parts of the mapping have been detached from the file.
     detached: AtomicBool,
 }
 

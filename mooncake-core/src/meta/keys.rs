@@ -55,8 +55,8 @@ pub fn master_view(cluster_id: &str) -> String {
     format!("mooncake-store/{cluster_id}/master_view")
 }
 
-/// Key under which the masters of a cluster keep the longest time, in milliseconds, for which leases and grants of one of them may
-/// hold. Masters of Mooncake C++ have no such key.
+/// Key under which the masters of a cluster keep the longest time, in milliseconds, for which
+/// leases and grants of one of them may hold. Masters of Mooncake C++ have no such key.
 pub fn longest_promise(cluster_id: &str) -> String {
     format!("mooncake-store/{cluster_id}/longest_promise_ms")
 }

@@ -24,7 +24,7 @@ pub struct Hold {
 /// Contract (the conformance suite has one case per sentence): a key has at most one holder, and
 /// can be read like any other; a key is deleted, and watchers see the deletion, when its holder
 /// releases it or has not renewed it for its lease time, and not before; a holder whose key
-/// expired, or was deleted or written by somebody else, has lost the lease, and its later calls
+/// expired, or was deleted or written by another client, has lost the lease, and its later calls
 /// change nothing; the backend counts the time from when it receives the last call of the holder.
 /// So a holder that counts from when it *began* that call is never late.
 #[async_trait]

@@ -72,7 +72,8 @@ impl MemoryMetadata {
         Self { clock, limits: MemoryLimits::NONE, state: Mutex::default() }
     }
 
-    /// Creates an empty directory that refuses what would exceed its bounds, by the machine's clock.
+    /// Creates an empty directory that refuses what would exceed its bounds, by the machine's
+    /// clock.
     pub fn with_limits(limits: MemoryLimits) -> Self {
         Self { limits, ..Self::new() }
     }
@@ -80,8 +81,8 @@ impl MemoryMetadata {
     /// Checks that a value may be set.
     ///
     /// # Errors
-    /// Returns `NO_AVAILABLE_HANDLE` if the directory would exceed its bounds. A value that is not longer than the present
-    /// one of its key is always taken.
+    /// Returns `NO_AVAILABLE_HANDLE` if the directory would exceed its bounds. A value that is not
+    /// longer than the present one of its key is always taken.
     fn check_limits(&self, state: &State, key: &str, value: &Bytes) -> Result<()> {
         let current = state.entries.get(key).map(|current| key.len() + current.value.len());
         let (new, MemoryLimits { entries, bytes }) = (key.len() + value.len(), self.limits);
@@ -95,8 +96,8 @@ impl MemoryMetadata {
         Err(Error::new(
             ErrorCode::NoAvailableHandle,
             format!(
-                "cannot set metadata key: the directory is full. key={key:?} len={} entries={} of {entries} \
-                 bytes={} of {bytes}; delete the keys of nodes that are gone",
+                "cannot set metadata key: the directory is full. key={key:?} len={} entries={} \
+                 of {entries} bytes={} of {bytes}; delete the keys of nodes that are gone",
                 value.len(),
                 state.entries.len(),
                 state.bytes
@@ -138,7 +139,7 @@ impl State {
         if let Some(old) = self.entries.insert(key.to_owned(), entry) {
             self.bytes -= key.len() + old.value.len();
         }
-        // A write by somebody else ends the lease.
+        // A write by another client ends the lease.
         self.holds.remove(key);
         self.revision
     }

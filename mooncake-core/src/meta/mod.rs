@@ -22,14 +22,14 @@ pub use watchers::Watchers;
 /// Abilities of a backend beyond get, put and delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetaCapabilities {
-    /// Whether [`MetadataBackend::watch`] works.
+    /// True if [`MetadataBackend::watch`] works.
     pub watch: bool,
-    /// Whether values survive a restart of the backend.
+    /// True if values survive a restart of the backend.
     pub durable: bool,
-    /// Whether the backend checks [`Expect::At`] and [`Expect::Absent`] atomically. Otherwise a
+    /// True if the backend checks [`Expect::At`] and [`Expect::Absent`] atomically. Otherwise a
     /// read before the write checks them, so that two writers can both succeed.
     pub atomic: bool,
-    /// Whether [`MetadataBackend::list`] works.
+    /// True if [`MetadataBackend::list`] works.
     pub list: bool,
 }
 

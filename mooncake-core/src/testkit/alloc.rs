@@ -353,7 +353,7 @@ pub fn the_same_calls_give_the_same_offsets<A: SegmentAllocator>(config: &A::Con
     assert_eq!(a.live(), b.live(), "the same calls give the same offsets");
 }
 
-/// Checks that length 0 and alignments that are no power of two are `Invalid`, and that more than
+/// Checks that length 0 and alignments other than powers of two are `Invalid`, and that more than
 /// the capacity is `TooLarge`.
 pub fn bad_requests_are_refused<A: SegmentAllocator>(config: &A::Config) {
     let mut checked = Checked::<A>::new(MIB, config);

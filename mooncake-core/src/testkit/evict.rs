@@ -1,4 +1,4 @@
-//! Conformance suite of [`EvictionPolicy`]: one case per sentence of its contract, and random steps
+//! Conformance suite of [`EvictionPolicy`](crate::evict::EvictionPolicy): one case per sentence of its contract, and random steps
 //! beside an oracle.
 //!
 //! [`eviction_conformance!`](crate::eviction_conformance) turns it into tests of your policy:
@@ -19,10 +19,10 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::evict::EvictionPolicy;
+use crate::evict::MergeableOrder;
 use crate::ids::SlotId;
 
-/// Generates the tests of an [`EvictionPolicy`]: `eviction_conformance!(MyPolicy)` or, with
+/// Generates the tests of an [`EvictionPolicy`](crate::evict::EvictionPolicy): `eviction_conformance!(MyPolicy)` or, with
 /// options, `eviction_conformance!(module_name, MyPolicy, config)`.
 #[macro_export]
 macro_rules! eviction_conformance {
@@ -104,7 +104,7 @@ pub struct Checked<P> {
     held: BTreeSet<SlotId>,
 }
 
-impl<P: EvictionPolicy> Checked<P> {
+impl<P: MergeableOrder> Checked<P> {
     /// Creates a policy that expects about `slots` slots.
     pub fn new(slots: usize, config: &P::Config) -> Self {
         let checked = Self { policy: P::new(slots, config), held: BTreeSet::new() };
@@ -191,21 +191,21 @@ impl<P: EvictionPolicy> Checked<P> {
     }
 }
 
-fn filled<P: EvictionPolicy>(config: &P::Config, slots: u32) -> Checked<P> {
+fn filled<P: MergeableOrder>(config: &P::Config, slots: u32) -> Checked<P> {
     let mut checked = Checked::new(slots as usize, config);
     (0..slots).for_each(|slot| checked.insert(SlotId(slot), 100));
     checked
 }
 
 /// Checks that `evict` returns only slots that were inserted and not removed since.
-pub fn evict_returns_only_slots_held<P: EvictionPolicy>(config: &P::Config) {
+pub fn evict_returns_only_slots_held<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 20);
     (0..20).step_by(3).for_each(|slot| checked.remove(SlotId(slot)));
     checked.finish();
 }
 
 /// Checks that `evict` returns only slots for which `allowed` returned true.
-pub fn evict_asks_before_it_takes<P: EvictionPolicy>(config: &P::Config) {
+pub fn evict_asks_before_it_takes<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 20);
     for _ in 0..10 {
         let victim = checked.evict(|slot| slot.0 % 2 == 1).expect("every other slot is allowed");
@@ -216,7 +216,7 @@ pub fn evict_asks_before_it_takes<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that a slot that `evict` returns is gone from the policy.
-pub fn a_victim_is_gone<P: EvictionPolicy>(config: &P::Config) {
+pub fn a_victim_is_gone<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 3);
     let victim = checked.evict(|_| true).expect("a slot is there");
     checked.touch(victim);
@@ -225,7 +225,7 @@ pub fn a_victim_is_gone<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that a slot that `allowed` refused stays, and goes when it is allowed.
-pub fn a_refused_slot_stays<P: EvictionPolicy>(config: &P::Config) {
+pub fn a_refused_slot_stays<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 10);
     for _ in 0..5 {
         assert_eq!(checked.evict(|_| false), None, "everything was refused");
@@ -237,7 +237,7 @@ pub fn a_refused_slot_stays<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that `evict` offers each slot at most once per call, however often it was used.
-pub fn a_slot_is_offered_once_per_call<P: EvictionPolicy>(config: &P::Config) {
+pub fn a_slot_is_offered_once_per_call<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 50);
     for round in 0..8 {
         (0..50).filter(|slot| slot % 8 < round).for_each(|slot| checked.touch(SlotId(slot)));
@@ -248,7 +248,7 @@ pub fn a_slot_is_offered_once_per_call<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that `None` means that every slot was refused or there is none.
-pub fn none_means_that_nothing_may_go<P: EvictionPolicy>(config: &P::Config) {
+pub fn none_means_that_nothing_may_go<P: MergeableOrder>(config: &P::Config) {
     let mut checked = Checked::<P>::new(0, config);
     assert_eq!(checked.evict(|_| true), None);
     checked.insert(SlotId(5), 1);
@@ -257,7 +257,7 @@ pub fn none_means_that_nothing_may_go<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that `insert` of a known slot is a `touch`.
-pub fn insert_of_a_known_slot_is_a_touch<P: EvictionPolicy>(config: &P::Config) {
+pub fn insert_of_a_known_slot_is_a_touch<P: MergeableOrder>(config: &P::Config) {
     let victims = |again: fn(&mut Checked<P>, SlotId)| {
         let mut checked = filled::<P>(config, 12);
         [3, 3, 0, 7].map(SlotId).into_iter().for_each(|slot| again(&mut checked, slot));
@@ -268,7 +268,7 @@ pub fn insert_of_a_known_slot_is_a_touch<P: EvictionPolicy>(config: &P::Config) 
 }
 
 /// Checks that `touch` and `remove` of an unknown slot do nothing.
-pub fn unknown_slots_are_ignored<P: EvictionPolicy>(config: &P::Config) {
+pub fn unknown_slots_are_ignored<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 4);
     for slot in [4, 1000, u32::MAX].map(SlotId) {
         checked.touch(slot);
@@ -281,7 +281,7 @@ pub fn unknown_slots_are_ignored<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that `len` counts the slots held.
-pub fn len_counts_the_slots_held<P: EvictionPolicy>(config: &P::Config) {
+pub fn len_counts_the_slots_held<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 9);
     checked.insert(SlotId(3), 1);
     assert_eq!(checked.policy.len(), 9);
@@ -292,7 +292,7 @@ pub fn len_counts_the_slots_held<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that the same calls give the same victims.
-pub fn the_same_calls_give_the_same_victims<P: EvictionPolicy>(config: &P::Config) {
+pub fn the_same_calls_give_the_same_victims<P: MergeableOrder>(config: &P::Config) {
     let victims = || {
         let mut checked = filled::<P>(config, 100);
         (0..100).step_by(7).for_each(|slot| checked.touch(SlotId(slot)));
@@ -303,7 +303,7 @@ pub fn the_same_calls_give_the_same_victims<P: EvictionPolicy>(config: &P::Confi
 
 /// Checks that a slot may be inserted again once it has left, with another object, and that slots
 /// need not come in order.
-pub fn slots_may_be_reused<P: EvictionPolicy>(config: &P::Config) {
+pub fn slots_may_be_reused<P: MergeableOrder>(config: &P::Config) {
     let mut checked = Checked::<P>::new(1, config);
     for turn in 0..200u64 {
         checked.insert(SlotId((turn * 37 % 64) as u32), turn);
@@ -317,7 +317,7 @@ pub fn slots_may_be_reused<P: EvictionPolicy>(config: &P::Config) {
 }
 
 /// Checks that everything can be evicted, whatever was used how often.
-pub fn everything_can_be_evicted<P: EvictionPolicy>(config: &P::Config) {
+pub fn everything_can_be_evicted<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 64);
     for slot in 0..64 {
         (0..slot % 9).for_each(|_| checked.touch(SlotId(slot)));
@@ -327,7 +327,7 @@ pub fn everything_can_be_evicted<P: EvictionPolicy>(config: &P::Config) {
 
 /// Checks random steps one by one beside the oracle, twice with the same outcome, and evicts
 /// everything.
-pub fn random_steps_agree_with_the_oracle<P: EvictionPolicy>(config: &P::Config) {
+pub fn random_steps_agree_with_the_oracle<P: MergeableOrder>(config: &P::Config) {
     let cases = (1..=40u32).prop_flat_map(|slots| (Just(slots), evict_steps(slots, 200)));
     let run = |slots: u32, steps: &[EvictStep]| {
         let mut checked = Checked::<P>::new(slots as usize, config);

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 
-/// Longest life of a child in seconds, if nobody ends it.
+/// Longest life of a child in seconds, unless it is ended earlier.
 const LIFE: u32 = 180;
 
 /// Forks a child that does nothing and lives on when its parent dies. Returns its process id once

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const PORTS: Range<u16> = 20_000..32_000;
 
 /// Returns a free port. A port that the system picks (port 0) may be given to an outgoing
-/// connection while nobody listens there: before a server has begun, or between its death and its
-/// restart. These ports are not. This process gets no port twice before all are used up.
+/// connection while no process listens there: before a server has begun, or between its death and
+/// its restart. These ports are not. This process gets no port twice before all are used up.
 ///
 /// # Panics
 /// Panics if no port is free.

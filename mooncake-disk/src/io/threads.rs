@@ -53,7 +53,7 @@ fn call(io: Io) -> io::Result<usize> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset exceeds the file size limit"))?;
     let (ptr, len) = (io.ptr.as_ptr().cast::<libc::c_void>(), io.len);
     let moved = match io.write {
-        // SAFETY: the run keeps the file open and the bytes allocated until it gets the answer.
+        // SAFETY: the run keeps the file open and the bytes allocated until it gets the result.
         true => unsafe { libc::pwrite(io.fd, ptr.cast_const(), len, offset) },
         // SAFETY: as above, and the bytes have no other user.
         false => unsafe { libc::pread(io.fd, ptr, len, offset) },

@@ -44,7 +44,7 @@ struct Driver {
     runs: Slab<Run>,
     depth: usize,
     bounces: Bounces,
-    /// Whether the kernel polls the event.
+    /// True if the kernel polls the event.
     polling: bool,
 }
 
@@ -56,7 +56,7 @@ impl Driver {
                 return;
             }
             self.poll_event();
-            // At the limit, new jobs have to wait for an answer anyway.
+            // At the limit, new jobs have to wait for a completion anyway.
             let sleep = self.runs.len() >= self.depth || self.queue.falls_asleep();
             let want = usize::from(sleep || self.queue.is_closed());
             if let Err(e) = self.ring.submit_and_wait(want)
@@ -118,7 +118,7 @@ impl Driver {
         let mut io = run.io();
         #[cfg(feature = "testkit")]
         if let Some(fault) = super::worker::injected(run, &mut io) {
-            // Any other fault is treated as a request without an answer.
+            // Any other fault is treated as a request without a completion.
             if let crate::fault::IoFault::Errno(errno) = fault {
                 self.answer(key, Err(io::Error::from_raw_os_error(errno)));
             }

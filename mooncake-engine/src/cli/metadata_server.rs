@@ -12,25 +12,27 @@ use mooncake_transport::http_server;
 use mooncake_transport::net::HostPort;
 use tokio::net::TcpListener;
 
-/// Largest number of connections.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 4096;
 
-/// Keeps the addresses and descriptors of transfer engines, which find each other at http://HOST:PORT/metadata.
+/// Serves the addresses and descriptors of transfer engines, which find each other at
+/// http://HOST:PORT/metadata.
 #[derive(Debug, Parser)]
 #[command(name = "mooncake_http_metadata_server", version)]
 struct Arguments {
-    /// Address to listen at.
+    /// Address to listen on.
     #[arg(long, default_value = "0.0.0.0")]
     host: String,
-    /// Port to listen at; 0 for a free one, which is printed.
+    /// Port to listen on. 0 selects a free one, which is printed.
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// What is logged.
+    /// Log level.
     #[arg(long = "log_level", default_value = "info")]
     log_level: String,
 }
 
-/// Runs the server until it is interrupted or terminated. The exit status: 0, 1 when it cannot go on, 2 for arguments that make no sense.
+/// Runs the server until it is interrupted or terminated. Returns the exit status: 0, 1 for a
+/// failure, or 2 for invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match super::parse::<Arguments>(arguments, &[]) {
         Ok(arguments) => super::status("mooncake_http_metadata_server", serve(&arguments)),
@@ -55,7 +57,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
             http_server::pages(metadata, Arc::new(())),
             limits,
             async {
-                if let Err(error) = super::told_to_stop().await {
+                if let Err(error) = super::wait_for_stop_signal().await {
                     tracing::error!(%error, "no signals");
                 }
             },

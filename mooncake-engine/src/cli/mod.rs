@@ -1,4 +1,4 @@
-//! The programs of this crate: arguments in, exit status out.
+//! Programs of this crate, as functions from arguments to an exit status.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs talk to their terminal")]
 
 pub mod bench;
@@ -14,20 +14,22 @@ use tracing_subscriber::EnvFilter;
 
 use crate::summary::log_filter;
 
-/// Arguments as a program takes them; or what to show, and the status to exit with.
+/// Parses the arguments of a program. Otherwise prints the help or the error, and returns the exit
+/// status.
 fn parse<A: Parser>(
     arguments: impl IntoIterator<Item = OsString>,
     switches: &[&str],
 ) -> std::result::Result<A, u8> {
     let normal = |argument| crate::flags::normal(argument, |name| switches.contains(&name));
     A::try_parse_from(arguments.into_iter().map(normal)).map_err(|error| {
-        // Nobody is left to be told when even this fails.
+        // Without standard error, no report is possible.
         let _ = error.print();
         u8::try_from(error.exit_code()).unwrap_or(2)
     })
 }
 
-/// The log goes to standard error: what the program was told, and the summaries that the environment asks for.
+/// Starts the log on standard error, at the given level, with the summaries that the environment
+/// requests.
 fn log(level: &str) -> Result<()> {
     let filter = EnvFilter::builder()
         .parse(log_filter(level))
@@ -37,7 +39,7 @@ fn log(level: &str) -> Result<()> {
     Ok(())
 }
 
-/// 0, or 1 with what went wrong on standard error.
+/// Returns the exit status 0, or 1 after printing the error to standard error.
 fn status(program: &str, outcome: Result<()>) -> u8 {
     match outcome {
         Ok(()) => 0,
@@ -48,8 +50,8 @@ fn status(program: &str, outcome: Result<()>) -> u8 {
     }
 }
 
-/// Returns when the process is interrupted or terminated.
-async fn told_to_stop() -> Result<()> {
+/// Waits until the process is interrupted or terminated.
+async fn wait_for_stop_signal() -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {

@@ -1,4 +1,4 @@
-//! `transfer_engine_topology_dump`: which devices are near which memory.
+//! `transfer_engine_topology_dump`: the devices near each memory location.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,40 +8,42 @@ use mooncake_transport::topology::Topology;
 
 use crate::TransferEngine;
 
-/// Shows which RDMA devices are near which memory of this host, as the environment (MC_CUSTOM_TOPO_JSON, MC_TE_FILTERS, ...) lets an engine see it.
+/// Shows the RDMA devices near each memory location of this host, as an engine sees them with this
+/// environment (MC_CUSTOM_TOPO_JSON, MC_TE_FILTERS, ...).
 #[derive(Debug, Parser)]
 #[command(name = "transfer_engine_topology_dump", version)]
 struct Arguments {
-    /// Devices to look at, with commas between them; all when empty.
+    /// Devices to show, separated by commas. Empty selects all.
     #[arg(long = "device_name", value_delimiter = ',')]
     device_name: Vec<String>,
-    /// A file with the matrix, in place of what is found; before MC_CUSTOM_TOPO_JSON.
+    /// File with the matrix to show, in place of the hardware and of MC_CUSTOM_TOPO_JSON.
     #[arg(long = "custom_topo_json")]
     custom: Option<PathBuf>,
-    /// Only the matrix, as JSON on one line.
+    /// Print only the matrix, as JSON on one line.
     #[arg(long)]
     json: bool,
-    /// Folder that stands for the host's /.
+    /// Folder in place of the root of the file system.
     #[arg(long, default_value = "/", hide = true)]
     root: PathBuf,
 }
 
-/// Bytes that this process may lock; `None` for any number.
+/// Returns the number of bytes that this process may lock, or `None` if it is unlimited.
 fn locked_memory() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel fills the struct in.
+    // SAFETY: the kernel initialises the struct.
     #[allow(unsafe_code)]
     let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// Prints the topology. The exit status: 0, 1 for a file that cannot be used, 2 for arguments that make no sense.
+/// Prints the topology. Returns the exit status: 0, 1 for a file that cannot be used, or 2 for
+/// invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments = match super::parse::<Arguments>(arguments, &[]) {
         Ok(arguments) => arguments,
         Err(status) => return status,
     };
-    // As an engine finds it that is started here.
+    // An engine that is started here would find the same.
     let said = TransferEngine::builder().environment();
     let discovery = said.discovery.moved_to(arguments.root).only(arguments.device_name);
     let found = discovery.hardware();

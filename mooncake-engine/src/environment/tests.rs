@@ -46,7 +46,7 @@ const RDMA_CASES: &[Case] = &[
     ("MC_RDMA_BIND_ADDRESS", "10.9.9.9", |e| of_rdma(e, |c| c.server_name.clone()), "10.9.9.9", ""),
 ];
 
-/// What is set, what is seen of it, and what is seen without it.
+/// Columns: the setting, its observed value, and the observed value without it.
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     ("MC_TRANSFER_TIMEOUT", "60", |e| format!("{:?}", e.timeout), "60s", "30s"),
@@ -212,12 +212,4 @@ fn variables_of_devices_reach_the_transport() {
     let told = rdma(with(&[("MC_CUSTOM_TOPO_JSON", file.to_str().unwrap())]));
     assert_eq!(told.topology.unwrap().devices(), ["a", "b"]);
     assert!(rdma(with(&[("MC_CUSTOM_TOPO_JSON", "/no/such/file")])).topology.is_none());
-}
-
-#[test]
-fn a_bound_name_needs_a_port() {
-    assert_eq!(own_port("10.0.0.1:123").unwrap(), ("10.0.0.1".into(), 123));
-    for name in ["", "10.0.0.1", ":5", "[::1]"] {
-        assert!(own_port(name).is_err(), "{name}");
-    }
 }

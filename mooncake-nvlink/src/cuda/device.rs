@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_int};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
-use mooncake_core::Result;
 use mooncake_core::memory::Location;
+use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
 use super::ffi::{self, Functions, Status};
@@ -18,6 +18,9 @@ use super::library::Cuda;
 const STREAMS: usize = 4;
 /// Number of events kept for reuse. Each copy in progress uses one.
 const EVENTS: usize = 64;
+
+/// Devices in use, by number. The process has one driver.
+static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 
 /// GPU as used by this process.
 pub struct Device {
@@ -53,6 +56,64 @@ impl Drop for Current<'_> {
 pub(crate) struct Event {
     device: Arc<Device>,
     event: usize,
+}
+
+impl Cuda {
+    /// Returns a device with its primary context, which is released with its last user. A device
+    /// with a lost context is opened again.
+    ///
+    /// # Errors
+    /// Returns `INVALID_PARAMS` for an unknown device, and the errors of the driver.
+    pub fn device(&'static self, number: u32) -> Result<Arc<Device>> {
+        let mut devices = DEVICES.lock();
+        let known = devices.get(number as usize).and_then(Weak::upgrade).filter(|device| !device.is_lost());
+        if let Some(device) = known {
+            return Ok(device);
+        }
+        let count = self.device_count()?;
+        if number >= count {
+            return Err(Error::invalid(format!(
+                "unknown device {}: there are {count} devices",
+                Location::Cuda(number)
+            )));
+        }
+        let device = Arc::new(Device::open(self, number)?);
+        if devices.len() <= number as usize {
+            devices.resize_with(number as usize + 1, Weak::new);
+        }
+        devices[number as usize] = Arc::downgrade(&device);
+        Ok(device)
+    }
+
+    /// Returns the device with this primary context.
+    ///
+    /// # Errors
+    /// Returns `INVALID_PARAMS` for another context, and the errors of the driver.
+    ///
+    /// # Safety
+    /// `context` is a context.
+    pub(super) unsafe fn device_of_context(&'static self, context: ffi::Context) -> Result<Arc<Device>> {
+        let (mut handle, mut before) = (0, std::ptr::null_mut());
+        // SAFETY: promised by the caller; undone below.
+        let status = unsafe { (self.functions().context_push)(context) };
+        self.check(status, "cannot use context")?;
+        // SAFETY: the driver writes the number, and pops the pushed context.
+        let status = unsafe {
+            let status = (self.functions().context_device)(&raw mut handle);
+            (self.functions().context_pop)(&raw mut before);
+            status
+        };
+        self.check(status, "cannot get the device of a context")?;
+        for number in 0..self.device_count()? {
+            if self.handle(number)? == handle {
+                let device = self.device(number)?;
+                if device.is_context(context) {
+                    return Ok(device);
+                }
+            }
+        }
+        Err(Error::invalid("invalid stream: its context is not the primary context of its device"))
+    }
 }
 
 impl Device {

@@ -6,14 +6,13 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-use super::device::Device;
 use super::ffi::{self, Functions, Status};
 
 const NAME: &CStr = c"libcuda.so.1";
@@ -29,8 +28,6 @@ static LOOKS: AtomicU64 = AtomicU64::new(0);
 pub struct Cuda {
     functions: Functions,
     initialised: Mutex<bool>,
-    /// Devices in use, by number.
-    devices: Mutex<Vec<Weak<Device>>>,
     /// Ids of all devices, by number.
     uuids: OnceLock<Vec<[u8; 16]>>,
 }
@@ -143,32 +140,6 @@ impl Cuda {
         version
     }
 
-    /// Returns a device with its primary context, which is released with its last user. A device
-    /// with a lost context is opened again.
-    ///
-    /// # Errors
-    /// Returns `INVALID_PARAMS` for an unknown device, and the errors of the driver.
-    pub fn device(&'static self, number: u32) -> Result<Arc<Device>> {
-        let mut devices = self.devices.lock();
-        let known = devices.get(number as usize).and_then(Weak::upgrade).filter(|device| !device.is_lost());
-        if let Some(device) = known {
-            return Ok(device);
-        }
-        let count = self.device_count()?;
-        if number >= count {
-            return Err(Error::invalid(format!(
-                "unknown device {}: there are {count} devices",
-                Location::Cuda(number)
-            )));
-        }
-        let device = Arc::new(Device::open(self, number)?);
-        if devices.len() <= number as usize {
-            devices.resize_with(number as usize + 1, Weak::new);
-        }
-        devices[number as usize] = Arc::downgrade(&device);
-        Ok(device)
-    }
-
     /// Returns the first device that this process uses. The call creates no context.
     pub(crate) fn in_use(&self) -> Option<u32> {
         let count = self.device_count().unwrap_or(0);
@@ -189,36 +160,6 @@ impl Cuda {
         context
     }
 
-    /// Returns the device with this primary context.
-    ///
-    /// # Errors
-    /// Returns `INVALID_PARAMS` for another context, and the errors of the driver.
-    ///
-    /// # Safety
-    /// `context` is a context.
-    pub(super) unsafe fn device_of_context(&'static self, context: ffi::Context) -> Result<Arc<Device>> {
-        let (mut handle, mut before) = (0, std::ptr::null_mut());
-        // SAFETY: promised by the caller; undone below.
-        let status = unsafe { (self.functions.context_push)(context) };
-        self.check(status, "cannot use context")?;
-        // SAFETY: the driver writes the number, and pops the pushed context.
-        let status = unsafe {
-            let status = (self.functions.context_device)(&raw mut handle);
-            (self.functions.context_pop)(&raw mut before);
-            status
-        };
-        self.check(status, "cannot get the device of a context")?;
-        for number in 0..self.device_count()? {
-            if self.handle(number)? == handle {
-                let device = self.device(number)?;
-                if device.is_context(context) {
-                    return Ok(device);
-                }
-            }
-        }
-        Err(Error::invalid("invalid stream: its context is not the primary context of its device"))
-    }
-
     /// Returns the PCI addresses of all devices, by number.
     pub(crate) fn pci_addresses(&self) -> Option<Vec<String>> {
         let address = |number| {
@@ -234,7 +175,8 @@ impl Cuda {
         (0..self.device_count().ok()?).map(address).collect()
     }
 
-    fn handle(&self, number: u32) -> Result<ffi::Device> {
+    /// Returns the driver's handle of a device.
+    pub(super) fn handle(&self, number: u32) -> Result<ffi::Device> {
         let mut handle = 0;
         // SAFETY: the driver writes the number.
         let status = unsafe { (self.functions.device)(&raw mut handle, number as c_int) };
@@ -366,12 +308,7 @@ fn load_functions(handle: *mut c_void) -> Result<&'static Cuda, String> {
     // exports these functions.
     let functions = unsafe { Functions::load(|name| libc::dlsym(handle, name.as_ptr())) };
     let functions = functions.map_err(|name| format!("libcuda.so.1 has no {name}: the driver is too old"))?;
-    Ok(CUDA.get_or_init(|| Cuda {
-        functions,
-        initialised: Mutex::new(false),
-        devices: Mutex::default(),
-        uuids: OnceLock::new(),
-    }))
+    Ok(CUDA.get_or_init(|| Cuda { functions, initialised: Mutex::new(false), uuids: OnceLock::new() }))
 }
 
 fn missing(what: impl fmt::Display) -> Error {

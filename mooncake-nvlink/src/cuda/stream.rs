@@ -41,7 +41,7 @@ impl Stream {
     /// Returns the errors of the driver.
     ///
     /// # Safety
-    /// Until the work of the stream is complete, the span is device memory that nobody else uses
+    /// Until the work of the stream is complete, the span is device memory that no other code uses
     /// out of order.
     pub unsafe fn fill(&self, span: MemorySpan, byte: u8) -> Result<()> {
         let _here = self.device.enter()?;
@@ -56,8 +56,8 @@ impl Stream {
     /// Returns `INVALID_PARAMS` for lengths that differ, and the errors of the driver.
     ///
     /// # Safety
-    /// Until the work of the stream is complete, both spans are memory that nobody else uses out of
-    /// order.
+    /// Until the work of the stream is complete, both spans are memory that no other code uses out
+    /// of order.
     pub unsafe fn copy(&self, from: MemorySpan, to: MemorySpan) -> Result<()> {
         if from.len != to.len {
             return Err(Error::invalid(format!(

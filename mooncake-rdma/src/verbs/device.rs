@@ -94,7 +94,7 @@ pub struct DeviceLimits {
 /// State of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Whether the port is active.
+    /// True if the port is active.
     pub active: bool,
     /// Largest packet, as a number of the verbs interface: 1 is 256 bytes, 5 is 4096.
     pub mtu: u32,
@@ -102,7 +102,7 @@ pub struct Port {
     pub message_bytes: u32,
     /// Local address (LID) on InfiniBand, else 0.
     pub lid: u16,
-    /// Whether the port is InfiniBand, as opposed to Ethernet.
+    /// True if the port is InfiniBand, as opposed to Ethernet.
     pub infiniband: bool,
     /// Number of entries in the GID table.
     pub gids: u32,

@@ -32,9 +32,9 @@ pub(crate) struct State {
     pub(crate) registered: Vec<Registration>,
     /// Number of deregistrations.
     pub(crate) deregistered: usize,
-    /// Whether the driver accepts dma-bufs.
+    /// True if the driver accepts dma-bufs.
     pub(crate) takes_buffers: bool,
-    /// Whether the driver accepts addresses.
+    /// True if the driver accepts addresses.
     pub(crate) takes_addresses: bool,
     /// Number of registrations in progress for which a registration waits.
     pub(crate) registers_together: usize,
@@ -51,7 +51,7 @@ pub(crate) struct State {
     pub(crate) posting_works: bool,
     /// Number of accepted requests.
     pub(crate) posted: usize,
-    /// Whether requests complete as soon as they are posted; otherwise none completes.
+    /// True if requests complete as soon as they are posted; otherwise none completes.
     pub(crate) completes: bool,
     /// Ids of signalled requests that are pending.
     taken: VecDeque<u64>,
@@ -61,7 +61,7 @@ pub(crate) struct State {
     channel: Option<c_int>,
     /// Costs of the polling thread at its last poll.
     pub(crate) costs: Option<Costs>,
-    /// Whether the device destroys queue pairs.
+    /// True if the device destroys queue pairs.
     pub(crate) destroying_works: bool,
     /// Number of refused destructions.
     pub(crate) pairs_kept: usize,

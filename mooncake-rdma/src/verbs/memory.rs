@@ -67,12 +67,12 @@ unsafe impl Sync for MemoryRegion {}
 /// Access rights of a device to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Whether peers get the rights, too.
+    /// True if peers get the rights, too.
     pub remote: bool,
-    /// Whether the device may write. The kernel refuses that for memory that the process can only
+    /// True if the device may write. The kernel refuses that for memory that the process can only
     /// read.
     pub write: bool,
-    /// Whether the device may write in any order, if the library supports it.
+    /// True if the device may write in any order, if the library supports it.
     pub relaxed: bool,
 }
 
@@ -92,7 +92,7 @@ impl MemoryRegion {
     /// Registers `len` bytes.
     ///
     /// # Safety
-    /// The bytes stay allocated until the region has been dropped, and nobody relies on their
+    /// The bytes stay allocated until the region has been dropped, and no code relies on their
     /// content while the device may write.
     pub unsafe fn register(
         domain: &Arc<Domain>,

@@ -225,8 +225,8 @@ impl QueuePair {
     ///
     /// # Safety
     /// Until a request has left the completion queue, or the pair is destroyed: its local bytes
-    /// stay allocated and registered in the domain of this pair; nobody else touches those of a
-    /// read, and nobody writes those of a write.
+    /// stay allocated and registered in the domain of this pair; no other code touches those of a
+    /// read, and no code writes those of a write.
     pub unsafe fn post(&self, posting: &mut Posting) -> Result<(), (usize, Error)> {
         let Some(first) = posting.link() else { return Ok(()) };
         // SAFETY: the context outlives the pair; its table is filled in before the device is
@@ -286,7 +286,7 @@ pub struct Request {
     pub remote: u64,
     /// Key of the other end's memory.
     pub remote_key: u32,
-    /// Whether the request reports a success to the completion queue. A failed request always
+    /// True if the request reports a success to the completion queue. A failed request always
     /// reports.
     pub signalled: bool,
 }

@@ -179,8 +179,7 @@ fn writes_arrive_in_either_order() {
     }
 }
 
-/// Of two devices of the peer, the local device uses the configured one, or the one of its own
-/// name.
+/// The local device uses the configured one of two devices of the peer, or the one of its own name.
 #[test]
 fn devices_have_partners() {
     for (partners, used) in [(Vec::new(), "rxe0"), (vec![("rxe0".into(), vec!["rxe1".into()])], "rxe1")] {

@@ -1,8 +1,9 @@
-//! What a client asks of a master: the calls, whoever answers them.
+//! Calls from a client to a master, independent of where the master runs.
 //!
-//! The master answers them itself (embedded, no sockets) and so does the RPC client that stands for a remote one.
-//! Every call takes a batch; on the wire a batch of one travels as the existing system's single call, where it has one.
-//! The RPC server does not come through here: it calls the master's own synchronous methods.
+//! The embedded master implements these traits directly, without sockets. `RemoteMaster` implements
+//! them by RPC. Every call takes a batch. An RPC for a batch of one item is the single call of
+//! Mooncake C++, where there is such a call. The RPC server does not use these traits: it calls the
+//! synchronous methods of the master.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,91 +20,82 @@ use crate::wire::{
     CopyPlan, DiskWork, DrainProgress, InventoryPage, MovePlan, OffloadItem, StorageConfig, StoredAt,
     StoredReplica, Task, TaskInfo, TaskKind, TaskReport, Welcome,
 };
+pub use crate::wire::{EndItem, PingReply};
 
-/// Tenant of every call when the cluster has none.
+/// Tenant of every call if the cluster has no tenants.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// One object of a put or upsert.
+/// Object of a put or upsert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutItem<'a> {
-    /// Its key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// Its length in bytes.
+    /// Length of the object in bytes.
     pub len: u64,
 }
 
-/// One object whose bytes have landed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndItem<'a> {
-    /// Its key.
-    pub key: &'a [u8],
-    /// CRC-64 of its value, when the writer computed one.
-    pub checksum: Option<u64>,
-}
-
-/// Whether a write may replace an object.
+/// Behaviour of a write whose key exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteMode {
-    /// Refused with `OBJECT_ALREADY_EXISTS` when the key is there.
+    /// The write is refused with `OBJECT_ALREADY_EXISTS`.
     Put,
-    /// Replaces it.
+    /// The write replaces the object.
     Upsert,
 }
 
-/// Who asks, for whom.
+/// Origin of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller<'a> {
-    /// The client.
+    /// Client that makes the call.
     pub client: ClientId,
-    /// The tenant; [`DEFAULT_TENANT`] when the cluster has none.
+    /// Tenant of the objects; [`DEFAULT_TENANT`] if the cluster has no tenants.
     pub tenant: &'a str,
-    /// Which write the call belongs to: a number drawn for each put start, 0 for none. See
-    /// [`ObjectService::fences_writes`].
+    /// Number of the write that the call belongs to, drawn at random for each put start; 0 for
+    /// none. See [`ObjectService::fences_writes`].
     pub attempt: u64,
 }
 
-/// Which copy of a hot object a call is about. The master says so in the task; nil is no such copy.
+/// Identity of a copy of a hot object, as the task states it. The nil token stands for an ordinary
+/// copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyToken {
     /// Number of the master's decision.
     pub lease: Uuid,
-    /// Which value of the object it was made about.
+    /// Version of the object's value at the decision.
     pub epoch: u64,
 }
 
 impl CopyToken {
-    /// Whether it is about an ordinary copy.
+    /// Returns whether the token stands for an ordinary copy.
     pub fn is_nil(self) -> bool {
         self.lease == Uuid::default()
     }
 }
 
-/// What the master thinks of a client that pinged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PingReply {
-    /// Changes when the leader changes.
-    pub view: i64,
-    /// The master does not know this client (it was silent too long, or the master is a new one): it must mount again.
-    pub need_remount: bool,
-}
-
-/// Calls about objects. Each may be repeated when its answer was lost; the outcome is the same.
+/// Calls about objects. Each call may be repeated if its response was lost; the outcome is the
+/// same.
 ///
-/// Batches answer item by item, in order; the outer error means that nothing is known (no answer, or none that counts).
+/// Batches return one result per item, in order. The outer error means that no result is known,
+/// because no valid response arrived.
 #[async_trait]
 pub trait ObjectService: Debug + Send + Sync + 'static {
-    /// Whether this master heeds [`Caller::attempt`]: a put start repeated with the same number gets the same grant, and an
-    /// end or revoke touches no other write of the key than the one of its number. One that does not must not be asked twice
-    /// for space, nor told of the end of a write so late that the key may be under another one.
+    /// Returns whether this master respects [`Caller::attempt`].
+    ///
+    /// If it does, a put start repeated with the same number gets the same grant, and an end or
+    /// revoke affects only the write with its number. If it does not, a client must neither repeat
+    /// a put start nor send an end so late that another write may use the key.
     fn fences_writes(&self) -> bool;
 
-    /// Whether each key can be read now. Grants a lease on those that can.
+    /// Returns for each key whether it can be read now. Grants a lease on those that can.
     async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>>;
 
-    /// Where each object lies, and a lease on it. `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`.
+    /// Returns the replicas of each object and grants a lease on them.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`.
     async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>>;
 
-    /// Grants space to write each object to.
+    /// Grants space for each object.
     async fn put_start(
         &self,
         caller: Caller<'_>,
@@ -112,7 +104,7 @@ pub trait ObjectService: Debug + Send + Sync + 'static {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Vec<Replica>>>>;
 
-    /// The bytes of each object have landed: readable from now on.
+    /// Marks each object as completely written: it is readable from now on.
     async fn put_end(
         &self,
         caller: Caller<'_>,
@@ -121,7 +113,7 @@ pub trait ObjectService: Debug + Send + Sync + 'static {
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>>;
 
-    /// The write of each object failed; a failed upsert keeps the old value.
+    /// Cancels the write of each object. A failed upsert keeps the old value.
     async fn put_revoke(
         &self,
         caller: Caller<'_>,
@@ -130,98 +122,107 @@ pub trait ObjectService: Debug + Send + Sync + 'static {
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>>;
 
-    /// Drops each object; `force` overrides leases (readers that hold one still never see other bytes).
+    /// Removes each object; `force` overrides leases. Readers that hold a lease never see the bytes
+    /// of another object.
     async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>>;
 
-    /// Drops every object whose key the pattern finds a match in; how many. Those in use are skipped.
+    /// Removes every object whose key matches the pattern, and returns their number. Objects in use
+    /// are skipped.
     async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64>;
 
-    /// Drops every object; how many. Those in use are skipped.
+    /// Removes every object, and returns their number. Objects in use are skipped.
     async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64>;
 }
 
-/// Calls about clients and their segments. Each may be repeated when its answer was lost.
+/// Calls about clients and their segments. Each call may be repeated if its response was lost.
 #[async_trait]
 pub trait SegmentService: Debug + Send + Sync + 'static {
-    /// Version of the master; a client compares it before anything else.
+    /// Returns the version of the master. A client compares it before any other call.
     async fn version(&self) -> Result<String>;
 
-    /// The client lives.
+    /// Reports that the client is alive.
     async fn ping(&self, client: ClientId) -> Result<PingReply>;
 
     /// Offers memory for objects.
     async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()>;
 
-    /// Offers it again after the master forgot the client.
+    /// Offers memory again after the master forgot the client.
     async fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()>;
 
-    /// Takes memory back: objects in it are gone at once, and its wire refuses whoever still comes.
+    /// Withdraws memory: its objects are gone at once, and its transport refuses later requests.
     async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()>;
 
-    /// Takes a segment back after `grace`: until then its objects are readable, and none are added.
+    /// Withdraws a segment after `grace`. Until then its objects are readable, and no object is
+    /// added.
     async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()>;
 
-    /// Where the master is that answers now, if another one may answer later and it is known.
+    /// Returns the address of the current leader, if it is known and another master may lead later.
     fn leader(&self) -> Option<Arc<str>> {
         None
     }
 
-    /// Returns when there is a [leader](Self::leader), and it is another than this. Never, where there is only one master.
+    /// Returns as soon as the [leader](Self::leader) is known and differs from `than`. Never
+    /// returns if there is only one master.
     async fn another_leads(&self, than: Option<&str>) {
         let _ = than;
         std::future::pending().await
     }
 
-    /// The member at this endpoint did not answer the caller. A hint: a master that heeds it places nothing there until
-    /// the member's next ping. The existing system has no such call; a master that does not know it is none the worse.
+    /// Reports that the node at this endpoint did not respond to the caller.
+    ///
+    /// The call is a hint: the master places nothing on that node until its next ping. Mooncake C++
+    /// lacks this call, so an error may be ignored.
     async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
         let _ = (client, endpoint);
         Ok(())
     }
 }
 
-/// Calls about copies and moves between segments. A master without them keeps the defaults: there is nothing to do, and
-/// what is asked for is refused with `NOT_SUPPORTED`.
+/// Calls about copies and moves between segments. The defaults are those of a master without
+/// copies: it has no tasks, and refuses requests with `NOT_SUPPORTED`.
 #[async_trait]
 pub trait TaskService: Debug + Send + Sync + 'static {
-    /// Asks for another copy in each of the segments named.
+    /// Requests another copy in each of the named segments.
     async fn create_copy(&self, _tenant: &str, _key: &[u8], _targets: &[&str]) -> Result<Uuid> {
         Err(no_copies())
     }
 
-    /// Asks for the copy in a segment to be moved to another one.
+    /// Requests a move of the copy in one segment to another segment.
     async fn create_move(&self, _tenant: &str, _key: &[u8], _source: &str, _target: &str) -> Result<Uuid> {
         Err(no_copies())
     }
 
-    /// Where a task stands. `TASK_NOT_FOUND`.
+    /// Returns the state of a task.
+    ///
+    /// # Errors
+    /// `TASK_NOT_FOUND`.
     async fn task(&self, _task: Uuid) -> Result<TaskInfo> {
         Err(no_copies())
     }
 
-    /// Drops copies that the caller wrote and nobody reads: those in the segment named, or all for an empty name. The keys of which
-    /// something was dropped.
+    /// Removes unleased copies that the caller wrote: those in the named segment, or all for an
+    /// empty name. Returns the keys of the affected objects.
     async fn clear_replicas(
         &self,
         _client: ClientId,
         _keys: &[&[u8]],
         _segment: &str,
     ) -> Result<Vec<ObjectKey>> {
-        Err(Error::new(ErrorCode::NotSupported, "this master clears no copies"))
+        Err(Error::new(ErrorCode::NotSupported, "cannot clear replicas: this master has no such call"))
     }
 
-    /// Tasks for this client; from now on they are its own.
+    /// Hands out tasks to this client, which owns them from now on.
     async fn fetch_tasks(&self, _client: ClientId, _limit: u64) -> Result<Vec<Task>> {
         Ok(Vec::new())
     }
 
-    /// A task is over.
+    /// Reports the end of a task.
     async fn complete_task(&self, _client: ClientId, _report: &TaskReport) -> Result<()> {
         Err(no_copies())
     }
 
-    /// Space for copies in the segments named. The token is that of the task where they are of a hot object, and nil otherwise;
-    /// so it is with the end and the revoke.
+    /// Grants space for copies in the named segments. `token` is that of the task for a copy of a
+    /// hot object, and nil otherwise; the same holds for the end and the revoke.
     async fn copy_start(
         &self,
         _caller: Caller<'_>,
@@ -233,7 +234,7 @@ pub trait TaskService: Debug + Send + Sync + 'static {
         Err(no_copies())
     }
 
-    /// Space for a copy elsewhere.
+    /// Grants space for a copy in another segment.
     async fn move_start(
         &self,
         _caller: Caller<'_>,
@@ -244,7 +245,7 @@ pub trait TaskService: Debug + Send + Sync + 'static {
         Err(no_copies())
     }
 
-    /// The bytes of a copy or move have landed.
+    /// Marks a copy or move as completely written.
     async fn replication_end(
         &self,
         _caller: Caller<'_>,
@@ -255,7 +256,7 @@ pub trait TaskService: Debug + Send + Sync + 'static {
         Err(no_copies())
     }
 
-    /// A copy or move failed.
+    /// Cancels a copy or move.
     async fn replication_revoke(
         &self,
         _caller: Caller<'_>,
@@ -271,22 +272,24 @@ fn no_copies() -> Error {
     Error::new(ErrorCode::NotSupported, "this master makes no copies")
 }
 
-/// Calls by which the objects in a client's memory outlive the master. One that knows nothing of them (the existing system's, and one in the client's own
-/// process, which dies with it) keeps the defaults: `NOT_SUPPORTED`.
+/// Calls by which the objects in a client's memory outlive the master. The defaults return
+/// `NOT_SUPPORTED`: Mooncake C++ lacks these calls, and an embedded master ends with its clients.
 #[async_trait]
 pub trait InventoryService: Debug + Send + Sync + 'static {
-    /// What came to and went from the client's segments after change number `after`, 0 for a client that has heard of none. Segments
-    /// that are mounted after the first such call are recorded.
+    /// Returns the changes in the client's segments after change number `after`, which is 0 for a
+    /// client that has received none. Segments that are mounted after the first such call are
+    /// recorded.
     async fn inventory(&self, _client: ClientId, _after: u64) -> Result<InventoryPage> {
         Err(no_inventory())
     }
 
-    /// Offers memory that objects lie in. It takes no new ones until their space is kept.
+    /// Offers memory that holds objects. No new object is placed there until the space of the old
+    /// ones is reserved.
     async fn mount_kept(&self, _client: ClientId, _segment: &Segment) -> Result<()> {
         Err(no_inventory())
     }
 
-    /// Keeps the space of objects that are going to be announced; `open` when that was all.
+    /// Reserves the space of objects that will be announced; `open` marks the last call.
     async fn keep(
         &self,
         _client: ClientId,
@@ -297,34 +300,37 @@ pub trait InventoryService: Debug + Send + Sync + 'static {
         Err(no_inventory())
     }
 
-    /// Objects whose space was kept are what they were.
+    /// Announces objects whose space was reserved and whose bytes are unchanged.
     async fn announce(&self, _client: ClientId, _stored: &[StoredReplica]) -> Result<Vec<Result<()>>> {
         Err(no_inventory())
     }
 
-    /// Gives back what space is still kept.
+    /// Releases the space that is still reserved.
     async fn release_kept(&self, _client: ClientId, _segment: SegmentId) -> Result<()> {
         Err(no_inventory())
     }
 
-    /// Tells the master the longest time for which leases or grants of earlier masters may still hold. Returns the longest
-    /// time for which leases or grants of this master may hold, and when the client is to announce objects.
+    /// Sends the master the longest time for which leases or grants of earlier masters may still
+    /// hold. Returns the longest time for which leases or grants of this master may hold, and when
+    /// to announce objects.
     async fn exchange_promise(&self, _client: ClientId, _promise: Duration) -> Result<Welcome> {
         Err(no_inventory())
     }
 
-    /// Has the master move the only replicas of objects away from a client that leaves, as far as other members have room. The first
-    /// call begins, each call returns how far the move is.
+    /// Requests that the master moves the only replicas of objects away from a client that leaves,
+    /// as far as other clients have free space. The first call begins the move; each call returns
+    /// its progress.
     async fn drain_client(&self, _client: ClientId) -> Result<DrainProgress> {
         Err(no_inventory())
     }
 
-    /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since; from page `after` on.
+    /// Returns replicas that a segment held when its client expired, and that have been neither
+    /// removed nor replaced since, from page `after` on.
     async fn expired(&self, _client: ClientId, _segment: SegmentId, _after: u64) -> Result<InventoryPage> {
         Err(no_inventory())
     }
 
-    /// Announces replicas that [`InventoryService::expired`] listed. Their space was kept.
+    /// Announces replicas that [`InventoryService::expired`] listed. Their space was reserved.
     async fn announce_expired(
         &self,
         _client: ClientId,
@@ -335,52 +341,60 @@ pub trait InventoryService: Debug + Send + Sync + 'static {
 }
 
 fn no_inventory() -> Error {
-    Error::new(ErrorCode::NotSupported, "this master keeps no inventories")
+    Error::new(ErrorCode::NotSupported, "this master keeps no inventory")
 }
 
-/// Calls of clients that keep objects on a disk of theirs. A master that uses no disks keeps the defaults: `UNABLE_OFFLOAD`.
+/// Calls of clients that store objects on a disk of their own. The defaults are those of a master
+/// that uses no disks: `UNABLE_OFFLOAD`.
 #[async_trait]
 pub trait DiskService: Debug + Send + Sync + 'static {
-    /// Offers a disk, or says whether objects may go there.
+    /// Offers a disk, and states whether it accepts objects.
     async fn mount_disk(&self, _client: ClientId, _enabled: bool) -> Result<()> {
         Err(no_disks())
     }
 
-    /// Takes it back: what lies there is gone at once.
+    /// Withdraws the disk: its objects are gone at once.
     async fn unmount_disk(&self, _client: ClientId) -> Result<()> {
         Err(no_disks())
     }
 
-    /// How large the disk is, in bytes.
+    /// Reports the capacity of the disk in bytes.
     async fn disk_capacity(&self, _client: ClientId, _bytes: u64) -> Result<()> {
         Err(no_disks())
     }
 
-    /// What the client is to write to its disk; it is told once. `SEGMENT_NOT_FOUND` when it has offered none, or was silent too long.
+    /// Hands out the objects that the client shall write to its disk, each of them once.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` if the client has offered no disk or has expired.
     async fn to_offload(&self, _client: ClientId, _enabled: bool) -> Result<Vec<OffloadItem>> {
         Err(no_disks())
     }
 
-    /// These were written, or could not be (a length of -1); each item with its place. Before the first [`to_offload`](Self::to_offload): these
-    /// survived.
+    /// Reports objects that were written, each with its location; a length of -1 stands for a
+    /// failure. Before the first [`to_offload`](Self::to_offload) the call reports objects that
+    /// survived a restart.
     async fn offloaded(&self, _client: ClientId, _items: &[OffloadItem], _places: &[StoredAt]) -> Result<()> {
         Err(no_disks())
     }
 
-    /// Whether the client is to empty its disk.
+    /// Returns whether the client shall empty its disk.
     async fn must_clear_disk(&self, _client: ClientId) -> Result<bool> {
         Err(no_disks())
     }
 
-    /// [`must_clear_disk`](Self::must_clear_disk) and [`to_offload`](Self::to_offload) in one, and what lies on the disk and does not count any more:
-    /// replaced, removed, or never taken. It is numbered, and told again until the client says that it is done; `begin` is asked before what
-    /// survived is announced, and answers nothing but that the rest follows. The existing system has no such call (`NOT_SUPPORTED`): there, what
-    /// an answer said is lost with it, and what was removed may come back when its owner is restarted.
+    /// Combines [`must_clear_disk`](Self::must_clear_disk) and [`to_offload`](Self::to_offload),
+    /// and lists objects on the disk that are obsolete: replaced, removed, or never accepted.
+    ///
+    /// The work is numbered and repeated until the client acknowledges it. `begin` is set once,
+    /// before the client reports the objects that survived a restart; that response is empty.
+    /// Mooncake C++ lacks this call (`NOT_SUPPORTED`): there a lost response loses its work, and a
+    /// removed object may return when the client restarts.
     async fn disk_work(&self, _client: ClientId, _begin: bool, _done: u64) -> Result<DiskWork> {
-        Err(Error::new(ErrorCode::NotSupported, "this master does not number what it says"))
+        Err(Error::new(ErrorCode::NotSupported, "cannot fetch disk work: this master has no such call"))
     }
 
-    /// The client has dropped objects of a tenant from its disk.
+    /// Reports that the client has dropped objects of a tenant from its disk.
     async fn dropped_from_disk(
         &self,
         _client: ClientId,
@@ -390,12 +404,13 @@ pub trait DiskService: Debug + Send + Sync + 'static {
         Err(no_disks())
     }
 
-    /// Where files of objects lie that all clients reach; an empty folder where there are none.
+    /// Returns the shared folder of object files that all clients reach; an empty path if there is
+    /// none.
     async fn storage(&self) -> Result<StorageConfig> {
         Ok(StorageConfig { fs_dir: String::new(), evict: true, quota: 0 })
     }
 
-    /// The files of these objects of a tenant are gone, or cannot be read.
+    /// Reports that the files of these objects of a tenant are missing or unreadable.
     async fn dropped_files(
         &self,
         _client: ClientId,
@@ -405,12 +420,12 @@ pub trait DiskService: Debug + Send + Sync + 'static {
         Err(no_disks())
     }
 
-    /// What the client is to read back into memory; it is told once.
+    /// Hands out the objects that the client shall read back into memory, each of them once.
     async fn to_promote(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
         Err(no_disks())
     }
 
-    /// Space for an object that comes back, in one of the segments named if there is room.
+    /// Grants space for an object that returns to memory, preferably in one of the named segments.
     async fn promotion_start(
         &self,
         _caller: Caller<'_>,
@@ -421,17 +436,17 @@ pub trait DiskService: Debug + Send + Sync + 'static {
         Err(no_disks())
     }
 
-    /// It came back, or did not.
+    /// Reports the end of a promotion and whether it succeeded.
     async fn promotion_end(&self, _caller: Caller<'_>, _key: &[u8], _done: bool) -> Result<()> {
         Err(no_disks())
     }
 }
 
 fn no_disks() -> Error {
-    Error::new(ErrorCode::UnableOffload, "this master puts no objects on clients' disks")
+    Error::new(ErrorCode::UnableOffload, "this master does not offload objects to disks of clients")
 }
 
-/// Everything a client asks of a master.
+/// All calls from a client to a master.
 pub trait MasterApi: ObjectService + SegmentService + TaskService + InventoryService + DiskService {}
 
 impl<T: ObjectService + SegmentService + TaskService + InventoryService + DiskService> MasterApi for T {}
@@ -441,6 +456,6 @@ pub trait EmbeddedMaster: MasterApi {
     /// Returns the master's clock, which becomes that of its clients.
     fn clock(&self) -> &SharedClock;
 
-    /// Does the work whose time has come. Clients call it at short intervals while one of them lives.
+    /// Runs the work that is due. Clients call it at short intervals while one of them lives.
     fn do_due_work(&self);
 }

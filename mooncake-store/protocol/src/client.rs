@@ -1,9 +1,9 @@
-//! The calling side: a pool of connections, each lent to one call at a time.
+//! RPC client: a pool of connections, each lent to one call at a time.
 //!
-//! A call writes its request in one piece and reads the answer in the caller's own task: no task of ours stands in
-//! between. A call that is dropped half-way takes its connection with it. A connection that turns out to have been
-//! closed while it lay idle costs one retry on a new one, and a new one that is closed without an answer two more; that is
-//! safe because every call of the table may be repeated.
+//! A call writes its request in one piece and reads the response in the task of the caller, so that
+//! no other task is involved. A dropped call closes its connection. A connection that was closed
+//! while it was idle costs one retry on a new connection. A new connection that is closed without a
+//! response costs two more. Retries are safe because every call of the table may be repeated.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use super::eager::Eager;
+use super::busy_poll::BusyPoll;
 use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
 use super::message::{MASTER_VERSION, Ping, Request, TABLE_VERSION};
 use super::meter::CallMeter;
@@ -26,18 +26,18 @@ use super::pack;
 use super::place::Place;
 use super::retry::RetryBudget;
 
-/// How an [`RpcClient`] behaves.
+/// Options of an [`RpcClient`].
 #[derive(Clone, Debug)]
 pub struct RpcOptions {
-    /// Most connections at a time; a call that finds all of them busy waits.
+    /// Maximum number of connections. A call that finds all of them busy waits.
     pub max_connections: usize,
-    /// How long a connection may take to open.
+    /// Timeout for opening a connection.
     pub connect_timeout: Duration,
-    /// How long a call may take in all: waiting for a connection, opening it, the retry and the answer.
+    /// Timeout of a whole call: waiting for a connection, opening it, the retry and the response.
     pub call_timeout: Duration,
-    /// Longest answer that is taken, in bytes.
+    /// Maximum length of a response in bytes.
     pub max_body: usize,
-    /// What counts the calls, if anything does.
+    /// Counter of the calls.
     pub meter: Option<Arc<CallMeter>>,
 }
 
@@ -53,16 +53,17 @@ impl Default for RpcOptions {
     }
 }
 
-/// Number of further connections that a call opens when new ones are closed without an answer.
+/// Number of further connections that a call opens if new ones are closed without a response.
 const NEW_CONNECTIONS: usize = 2;
 
-/// Calls one server. Opens no connection before the first call.
+/// Client of one server. The first call opens the first connection.
 #[derive(Debug)]
 pub struct RpcClient {
     place: Place,
     options: RpcOptions,
     calls: Lane,
-    /// Heartbeats do not wait for connections that other calls keep busy, and the server can tell them apart.
+    /// Separate connections for heartbeats, so that they never wait for other calls and the server
+    /// can tell them apart.
     heartbeats: Lane,
     retries: RetryBudget,
 }
@@ -81,18 +82,18 @@ impl Lane {
 }
 
 impl RpcClient {
-    /// A client of the server at `host:port`.
+    /// Creates a client of the server at `host:port`.
     pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
         Self::at(Place::Fixed(address.into().into()), options)
     }
 
-    /// A client of the server at that place.
+    /// Creates a client of the server at `place`.
     pub fn at(place: Place, options: RpcOptions) -> Self {
         let (calls, heartbeats) = (Lane::new(options.max_connections), Lane::new(1));
         Self { place, options, calls, heartbeats, retries: RetryBudget::default() }
     }
 
-    /// Where the server is.
+    /// Returns the location of the server.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -100,15 +101,17 @@ impl RpcClient {
     /// Makes a call.
     ///
     /// # Errors
-    /// The server's own refusals are inside the reply. The error outside it means there is none: `RPC_FAIL` when the
-    /// server cannot be reached or breaks the protocol, `RPC_TIMEOUT` when it does not answer, `NOT_SUPPORTED` when it
-    /// does not know the call (so that the caller can do without), `INVALID_VERSION` when it knows it in another shape.
-    /// A call that Mooncake C++ lacks can always be done without: for such a call another shape is `NOT_SUPPORTED`, too.
+    /// The reply contains the errors of the server. The outer error means that there is no reply:
+    /// - `RPC_FAIL` if the server cannot be reached or violates the protocol.
+    /// - `RPC_TIMEOUT` if the server does not respond in time.
+    /// - `NOT_SUPPORTED` if the server lacks the call.
+    /// - `INVALID_VERSION` if the server has the call with another signature. A call that Mooncake
+    ///   C++ lacks is optional for every caller, so that its error is `NOT_SUPPORTED` instead.
     pub async fn call<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
         self.call_as(R::FUNCTION, request).await
     }
 
-    /// As [`RpcClient::call`], counted as the call of that number.
+    /// Makes a call like [`RpcClient::call`], and counts it as function `counted`.
     pub(super) async fn call_as<R: Request + Sync>(&self, counted: u32, request: &R) -> Result<R::Reply> {
         let Some(meter) = &self.options.meter else { return self.exchange(request).await };
         let began = meter.begin();
@@ -164,7 +167,7 @@ impl RpcClient {
                 Some(connection) => (connection, true),
                 None => match (self.connect().await, closed.take()) {
                     (Ok(connection), _) => (connection, false),
-                    // The server that closed the connection before is not there any more.
+                    // The server that closed the previous connection has gone.
                     (Err(_), Some(broken)) => return Err(self.broken(broken)),
                     (Err(error), None) => return Err(error),
                 },
@@ -173,10 +176,10 @@ impl RpcClient {
             let answered = tokio::select! {
                 biased;
                 answered = connection.exchange(function, body, self.options.max_body) => answered,
-                // A leader that is frozen would keep the caller for all its time.
+                // A frozen leader would block the caller until the timeout.
                 () = self.place.left(&to) => Err(Broken { cause: Cause::Deposed, answered: false }),
             };
-            // What a leader has answered that is none any more does not count.
+            // A response of a deposed leader does not count.
             let answered = match answered {
                 Ok(()) if !self.place.is(&to) => Err(Broken { cause: Cause::Deposed, answered: true }),
                 answered => answered,
@@ -184,11 +187,12 @@ impl RpcClient {
             match answered {
                 Ok(()) => return Ok(Lent { pool: self, lane, connection, _slot: slot.take() }),
                 Err(broken) if reused && broken.closed_while_idle() => {
-                    // Its neighbours most likely met the same end.
+                    // The other idle connections were most likely closed, too.
                     lane.idle.lock().clear();
                     tracing::debug!(server = %self.place, "an idle connection was closed; trying a new one");
                 }
-                // A server that has no place left may close a connection before its first request has come.
+                // A server at its connection limit may close a connection before the first request
+                // arrives.
                 Err(broken) if retries < NEW_CONNECTIONS && broken.closed_while_idle() => {
                     retries += 1;
                     closed = Some(broken);
@@ -198,7 +202,7 @@ impl RpcClient {
         }
     }
 
-    /// The connection used last: the others get the chance to grow old.
+    /// Prefer the connection used last, so that surplus connections age.
     fn take_idle(&self, lane: &Lane) -> Option<Connection> {
         loop {
             let connection = lane.idle.lock().pop()?;
@@ -220,14 +224,14 @@ impl RpcClient {
         let connecting = async {
             tokio::select! {
                 connected = TcpStream::connect(&*to) => connected,
-                () = self.place.left(&to) => Err(io::Error::other("it leads no more")),
+                () = self.place.left(&to) => Err(io::Error::other("the leader was deposed")),
             }
         };
         let stream = match timeout(self.options.connect_timeout, connecting).await {
             Ok(outcome) => outcome.map_err(|error| failed(&error).with_source(error))?,
             Err(_) => {
                 let waited = self.options.connect_timeout;
-                let text = format!("cannot connect to {to}: no answer within {waited:?}");
+                let text = format!("cannot connect to {to}: timed out after {waited:?}");
                 return Err(Error::new(ErrorCode::RpcTimeout, text));
             }
         };
@@ -239,7 +243,7 @@ impl RpcClient {
             inbox: Vec::new(),
             seq: FIRST_SEQ,
             asking: false,
-            eager: Eager::default(),
+            busy_poll: BusyPoll::default(),
         })
     }
 
@@ -258,7 +262,7 @@ impl RpcClient {
                 "a request of {len} bytes; at most {} are sent",
                 self.options.max_body
             )),
-            Cause::Deposed => broke(&"it leads no more"),
+            Cause::Deposed => broke(&"the leader was deposed"),
             Cause::Closed => broke(&"closed by the other side"),
             Cause::Io(error) => broke(&error).with_source(error),
             Cause::Frame(error) => broke(&error).with_source(error),
@@ -272,13 +276,13 @@ impl RpcClient {
     fn misread(&self, name: &'static str, error: Error) -> Error {
         error
             .context(format!(
-                "the answer of {} is not the one of version {TABLE_VERSION} (master {MASTER_VERSION})",
+                "cannot decode the response of {}: expected version {TABLE_VERSION} (master {MASTER_VERSION})",
                 self.place
             ))
             .context(name)
     }
 
-    /// What a reply that is no answer means to the caller.
+    /// Converts an error status into the error of the call.
     fn refused<R: Request>(&self, status: Status, body: &[u8]) -> Error {
         let said = pack::decode::<&[u8]>(body).unwrap_or_default();
         let said = String::from_utf8_lossy(&said[..said.len().min(512)]).into_owned();
@@ -302,12 +306,13 @@ impl RpcClient {
     }
 }
 
-/// Bytes of buffer an idle connection may keep.
+/// Maximum buffer size that an idle connection keeps, in bytes.
 const KEPT_BUFFER: usize = 64 << 10;
-/// Bytes asked of the socket at a time, at least.
+/// Minimum size of a read from the socket, in bytes.
 const READ_CHUNK: usize = 16 << 10;
 
-/// A connection lent to a call. Dropped, it is closed; only [`Lent::give_back`] keeps it.
+/// A connection lent to a call. It is closed on drop; only [`Lent::give_back`] returns it to the
+/// pool.
 #[derive(Debug)]
 struct Lent<'p> {
     pool: &'p RpcClient,
@@ -317,13 +322,13 @@ struct Lent<'p> {
 }
 
 impl Lent<'_> {
-    /// Whether the server has too much to do at the moment.
+    /// Returns whether the server is overloaded.
     fn is_refused_for_now(&self) -> bool {
         let reply = frame::parse_reply(&self.connection.inbox, self.pool.options.max_body);
         matches!(reply, Ok(Parsed::Whole(reply, _)) if reply.status == Status::Overloaded)
     }
 
-    /// Body of the answer, or why there is none.
+    /// Returns the body of the response, or the error status.
     fn reply<R: Request>(&self) -> Result<&[u8]> {
         match frame::parse_reply(&self.connection.inbox, self.pool.options.max_body) {
             Ok(Parsed::Whole(reply, _)) if reply.status == Status::Ok => Ok(reply.body),
@@ -341,34 +346,35 @@ impl Lent<'_> {
     }
 }
 
-/// One connection with its buffers, which live as long as it does.
+/// A connection with its buffers.
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    /// Whom it leads to.
+    /// Address of the server.
     to: Arc<str>,
     outbox: Vec<u8>,
     inbox: Vec<u8>,
     seq: u32,
-    /// A request is out and not answered.
+    /// True while a request is sent and not yet answered.
     asking: bool,
-    eager: Eager,
+    busy_poll: BusyPoll,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         if self.asking {
-            // A request that nobody waits for any more must not arrive late: what the kernel still holds is thrown away.
+            // A request without a waiting caller must not arrive late: discard the bytes that the
+            // kernel still holds.
             let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
         }
     }
 }
 
-/// A connection is over, and why.
+/// End of a connection, with its cause.
 #[derive(Debug)]
 struct Broken {
     cause: Cause,
-    /// Whether any byte of the reply had come.
+    /// True if any byte of the reply had arrived.
     answered: bool,
 }
 
@@ -381,9 +387,9 @@ enum Cause {
         sent: u32,
         got: u32,
     },
-    /// Another one leads now.
+    /// Another master leads now.
     Deposed,
-    /// The request is longer than what is taken; nothing was sent.
+    /// The request exceeds the maximum length; nothing was sent.
     Oversized(usize),
 }
 
@@ -402,13 +408,14 @@ impl Broken {
 }
 
 impl Connection {
-    /// Nothing has come in since the last answer, not even an end. Costs no system call unless something has.
+    /// Returns whether nothing, not even an end of stream, has arrived since the last response.
+    /// Makes a system call only if something has arrived.
     fn is_quiet(&self) -> bool {
         let mut byte = [0];
         matches!(self.stream.try_read(&mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// One request, one whole reply, which is then in `inbox`.
+    /// Sends one request and reads one complete reply into `inbox`.
     async fn exchange(
         &mut self,
         function: u32,
@@ -440,7 +447,7 @@ impl Connection {
                 Err(error) => return Err(broken(Cause::Frame(error))),
             };
             reserve(&mut self.inbox, missing);
-            let read = match self.eager.read(&self.stream, &mut self.inbox) {
+            let read = match self.busy_poll.read(&self.stream, &mut self.inbox) {
                 Some(read) => read,
                 None => self.stream.read_buf(&mut self.inbox).await,
             };
@@ -453,7 +460,8 @@ impl Connection {
     }
 }
 
-/// Makes room for what is missing, but no more at a time than has come already: a length is only a claim.
+/// Reserves buffer space for missing bytes, at most as much as has arrived already, because the
+/// announced length is not trusted.
 pub(super) fn reserve(buffer: &mut Vec<u8>, missing: usize) {
     buffer.reserve(missing.min(buffer.len()).max(READ_CHUNK));
 }

@@ -1,81 +1,82 @@
-//! coro_rpc frames: a fixed head, a body, an attachment nobody uses. Pure functions over bytes.
+//! coro_rpc frames: a fixed header, a body and an unused attachment. Pure functions over bytes.
 
 use std::fmt;
 
-/// Length of a request's head.
+/// Length of a request header in bytes.
 pub const REQUEST_HEAD: usize = 20;
-/// Length of a reply's head.
+/// Length of a reply header in bytes.
 pub const REPLY_HEAD: usize = 16;
-/// Longest body and attachment together that is taken, unless told otherwise.
+/// Default of the maximum length of body and attachment together.
 pub const DEFAULT_MAX_BODY: usize = 64 << 20;
 
-/// Requests of clients that understand [`Status::Overloaded`] have numbers from here on. Mooncake C++ counts from 0, and repeats any number.
+/// First sequence number of clients that understand [`Status::Overloaded`]. Mooncake C++ counts
+/// from 0 and accepts any number in a reply.
 pub const FIRST_SEQ: u32 = 1 << 31;
 
 /// First byte of every frame.
 const MAGIC: u8 = 21;
-/// The only version of the frame there is.
+/// Version of the frame.
 const VERSION: u8 = 0;
-/// Bodies are struct_pack.
+/// Serialization number of struct_pack.
 const STRUCT_PACK: u8 = 0;
-/// What a request does; the only kind there is.
+/// Message type of a call.
 const CALL: u8 = 0;
 
-/// A whole request.
+/// A complete request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestFrame<'a> {
-    /// Number the reply repeats.
+    /// Sequence number, repeated in the reply.
     pub seq: u32,
-    /// What is called.
+    /// Number of the called function.
     pub function: u32,
-    /// Its arguments.
+    /// Arguments of the call.
     pub body: &'a [u8],
-    /// Bytes after the body; no call uses them.
+    /// Bytes after the body; unused.
     pub attachment: &'a [u8],
 }
 
-/// A whole reply.
+/// A complete reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyFrame<'a> {
-    /// Number of the request.
+    /// Sequence number of the request.
     pub seq: u32,
-    /// Whether the call was made; else the body is a text that says why not.
+    /// Outcome of the call. Unless it is `Ok`, the body is an error message.
     pub status: Status,
-    /// The answer.
+    /// Response of the function.
     pub body: &'a [u8],
-    /// Bytes after the body; no call uses them.
+    /// Bytes after the body; unused.
     pub attachment: &'a [u8],
 }
 
-/// What bytes that begin a stream of frames hold.
+/// Result of parsing the beginning of a stream of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed<T> {
-    /// A frame, and how many bytes it takes.
+    /// A frame and its length in bytes.
     Whole(T, usize),
-    /// The beginning of one. This many bytes more are needed to know more.
+    /// Incomplete frame, and the number of bytes needed to continue.
     Partial(usize),
 }
 
-/// Why bytes are no frame. The stream cannot be read any further.
+/// Error of an invalid frame. The stream cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The first byte is not the one every frame has.
+    /// Wrong first byte.
     Magic(u8),
-    /// A version of the frame that does not exist here.
+    /// Unknown version of the frame.
     Version(u8),
-    /// A serialisation or message type that does not exist here.
+    /// Unknown serialization or message type.
     Kind {
         /// Number of the serialisation.
         serialization: u8,
         /// Number of the message type.
         message: u8,
     },
-    /// Body and attachment are longer than is allowed.
+    /// Body and attachment exceed the maximum length.
     TooLong {
-        /// Their length.
+        /// Length of body and attachment.
         len: u64,
-        /// What is allowed.
+        /// Maximum length.
         max: usize,
     },
 }
@@ -84,19 +85,19 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FrameError::Magic(byte) => {
-                write!(f, "no RPC frame: it begins with {byte:#04x}, not {MAGIC:#04x}")
+                write!(f, "invalid RPC frame: expected first byte {MAGIC:#04x}, received {byte:#04x}")
             }
             FrameError::Version(version) => {
-                write!(f, "RPC frame version {version}; version {VERSION} is spoken here")
+                write!(f, "unsupported RPC frame version {version}; this build supports {VERSION}")
             }
             FrameError::Kind { serialization, message } => {
                 write!(
                     f,
-                    "RPC frame with serialization {serialization} and message type {message}; both must be 0"
+                    "unsupported RPC frame: serialization {serialization} and message type {message}; both must be 0"
                 )
             }
             FrameError::TooLong { len, max } => {
-                write!(f, "an RPC body of {len} bytes; at most {max} are taken")
+                write!(f, "RPC body exceeds the maximum length. len={len} max={max}")
             }
         }
     }
@@ -106,20 +107,20 @@ impl std::error::Error for FrameError {}
 
 macro_rules! statuses {
     ($($variant:ident = $number:literal, $text:literal;)*) => {
-        /// How the RPC layer answers a call. What the call itself answers is in the body.
+        /// Outcome of a call in the RPC layer. Errors of the function itself are in the body.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Status {
             $(#[doc = $text] $variant,)*
-            /// A number this version does not know.
+            /// Unknown number.
             Other(u8),
         }
 
         impl Status {
-            /// Every status with a name.
+            /// All named statuses.
             pub const ALL: &'static [Status] = &[$(Status::$variant),*];
 
-            /// The number on the wire.
+            /// Returns the number in the frame.
             pub const fn number(self) -> u8 {
                 match self {
                     $(Status::$variant => $number,)*
@@ -127,7 +128,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// The status of a number.
+            /// Returns the status with this number.
             pub const fn from_number(number: u8) -> Self {
                 match number {
                     $($number => Status::$variant,)*
@@ -135,7 +136,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// What it says.
+            /// Returns the description.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Status::$variant => $text,)*
@@ -169,7 +170,7 @@ statuses! {
     Custom = 255, "an error of the application";
 }
 
-/// Reads the request `bytes` begin with.
+/// Parses the request at the beginning of `bytes`.
 pub fn parse_request(bytes: &[u8], max_body: usize) -> Result<Parsed<RequestFrame<'_>>, FrameError> {
     check_start(bytes)?;
     let Some(head) = bytes.first_chunk::<REQUEST_HEAD>() else {
@@ -188,7 +189,7 @@ pub fn parse_request(bytes: &[u8], max_body: usize) -> Result<Parsed<RequestFram
     }))
 }
 
-/// Reads the reply `bytes` begin with.
+/// Parses the reply at the beginning of `bytes`.
 pub fn parse_reply(bytes: &[u8], max_body: usize) -> Result<Parsed<ReplyFrame<'_>>, FrameError> {
     check_start(bytes)?;
     let Some(head) = bytes.first_chunk::<REPLY_HEAD>() else {
@@ -203,7 +204,7 @@ pub fn parse_reply(bytes: &[u8], max_body: usize) -> Result<Parsed<ReplyFrame<'_
     }))
 }
 
-/// Appends a request whose body `body` appends.
+/// Appends a request; `body` appends its body.
 pub fn write_request(out: &mut Vec<u8>, seq: u32, function: u32, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[MAGIC, VERSION, STRUCT_PACK, CALL]);
@@ -215,7 +216,7 @@ pub fn write_request(out: &mut Vec<u8>, seq: u32, function: u32, body: impl FnOn
     out[start + 12..start + 16].copy_from_slice(&len);
 }
 
-/// Appends a reply whose body `body` appends; what it returns is the status, and [`Err`] its text.
+/// Appends a reply; `body` appends its body and returns the status, with a message in [`Err`].
 pub fn write_reply(
     out: &mut Vec<u8>,
     seq: u32,
@@ -227,7 +228,7 @@ pub fn write_reply(
     out.extend_from_slice(&[0; 8]);
     let mut outcome = body(out);
     if out.len() - start - REPLY_HEAD > u32::MAX as usize {
-        outcome = Err((Status::TooLarge, "the answer is longer than a frame can be".to_owned()));
+        outcome = Err((Status::TooLarge, "the response exceeds the maximum length of a frame".to_owned()));
     }
     if let Err((status, text)) = outcome {
         out.truncate(start + REPLY_HEAD);
@@ -242,7 +243,7 @@ fn body_len(out: &[u8], body_start: usize) -> [u8; 4] {
     u32::try_from(out.len() - body_start).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// What can be said of a frame from its first bytes, so that garbage is refused before more of it is read.
+/// Checks the first bytes of a frame, so that garbage is refused before more of it is read.
 fn check_start(bytes: &[u8]) -> Result<(), FrameError> {
     match *bytes {
         [magic, ..] if magic != MAGIC => Err(FrameError::Magic(magic)),
@@ -258,7 +259,7 @@ fn word(head: &[u8], at: usize) -> u32 {
 /// Body and attachment.
 type Payload<'a> = (&'a [u8], &'a [u8]);
 
-/// What follows a head, once it is all there.
+/// Returns the payload after a header once it is complete.
 fn payload(
     bytes: &[u8],
     head: usize,
@@ -290,7 +291,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `ExistKey("nokey", "default")` and its answer, as sent by the existing client and master.
+    /// `ExistKey("nokey", "default")` and its response, as sent by Mooncake C++.
     const REQUEST: &[u8] =
         b"\x15\0\0\0\x02\0\0\0\x09\x5f\x38\x89\x12\0\0\0\0\0\0\0\xd8\x1e\xf9\x7c\x05nokey\x07default";
     const REPLY: &[u8] = b"\x15\0\0\0\x02\0\0\0\x0b\0\0\0\0\0\0\0\xd3\0\xe8\x90\x04\x87\x0b\x01\0\x01\0";

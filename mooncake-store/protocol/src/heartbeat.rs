@@ -1,8 +1,8 @@
-//! A thread for heartbeats, and how long other requests wait.
+//! Thread for heartbeats, and classes of requests under overload.
 //!
-//! Requests are answered on the runtime of the server. When more of them come than it can answer, each waits for its turn, and heartbeats
-//! would wait with them until their clients count as dead. So a thread of its own accepts connections, and serves each of them for as long
-//! as it asks nothing but heartbeats.
+//! The runtime of the server handles requests. Under overload each request waits for its turn, and
+//! heartbeats would wait with them until their clients expire. A separate thread therefore accepts
+//! connections and serves each of them as long as it sends only heartbeats.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -14,32 +14,35 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// How a server treats a request when it has more than it can answer.
+/// Treatment of a request by a server under overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Answered before all others. It takes no longer than some microseconds.
+    /// Handled before all others. It takes only some microseconds.
     Heartbeat,
-    /// Answered in its turn, however long that takes: it ends what was begun.
+    /// Handled in its turn, however long that takes, because it completes earlier work.
     Kept,
-    /// Answered in its turn, or refused with [`Status::Overloaded`](super::frame::Status::Overloaded).
+    /// Handled in its turn, or refused with
+    /// [`Status::Overloaded`](super::frame::Status::Overloaded).
     Sheddable,
 }
 
-/// The thread that accepts connections and serves heartbeats. It ends when this is dropped.
+/// Thread that accepts connections and serves heartbeats. It ends when this handle is dropped.
 #[derive(Debug)]
 pub(super) struct HeartbeatThread {
     pub(super) handle: Handle,
-    /// Dropped, it ends the thread.
+    /// Sender whose drop ends the thread.
     _stop: oneshot::Sender<()>,
 }
 
 impl HeartbeatThread {
-    /// Starts the thread. `None` if there can be none; the server then does without.
+    /// Starts the thread. Returns `None` if that fails; the server then runs without it.
     pub(super) fn start() -> Option<Self> {
         if is_planted("heartbeats-in-line") {
             return None;
         }
-        Self::try_start().inspect_err(|error| tracing::warn!(%error, "no thread for heartbeats")).ok()
+        Self::try_start()
+            .inspect_err(|error| tracing::warn!(%error, "cannot start the heartbeat thread"))
+            .ok()
     }
 
     fn try_start() -> io::Result<Self> {
@@ -47,7 +50,7 @@ impl HeartbeatThread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let until_stopped = move || {
-            // An error: the other end is gone.
+            // An error means that the receiver is gone.
             let _ = runtime.block_on(stopped);
         };
         std::thread::Builder::new().name("mooncake-heart".into()).spawn(until_stopped)?;
@@ -55,7 +58,7 @@ impl HeartbeatThread {
     }
 }
 
-/// A task that ends with this.
+/// Task that is aborted on drop.
 pub(super) struct AbortOnDrop<R>(pub(super) JoinHandle<R>);
 
 impl<R> AbortOnDrop<R> {
@@ -70,22 +73,22 @@ impl<R> Drop for AbortOnDrop<R> {
     }
 }
 
-/// How often the delay of the runtime is measured.
+/// Interval between two measurements of the runtime's delay.
 const PROBE: Duration = Duration::from_millis(50);
-/// Requests are refused while every one of them waits longer than this.
+/// Delay above which requests are refused, if every one of them waits that long.
 const TARGET: Duration = Duration::from_millis(500);
 
-/// A server that is this late looks whether callers are still there.
+/// Delay above which a server checks whether callers are still connected.
 const LATE: Duration = Duration::from_millis(100);
 
-/// Whether requests wait for too long.
+/// Overload detector of a server.
 #[derive(Debug)]
 pub(super) struct Overload {
     clock: SystemClock,
     sheds: AtomicBool,
-    /// When the runtime last ran the task that measures.
+    /// Time at which the runtime last ran the measuring task.
     ran: AtomicU64,
-    /// How late that was, in nanoseconds.
+    /// Delay of that run in nanoseconds.
     delay: AtomicU64,
 }
 
@@ -98,18 +101,19 @@ impl Default for Overload {
 }
 
 impl Overload {
-    /// Whether requests that can be refused are to be refused now.
+    /// Returns whether sheddable requests shall be refused now.
     pub(super) fn sheds(&self) -> bool {
         self.sheds.load(Relaxed)
     }
 
-    /// Whether a request that is read now may have waited for so long that its caller has given up.
+    /// Returns whether a request that is read now may have waited so long that its caller has given
+    /// up.
     pub(super) fn is_late(&self) -> bool {
         let since = self.clock.now().since(Moment(self.ran.load(Relaxed)));
         since > PROBE + LATE || Duration::from_nanos(self.delay.load(Relaxed)) > LATE
     }
 
-    /// Measures without end how late the runtime runs a task that is due.
+    /// Measures the delay of due tasks on the runtime; never returns.
     pub(super) async fn measure(&self) {
         let mut late_before = false;
         loop {
@@ -119,11 +123,11 @@ impl Overload {
             let delay = now.since(begun).saturating_sub(PROBE);
             self.delay.store(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX), Relaxed);
             self.ran.store(now.0, Relaxed);
-            // One late turn may be a process that was stopped.
+            // A single late run may come from a process that was stopped.
             let late = delay > TARGET;
             let shedding = late && late_before;
             if self.sheds.swap(shedding, Relaxed) != shedding {
-                tracing::warn!(shedding, ?delay, "more requests than can be answered");
+                tracing::warn!(shedding, ?delay, "overload changed");
             }
             late_before = late;
         }

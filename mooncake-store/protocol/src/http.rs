@@ -1,4 +1,4 @@
-//! HTTP pages of a program: a port, the pages, and their end.
+//! HTTP server of a program: listener, routes and shutdown.
 
 use std::net::SocketAddr;
 
@@ -13,15 +13,15 @@ use tokio::sync::watch;
 
 use crate::place::join;
 
-/// The kind of a body of JSON.
+/// Media type of JSON responses.
 pub const JSON: &str = "application/json; charset=utf-8";
 
-/// The answer to an unknown path or method, on every port.
+/// Responds to an unknown path or method, on every port.
 pub async fn nothing_here() -> (StatusCode, &'static str) {
     (StatusCode::NOT_FOUND, "404 Not Found")
 }
 
-/// Pages being served.
+/// A running HTTP server.
 #[derive(Debug)]
 pub struct Pages {
     stop: watch::Sender<bool>,
@@ -29,13 +29,14 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Stops taking requests and waits until those at work are answered, for [`http_server::STOP_PATIENCE`] at most.
+    /// Stops accepting requests and waits until those in progress are answered, at most
+    /// [`http_server::STOP_PATIENCE`].
     pub async fn stop(mut self) {
         let _ = self.stop.send(true);
         let _ = (&mut self.task).await;
     }
 
-    /// Stops at once; the port is free when this returns.
+    /// Stops at once. The port is free when this returns.
     pub async fn cut_off(mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
@@ -48,7 +49,7 @@ impl Drop for Pages {
     }
 }
 
-/// Takes a port. The error names the flag that sets it.
+/// Binds a port. An error names the flag that sets the port.
 pub async fn bind(host: &str, port: u16, flag: &str) -> Result<(ParentOnly<TcpListener>, SocketAddr)> {
     let address = join(host, port);
     let bound = async {
@@ -59,7 +60,7 @@ pub async fn bind(host: &str, port: u16, flag: &str) -> Result<(ParentOnly<TcpLi
     bound.await.map_err(|error| {
         let text = match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                format!("port {port} is in use ({address}): choose another with --{flag}, or stop who has it")
+                format!("port {port} is in use ({address}): choose another with --{flag}, or stop the program that uses it")
             }
             _ => format!("cannot listen at {address} (--{flag}): {error}"),
         };
@@ -67,7 +68,8 @@ pub async fn bind(host: &str, port: u16, flag: &str) -> Result<(ParentOnly<TcpLi
     })
 }
 
-/// Largest number of connections of an HTTP port of the master, and the part of the descriptors that they may take.
+/// Returns the connection limits of an HTTP port of the master, and its share of the file
+/// descriptors.
 fn limits(name: &'static str) -> ListenerLimits {
     match name {
         "metadata" => http_limits(name, 4096, 8),
@@ -75,7 +77,7 @@ fn limits(name: &'static str) -> ListenerLimits {
     }
 }
 
-/// Serves pages on a port that was taken, under the name that the listener has in metrics.
+/// Serves routes on a bound port. `name` is the listener's name in metrics.
 pub fn serve(name: &'static str, listener: ParentOnly<TcpListener>, pages: Router) -> Pages {
     let (stop, mut stopped) = watch::channel(false);
     let until = async move {

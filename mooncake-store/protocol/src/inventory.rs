@@ -1,52 +1,54 @@
-//! The master's side of the calls by which objects outlive it.
+//! Handlers of the calls by which objects outlive the master.
 
 use mooncake_core::alloc::Extent;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::Segment;
 
+use super::dispatch::{Call, Outcome};
 use super::message::*;
-use super::service::{Call, MasterCalls, Outcome};
 use super::wire::{DrainProgress, InventoryPage, StoredReplica, Welcome};
 
-/// What a master tells owners of segments of the objects there, and is told by them. A master that does without keeps the defaults.
+/// Calls about the objects in the segments of clients. The defaults are those of a master without
+/// inventories.
 pub trait InventoryCalls: Send + Sync + 'static {
-    /// What came to and went from the client's segments.
+    /// Returns the changes in the client's segments after change number `after`.
     fn inventory(&self, _client: ClientId, _after: u64) -> Result<InventoryPage> {
         Err(no_inventory())
     }
 
-    /// Offers memory that objects lie in.
+    /// Mounts memory that holds objects.
     fn mount_kept(&self, _client: ClientId, _segment: &Segment) -> Result<()> {
         Err(no_inventory())
     }
 
-    /// Keeps the space of objects that are going to be announced.
+    /// Reserves the space of objects that will be announced.
     fn keep(&self, _client: ClientId, _segment: SegmentId, _extents: &[Extent], _open: bool) -> Result<()> {
         Err(no_inventory())
     }
 
-    /// An object whose space was kept is what it was.
+    /// Accepts an object whose space was reserved and whose bytes are unchanged.
     fn announce(&self, _client: ClientId, _stored: &StoredReplica) -> Result<()> {
         Err(no_inventory())
     }
 
-    /// Gives back what space is still kept.
+    /// Releases the space that is still reserved.
     fn release_kept(&self, _client: ClientId, _segment: SegmentId) -> Result<()> {
         Err(no_inventory())
     }
 
-    /// Takes note of the longest promise of earlier masters. Returns the longest promise of this one, and when to announce.
+    /// Records the longest promise of earlier masters. Returns the longest promise of this master
+    /// and when to announce objects.
     fn exchange_promise(&self, _client: ClientId, _promise_ms: u64) -> Result<Welcome> {
         Err(no_inventory())
     }
 
-    /// Moves objects away from a client that leaves. Returns how far that is.
+    /// Moves objects away from a client that leaves, and returns the progress.
     fn drain_client(&self, _client: ClientId) -> Result<DrainProgress> {
         Err(no_inventory())
     }
 
-    /// Replicas of a segment whose client expired.
+    /// Returns the replicas of a segment whose client expired.
     fn expired(&self, _client: ClientId, _segment: SegmentId, _after: u64) -> Result<InventoryPage> {
         Err(no_inventory())
     }
@@ -58,10 +60,10 @@ pub trait InventoryCalls: Send + Sync + 'static {
 }
 
 fn no_inventory() -> Error {
-    Error::new(ErrorCode::NotSupported, "this master keeps no inventories")
+    Error::new(ErrorCode::NotSupported, "this master keeps no inventory")
 }
 
-pub(super) fn inventory_calls<M: MasterCalls>(
+pub(super) fn inventory_calls<M: InventoryCalls>(
     master: &M,
     function: u32,
     call: &mut Call<'_>,
@@ -74,7 +76,7 @@ pub(super) fn inventory_calls<M: MasterCalls>(
         KeepExtents::FUNCTION => call.answer(|r: KeepExtents<'_>| {
             if r.offsets.len() != r.lengths.len() {
                 return Err(Error::invalid(format!(
-                    "{} lengths for {} places",
+                    "cannot reserve extents: {} lengths for {} offsets",
                     r.lengths.len(),
                     r.offsets.len()
                 )));

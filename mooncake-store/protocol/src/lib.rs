@@ -1,10 +1,11 @@
-//! The existing system's RPC wire: coro_rpc frames around struct_pack bodies.
+//! RPC protocol of Mooncake C++: coro_rpc frames around struct_pack bodies.
 
 #![deny(unsafe_code)]
 
 pub mod api;
+mod busy_poll;
 pub mod client;
-mod eager;
+mod dispatch;
 pub mod frame;
 mod heartbeat;
 #[cfg(feature = "http")]

@@ -1,15 +1,16 @@
-//! Type literals: how struct_pack spells the type of a message, and the hash of that spelling that opens each body.
+//! Type signatures: struct_pack's encoding of a message type, and the hash of it that opens each
+//! body.
 //!
-//! Everything here is computed by the compiler; at run time a message's hash is a constant.
+//! The compiler computes everything here; at run time the hash of a message is a constant.
 
-/// The spelling of one type, one byte per symbol.
+/// Signature of one type, one byte per symbol.
 #[derive(Clone, Copy)]
 pub struct Literal {
     bytes: [u8; Self::CAPACITY],
     len: usize,
 }
 
-/// Symbols of the alphabet; only those the table of messages uses.
+/// Symbols of the signatures in the table of messages.
 pub(super) mod symbol {
     pub(crate) const I32: u8 = 1;
     pub(crate) const U32: u8 = 2;
@@ -27,18 +28,18 @@ pub(super) mod symbol {
     pub(crate) const VOID: u8 = 250;
     pub(crate) const STRUCT: u8 = 253;
     pub(crate) const END: u8 = 255;
-    /// Sizes below 127 (alignments, here) are written as this plus the number.
+    /// Base of small sizes and alignments: a number below 127 is written as this plus the number.
     pub(crate) const SIZE_BASE: u8 = 129;
 }
 
 impl Literal {
-    /// Longest spelling that fits; a longer one fails to compile.
+    /// Maximum length of a signature. A longer one fails to compile.
     pub const CAPACITY: usize = 256;
 
-    /// The spelling of nothing, which is that of a call without arguments.
+    /// Signature of the argument list of a call without arguments.
     pub const EMPTY: Self = Self { bytes: [0; Self::CAPACITY], len: 0 };
 
-    /// These symbols as they stand.
+    /// Creates a signature from its symbols.
     pub const fn new(symbols: &[u8]) -> Self {
         let mut literal = Self::EMPTY;
         let mut at = 0;
@@ -49,14 +50,14 @@ impl Literal {
         literal
     }
 
-    /// One symbol more.
+    /// Appends one symbol.
     pub const fn push(mut self, symbol: u8) -> Self {
         self.bytes[self.len] = symbol;
         self.len += 1;
         self
     }
 
-    /// All symbols of `other` more.
+    /// Appends all symbols of `other`.
     pub const fn then(mut self, other: Literal) -> Self {
         let mut at = 0;
         while at < other.len {
@@ -66,7 +67,7 @@ impl Literal {
         self
     }
 
-    /// The spelling of a struct or tuple of these members.
+    /// Returns the signature of a struct or tuple with these fields.
     pub const fn structure(members: &[Literal]) -> Self {
         let mut literal = Self::new(&[symbol::STRUCT]);
         let mut at = 0;
@@ -77,7 +78,7 @@ impl Literal {
         literal.push(symbol::END)
     }
 
-    /// The spelling of the argument list of a call: nothing, the one argument itself, or a tuple.
+    /// Returns the signature of an argument list: empty, the single argument itself, or a tuple.
     pub const fn arguments(arguments: &[Literal]) -> Self {
         match arguments {
             [] => Self::EMPTY,
@@ -86,12 +87,13 @@ impl Literal {
         }
     }
 
-    /// The symbols.
+    /// Returns the symbols.
     pub const fn as_bytes(&self) -> &[u8] {
         self.bytes.split_at(self.len).0
     }
 
-    /// What a body of this type begins with: four bytes of MD5, the last bit free to say that more follows.
+    /// Returns the first four bytes of a body of this type: MD5 with the last bit free to mark that
+    /// a spelled-out signature follows.
     pub const fn hash(&self) -> u32 {
         md5_head(self.as_bytes()) & !1
     }
@@ -103,13 +105,13 @@ impl std::fmt::Debug for Literal {
     }
 }
 
-/// The number a function is called by: four bytes of MD5 of its qualified C++ name.
+/// Returns the number of a function: four bytes of the MD5 of its qualified C++ name.
 pub const fn function_id(name: &str) -> u32 {
     md5_head(name.as_bytes())
 }
 
-/// First four bytes of MD5, read big-endian. Written out because no maintained crate computes MD5 in a constant;
-/// the tests hold it against one that computes it at run time.
+/// Returns the first four bytes of the MD5, read big-endian. Implemented here because no maintained
+/// crate computes MD5 in a constant; the tests compare it with such a crate.
 const fn md5_head(input: &[u8]) -> u32 {
     let mut state = [0x6745_2301u32, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476];
     let padded = (input.len() + 9).div_ceil(64) * 64;
@@ -127,7 +129,7 @@ const fn md5_head(input: &[u8]) -> u32 {
     state[0].swap_bytes()
 }
 
-/// Byte `at` of the message followed by 0x80, zeros and its length in bits.
+/// Returns byte `at` of the padded message: 0x80, zeros and the length in bits follow the input.
 const fn padded_byte(input: &[u8], at: usize, padded: usize) -> u8 {
     if at < input.len() {
         input[at]
@@ -159,7 +161,7 @@ const fn md5_block(state: [u32; 4], words: &[u32; 16]) -> [u32; 4] {
     [state[0].wrapping_add(a), state[1].wrapping_add(b), state[2].wrapping_add(c), state[3].wrapping_add(d)]
 }
 
-/// floor(2^32 * |sin(i + 1)|), the constants of MD5.
+/// Constants of MD5: floor(2^32 * |sin(i + 1)|).
 const SINES: [u32; 64] = [
     0xd76a_a478,
     0xe8c7_b756,

@@ -1,7 +1,8 @@
-//! The one table of calls and their shapes, as version 0.3.13.post1 of the existing system has them.
+//! Table of calls with their signatures, as in version 0.3.13.post1 of Mooncake C++.
 //!
-//! A call is a line: its name, its arguments in order, what it answers. From the line come the function's number, the
-//! hash and spelling of both bodies, reading and writing. A shape that changes in another version is a change here.
+//! A call is one row: its name, its arguments in order, and its response. The macro derives the
+//! function number, the hashes and signatures of both bodies, encoding and decoding from the row. A
+//! new version of a signature is a change here.
 
 use std::borrow::Cow;
 
@@ -16,36 +17,37 @@ use super::wire::{
 };
 use crate::api::{EndItem, PingReply};
 
-/// Version of the master that speaks this table, as it introduces itself. The existing client insists on equality.
+/// Version that a master of this table reports. The client of Mooncake C++ requires an equal
+/// version.
 pub const MASTER_VERSION: &str = "2.0.0";
 
-/// Version of the existing package the table was taken from.
+/// Version of Mooncake C++ that the table is taken from.
 pub const TABLE_VERSION: &str = "0.3.13.post1";
 
-/// The arguments of a call, and with them the call.
+/// A call, represented by its arguments.
 pub trait Request: Pack {
-    /// What it is called.
+    /// Name of the call.
     const NAME: &'static str;
-    /// What it is called on the wire.
+    /// Number of the call in frames.
     const FUNCTION: u32;
-    /// Whether it has arguments; a call without any has an empty body.
+    /// True if the call has arguments; a call without arguments has an empty body.
     const HAS_ARGUMENTS: bool;
-    /// Whether Mooncake C++ lacks the call, so that every caller of it can do without.
+    /// True if Mooncake C++ lacks the call, so that every caller must work without it.
     const IS_EXTENSION: bool;
-    /// What it answers.
+    /// Response of the call.
     type Reply: Pack + for<'a> Unpack<'a>;
 }
 
-/// One call of the table, for whoever wants to look at all of them.
+/// Description of one call of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// What the call is called.
+    /// Name of the call.
     pub name: &'static str,
-    /// What it is called on the wire.
+    /// Number of the call in frames.
     pub function: u32,
-    /// How its arguments are spelled; empty for none.
+    /// Signature of the arguments; empty for none.
     pub arguments: &'static [u8],
-    /// How its answer is spelled.
+    /// Signature of the response.
     pub reply: &'static [u8],
     rewrite_arguments: Rewrite,
     rewrite_reply: Rewrite,
@@ -54,12 +56,12 @@ pub struct Shape {
 type Rewrite = fn(&[u8], bool) -> Result<Vec<u8>, PackError>;
 
 impl Shape {
-    /// Reads a body as the arguments and writes them again, spelled out or not: for tests and fuzzing.
+    /// Decodes and re-encodes arguments, with or without their signature. For tests and fuzzing.
     pub fn rewrite_arguments(&self, body: &[u8], spelled: bool) -> Result<Vec<u8>, PackError> {
         (self.rewrite_arguments)(body, spelled)
     }
 
-    /// Reads a body as the answer and writes it again, spelled out or not: for tests and fuzzing.
+    /// Decodes and re-encodes a response, with or without its signature. For tests and fuzzing.
     pub fn rewrite_reply(&self, body: &[u8], spelled: bool) -> Result<Vec<u8>, PackError> {
         (self.rewrite_reply)(body, spelled)
     }
@@ -76,31 +78,31 @@ fn rewritten<'a, T: Pack + Unpack<'a>>(body: &'a [u8], spelled: bool) -> Result<
     Ok(out)
 }
 
-/// One line for each member, so that an argument says the same wherever it stands.
+/// Documentation of each argument, so that an argument has the same meaning in every call.
 macro_rules! meaning {
     (endpoint) => {
-        "What a peer opens to reach a member."
+        "Endpoint of the node."
     };
     (key) => {
-        "Name of the object."
+        "Key of the object."
     };
     (keys) => {
-        "Names of the objects."
+        "Keys of the objects."
     };
     (tenant) => {
-        "Whose objects; `default` when the cluster has no tenants."
+        "Tenant of the objects; `default` if the cluster has no tenants."
     };
     (client) => {
-        "Who asks."
+        "Client that makes the call."
     };
     (clients) => {
-        "The clients asked about."
+        "Requested clients."
     };
     (pattern) => {
-        "Regular expression, found anywhere in a key."
+        "Regular expression that matches any part of a key."
     };
     (force) => {
-        "Whether leases are ignored."
+        "Whether to ignore leases."
     };
     (size) => {
         "Length of the object in bytes."
@@ -109,37 +111,37 @@ macro_rules! meaning {
         "Length of each object in bytes."
     };
     (config) => {
-        "How the objects are to be kept."
+        "Placement and pinning of the objects."
     };
     (item) => {
-        "The object, and its checksum."
+        "Object with its checksum."
     };
     (items) => {
-        "The objects, and their checksums."
+        "Objects with their checksums."
     };
     (attempt) => {
-        "Which write of the client it is about: a number drawn for each start."
+        "Number of the write, drawn at random for each start."
     };
     (replace) => {
-        "Whether it is an upsert."
+        "Whether the write is an upsert."
     };
     (replicas) => {
-        "Which replicas it is about."
+        "Type of the affected replicas."
     };
     (segment) => {
-        "The segment."
+        "Segment of the call."
     };
     (segments) => {
-        "The segments."
+        "Segments of the call."
     };
     (segment_name) => {
-        "Name of a segment; empty for all."
+        "Name of the segment; empty for all."
     };
     (grace_ms) => {
-        "How long its objects stay readable, in milliseconds."
+        "Time in milliseconds for which the objects stay readable."
     };
     (limit) => {
-        "Most tasks to hand out."
+        "Maximum number of tasks."
     };
     (source) => {
         "Name of the segment to read from."
@@ -151,74 +153,74 @@ macro_rules! meaning {
         "Names of the segments to write to."
     };
     (task) => {
-        "The task."
+        "Number of the task."
     };
     (after) => {
-        "Number of the last change that was heard of, 0 for none."
+        "Number of the last received change; 0 for none."
     };
     (offsets) => {
-        "Where the objects start."
+        "Offset of each object in bytes."
     };
     (lengths) => {
-        "How many bytes each takes."
+        "Length of each object in bytes."
     };
     (begin) => {
-        "Only that the client will ask from now on: what it finds on its disk comes after."
+        "Whether this is the first request; a report of the surviving objects follows."
     };
     (done) => {
-        "Number of the last answer that the client has seen to."
+        "Number of the last response that the client has completed."
     };
     (starts) => {
-        "From which byte of each object on."
+        "Offset in each object in bytes."
     };
     (counts) => {
-        "How many bytes of each."
+        "Length of each part in bytes."
     };
     (open) => {
-        "Whether that was all."
+        "Whether this is the last call."
     };
     (promise_ms) => {
         "Longest time, in milliseconds, for which leases or grants of earlier masters may still hold."
     };
     (stored) => {
-        "The objects that are still what they were."
+        "Objects whose bytes are unchanged."
     };
     (report) => {
-        "How the task ended."
+        "Outcome of the task."
     };
     (lease) => {
-        "Which copy of a hot object it is about; nil for none of these."
+        "Identity of the copy of a hot object; nil for an ordinary copy."
     };
     (epoch) => {
-        "Which value of the object: from the task."
+        "Version of the value, from the task."
     };
     (enabled) => {
-        "Whether the client's disk takes objects."
+        "Whether the client's disk accepts objects."
     };
     (offloaded) => {
-        "The objects that were written to disk."
+        "Objects written to disk."
     };
     (places) => {
-        "Where each of them lies."
+        "Location of each object."
     };
     (bytes) => {
-        "How many bytes the client's disk holds."
+        "Capacity of the client's disk in bytes."
     };
     (batch) => {
         "Number of the loan."
     };
     (preferred) => {
-        "Names of the segments that come first."
+        "Names of the preferred segments."
     };
     (nof_segment) => {
-        "The target."
+        "NVMe-oF target."
     };
     (nof_segments) => {
-        "The targets."
+        "NVMe-oF targets."
     };
 }
 
-/// Whether a class of calls is one that Mooncake C++ lacks.
+/// Returns whether Mooncake C++ lacks the calls of this class.
 const fn is_extension(class: &str) -> bool {
     let (class, prefix) = (class.as_bytes(), b"mooncake_rs::");
     let mut at = 0;
@@ -231,7 +233,7 @@ const fn is_extension(class: &str) -> bool {
     true
 }
 
-/// What a call is called in the existing system.
+/// Name of a call in Mooncake C++.
 macro_rules! spelled {
     ($name:ident) => {
         stringify!($name)
@@ -241,7 +243,7 @@ macro_rules! spelled {
     };
 }
 
-/// Declares calls, and a table of them.
+/// Declares calls and their table.
 macro_rules! calls {
     (
         $(#[$about:meta])*
@@ -285,40 +287,40 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Every call of the existing system that is known here, in the order of the table.
+    /// All supported calls of Mooncake C++, in the order of the table.
     TABLE of "mooncake::WrappedMasterService";
 
-    /// Which version the master is.
+    /// Returns the version of the master.
     ServiceReady() -> Answer<String>;
-    /// Where objects lie on a shared file system.
+    /// Returns the location of objects on a shared file system.
     GetStorageConfig() -> Answer<StorageConfig>;
-    /// The directory alone, as older clients ask.
+    /// Returns the directory alone, for older clients.
     GetFsdir() -> Answer<String>;
-    /// The client lives.
+    /// Reports that the client is alive.
     Ping(client: ClientId) -> Answer<PingReply>;
 
-    /// Whether the object can be read; grants a lease if so.
+    /// Returns whether the object can be read, and grants a lease if so.
     ExistKey<'a>(key: &'a [u8], tenant: &'a str) -> Answer<bool>;
     /// [`ExistKey`] for many.
     BatchExistKey<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<bool>>;
-    /// Where the object lies; grants a lease.
+    /// Returns the replicas of the object and grants a lease.
     GetReplicaList<'a>(key: &'a [u8], tenant: &'a str) -> Answer<ReplicaList>;
     /// [`GetReplicaList`] for many.
     BatchGetReplicaList<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<ReplicaList>>;
-    /// Where each object whose key matches lies.
+    /// Returns the replicas of each object whose key matches.
     GetReplicaListByRegex<'a>(pattern: &'a str, tenant: &'a str) -> Answer<Pairs<Vec<u8>, Vec<Replica>>>;
-    /// Addresses of clients, from their segments.
+    /// Returns the addresses of clients, taken from their segments.
     BatchQueryIp<'a>(clients: List<'a, ClientId>) -> Answer<Pairs<ClientId, Vec<String>>>;
-    /// Drops unleased objects this client wrote; answers which.
+    /// Removes unleased objects that this client wrote, and returns their keys.
     BatchReplicaClear<'a>(keys: List<'a, &'a [u8]>, client: ClientId, segment_name: &'a str)
         -> Answer<Vec<Vec<u8>>>;
 
-    /// Space for a new object.
+    /// Grants space for a new object.
     PutStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
         -> Answer<Vec<Replica>>;
-    /// The bytes have landed.
+    /// Marks the write as complete.
     PutEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
-    /// The write failed.
+    /// Cancels the write.
     PutRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
     /// [`PutStart`] for many.
     BatchPutStart<'a>(
@@ -335,12 +337,12 @@ calls! {
     BatchPutRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, replicas: ReplicaType, tenant: &'a str)
         -> Vec<Answer<()>>;
 
-    /// Space for a new value of an object that may exist.
+    /// Grants space for a new value of an object that may exist.
     UpsertStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
         -> Answer<Vec<Replica>>;
-    /// The bytes have landed.
+    /// Marks the write as complete.
     UpsertEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
-    /// The write failed.
+    /// Cancels the write.
     UpsertRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
     /// [`UpsertStart`] for many.
     BatchUpsertStart<'a>(
@@ -355,40 +357,40 @@ calls! {
     /// [`UpsertRevoke`] for many, of all replicas.
     BatchUpsertRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<()>>;
 
-    /// Drops the object.
+    /// Removes the object.
     Remove<'a>(key: &'a [u8], force: bool, tenant: &'a str) -> Answer<()>;
     /// [`Remove`] for many.
     BatchRemove<'a>(keys: List<'a, &'a [u8]>, force: bool, tenant: &'a str) -> Vec<Answer<()>>;
-    /// Drops every object whose key matches; how many.
+    /// Removes every object whose key matches, and returns their number.
     RemoveByRegex<'a>(pattern: &'a str, force: bool, tenant: &'a str) -> Answer<i64>;
-    /// Drops every object; how many. It has no way to say that it failed.
+    /// Removes every object, and returns their number. The response has no field for an error.
     RemoveAll<'a>(force: bool, tenant: &'a str) -> i64;
 
-    /// Offers memory.
+    /// Mounts memory.
     MountSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
-    /// Offers it again.
+    /// Mounts memory again.
     ReMountSegment<'a>(segments: List<'a, Segment>, client: ClientId) -> Answer<()>;
-    /// Takes it back.
+    /// Unmounts memory.
     UnmountSegment(segment: SegmentId, client: ClientId) -> Answer<()>;
-    /// Takes it back after a while.
+    /// Unmounts memory after a grace period.
     GracefulUnmountSegment(segment: SegmentId, client: ClientId, grace_ms: u64) -> Answer<()>;
-    /// State of a segment, by name.
+    /// Returns the state of a segment by name.
     QuerySegmentStatus<'a>(segment_name: &'a str) -> Answer<SegmentStatus>;
-    /// State of a segment.
+    /// Returns the state of a segment.
     QuerySegmentStatusById(segment: SegmentId) -> Answer<SegmentStatus>;
 
-    /// Work for this client.
+    /// Hands out tasks to this client.
     FetchTasks(client: ClientId, limit: u64) -> Answer<Vec<Task>>;
-    /// Asks for more copies.
+    /// Requests more copies.
     CreateCopyTask<'a>(key: &'a [u8], tenant: &'a str, targets: List<'a, &'a str>) -> Answer<Uuid>;
-    /// Asks for a copy to be moved.
+    /// Requests a move of a copy.
     CreateMoveTask<'a>(key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str) -> Answer<Uuid>;
-    /// Where a task stands.
+    /// Returns the state of a task.
     QueryTask(task: Uuid) -> Answer<TaskInfo>;
-    /// The task is over.
+    /// Reports the end of the task.
     MarkTaskToComplete(client: ClientId, report: TaskReport) -> Answer<()>;
 
-    /// Space for copies.
+    /// Grants space for copies.
     CopyStart<'a>(
         client: ClientId,
         key: &'a [u8],
@@ -396,16 +398,16 @@ calls! {
         source: &'a str,
         targets: List<'a, &'a str>,
     ) -> Answer<CopyPlan>;
-    /// The copies have landed.
+    /// Marks the copies as complete.
     CopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
-    /// The copies failed.
+    /// Cancels the copies.
     CopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
-    /// Space for a copy elsewhere.
+    /// Grants space for a copy in another segment.
     MoveStart<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str)
         -> Answer<MovePlan>;
-    /// The copy has landed; the source may go.
+    /// Marks the copy as complete; the source may be dropped.
     MoveEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
-    /// The copy failed.
+    /// Cancels the move.
     MoveRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
 
     /// [`CopyStart`] of a hot object.
@@ -418,32 +420,32 @@ calls! {
         lease: Uuid,
         epoch: u64,
     ) -> Answer<CopyPlan>;
-    /// The copies have landed.
+    /// Marks the copies as complete.
     DynamicReplicaCopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
         -> Answer<()>;
-    /// The copies failed.
+    /// Cancels the copies.
     DynamicReplicaCopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
         -> Answer<()>;
 
-    /// Offers a disk.
+    /// Mounts a disk.
     MountLocalDiskSegment(client: ClientId, enabled: bool) -> Answer<()>;
-    /// Takes it back.
+    /// Unmounts the disk.
     UnmountLocalDiskSegment(client: ClientId) -> Answer<()>;
-    /// What the client is to write to its disk.
+    /// Hands out objects that the client shall write to its disk.
     OffloadObjectHeartbeat(client: ClientId, enabled: bool) -> Answer<Vec<OffloadItem>>;
-    /// It was written.
+    /// Reports objects that were written to disk.
     NotifyOffloadSuccess<'a>(
         client: ClientId,
         offloaded: List<'a, OffloadItem>,
         places: List<'a, StoredAt>,
     ) -> Answer<()>;
-    /// Whether the client is to empty its disk.
+    /// Returns whether the client shall empty its disk.
     PollRemoveAll(client: ClientId) -> Answer<bool>;
-    /// How large the disk is.
+    /// Reports the capacity of the disk.
     ReportSsdCapacity(client: ClientId, bytes: i64) -> Answer<()>;
-    /// What the client is to read back into memory.
+    /// Hands out objects that the client shall read back into memory.
     PromotionObjectHeartbeat(client: ClientId) -> Answer<Vec<OffloadItem>>;
-    /// Space for that.
+    /// Grants space for an object that returns to memory.
     PromotionAllocStart<'a>(
         client: ClientId,
         key: &'a [u8],
@@ -451,11 +453,11 @@ calls! {
         size: u64,
         preferred: List<'a, &'a str>,
     ) -> Answer<PromotionPlan>;
-    /// It was read back.
+    /// Reports a successful promotion.
     NotifyPromotionSuccess<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
-    /// It could not be read back.
+    /// Reports a failed promotion.
     NotifyPromotionFailure<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
-    /// The client dropped the object from its disk, or a shared one.
+    /// Reports that the client dropped the object from its disk or a shared one.
     EvictDiskReplica<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, replicas: ReplicaType) -> Answer<()>;
     /// [`EvictDiskReplica`] for many.
     BatchEvictDiskReplica<'a>(
@@ -465,23 +467,25 @@ calls! {
         replicas: ReplicaType,
     ) -> Vec<Answer<()>>;
 
-    /// Offers an NVMe-oF target.
+    /// Mounts an NVMe-oF target.
     MountNoFSegment<'a>(nof_segment: Cow<'a, NofSegment>, client: ClientId) -> Answer<()>;
-    /// Offers it again.
+    /// Mounts NVMe-oF targets again.
     ReMountNoFSegment<'a>(nof_segments: List<'a, NofSegment>, client: ClientId) -> Answer<()>;
-    /// Takes it back.
+    /// Unmounts an NVMe-oF target.
     UnmountNoFSegment(segment: SegmentId, client: ClientId) -> Answer<()>;
-    /// Every NVMe-oF target.
+    /// Returns all NVMe-oF targets.
     GetAllNoFSegments() -> Answer<Vec<NofSegment>>;
-    /// Those of a name, and whose they are.
+    /// Returns the targets with a name, and their owners.
     GetNoFSegmentsByName<'a>(segment_name: &'a str) -> Answer<Vec<NofOwner>>;
 }
 
 calls! {
-    /// What we add. A master of the existing system answers error 11, and the caller does without.
+    /// Calls that Mooncake C++ lacks. A master of Mooncake C++ responds with error 11, and the
+    /// caller works without them.
     ADDED of "mooncake_rs::Master";
 
-    /// [`BatchPutStart`] or [`BatchUpsertStart`] of a numbered write. Repeated, it gets the same space.
+    /// [`BatchPutStart`] or [`BatchUpsertStart`] of a numbered write. A repetition returns the same
+    /// space.
     StartWrites<'a>(
         client: ClientId,
         attempt: u64,
@@ -491,7 +495,7 @@ calls! {
         config: Cow<'a, ReplicateConfig>,
         tenant: &'a str,
     ) -> Vec<Answer<Vec<Replica>>>;
-    /// The bytes of a numbered write have landed.
+    /// Marks a numbered write as complete.
     EndWrites<'a>(
         client: ClientId,
         attempt: u64,
@@ -500,7 +504,7 @@ calls! {
         replicas: ReplicaType,
         tenant: &'a str,
     ) -> Vec<Answer<()>>;
-    /// A numbered write failed.
+    /// Cancels a numbered write.
     RevokeWrites<'a>(
         client: ClientId,
         attempt: u64,
@@ -509,13 +513,13 @@ calls! {
         replicas: ReplicaType,
         tenant: &'a str,
     ) -> Vec<Answer<()>>;
-    /// The member at this endpoint did not answer.
+    /// Reports that the node at this endpoint did not respond.
     ReportUnreachable<'a>(client: ClientId, endpoint: &'a str) -> Answer<()>;
-    /// What came to and went from the client's segments.
+    /// Returns the changes in the client's segments.
     FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage>;
-    /// [`MountSegment`] of memory that objects lie in.
+    /// [`MountSegment`] of memory that holds objects.
     MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
-    /// Keeps the space of objects that are going to be announced.
+    /// Reserves the space of objects that will be announced.
     KeepExtents<'a>(
         client: ClientId,
         segment: SegmentId,
@@ -523,37 +527,43 @@ calls! {
         lengths: List<'a, u64>,
         open: bool,
     ) -> Answer<()>;
-    /// Objects whose space was kept are what they were.
+    /// Announces objects whose space was reserved and whose bytes are unchanged.
     AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
-    /// Gives back what space is still kept.
+    /// Releases the space that is still reserved.
     ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
-    /// Tells the longest promise of earlier masters. The response is the longest promise of this master, and when to announce.
+    /// Sends the longest promise of earlier masters. The response is the longest promise of this
+    /// master, and the time to announce objects.
     ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome>;
-    /// Moves the only replicas of objects away from a client that leaves. The response is how far that is.
+    /// Moves the only replicas of objects away from a client that leaves. The response is the
+    /// progress.
     DrainClient(client: ClientId) -> Answer<DrainProgress>;
-    /// Replicas that a segment held when its client expired, and that nobody has removed or replaced since.
+    /// Returns replicas that a segment held when its client expired, and that have been neither
+    /// removed nor replaced since.
     FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>;
     /// [`AnnounceReplicas`] of replicas that [`FetchExpired`] listed.
     AnnounceExpired<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
-    /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until it is done; and what does not count any more.
+    /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until
+    /// acknowledged, with the obsolete objects.
     FetchDiskWork(client: ClientId, begin: bool, done: u64) -> Answer<DiskWork>;
 }
 
 calls! {
-    /// Calls to the owner of a disk, as the existing system's clients make them.
+    /// Calls to the owner of a disk, as in Mooncake C++.
     DISK_TABLE of "mooncake::RealClient";
 
-    /// Objects of a disk, read into memory that the caller then reads. Keys are scoped: the tenant's name, a NUL and the key.
+    /// Reads objects of a disk into memory for the caller. Keys are scoped: the tenant's name, a
+    /// NUL and the key.
     LendObjects as "batch_get_offload_object"<'a>(keys: List<'a, &'a [u8]>, sizes: List<'a, i64>) -> Answer<Lent>;
-    /// They have been read; whether they were still there.
+    /// Returns the objects to their owner, and reports whether they were still in place.
     ReturnObjects as "release_offload_buffer"(batch: u64) -> bool;
 }
 
 calls! {
-    /// What we add to these. An owner of the existing system answers error 11, and the caller asks for the whole objects.
+    /// Calls to the owner of a disk that Mooncake C++ lacks. An owner of Mooncake C++ responds with
+    /// error 11, and the caller requests whole objects.
     DISK_ADDED of "mooncake_rs::Disk";
 
-    /// [`LendObjects`] for parts of objects. They are given back as those are.
+    /// [`LendObjects`] for parts of objects. [`ReturnObjects`] returns them.
     LendParts<'a>(
         keys: List<'a, &'a [u8]>,
         sizes: List<'a, u64>,

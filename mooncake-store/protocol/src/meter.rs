@@ -1,4 +1,4 @@
-//! Calls to a server, counted by name.
+//! Counters of the calls of a client, by call.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -11,7 +11,7 @@ use crate::metrics::Micros;
 #[derive(Debug)]
 pub struct CallMeter {
     clock: SharedClock,
-    /// By number.
+    /// Counters by index of the call.
     calls: Box<[CallCounts]>,
 }
 
@@ -21,13 +21,13 @@ pub struct CallCounts {
     function: u32,
     /// Name of the call.
     pub name: &'static str,
-    /// From asking to the answer, or to giving up.
+    /// Time from the request to the response or the failure.
     pub latency: Micros,
     unanswered: AtomicU64,
 }
 
 impl CallCounts {
-    /// Calls that got no answer.
+    /// Number of calls without a response.
     #[cfg(feature = "http")]
     pub fn unanswered(&self) -> u64 {
         self.unanswered.load(Relaxed)
@@ -35,7 +35,7 @@ impl CallCounts {
 }
 
 impl CallMeter {
-    /// Measures on this clock.
+    /// Creates counters that measure time on this clock.
     pub fn new(clock: SharedClock) -> Self {
         let call = |function, name| CallCounts {
             function,
@@ -53,7 +53,7 @@ impl CallMeter {
         self.clock.now()
     }
 
-    /// Counts a call that is over.
+    /// Counts a finished call.
     pub(super) fn end(&self, function: u32, began: Moment, answered: bool) {
         let Ok(at) = self.calls.binary_search_by_key(&function, |call| call.function) else { return };
         let micros = self.clock.now().since(began).as_micros();
@@ -63,7 +63,7 @@ impl CallMeter {
         }
     }
 
-    /// Those made at least once.
+    /// Returns the counters of calls that were made at least once.
     pub fn made(&self) -> impl Iterator<Item = &CallCounts> {
         self.calls.iter().filter(|call| call.latency.count() > 0)
     }

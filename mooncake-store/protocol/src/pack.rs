@@ -1,11 +1,12 @@
-//! struct_pack: how one value becomes a message body and back.
+//! struct_pack: encoding of values as message bodies.
 //!
-//! A body is the hash of its type, a byte of options if any are set, and the fields in order. All lengths in a body
-//! share one width, chosen by its largest container. Reading never trusts a length: it is held against the bytes that
-//! are left before anything is allocated, so what a hostile body can make us allocate is a small multiple of its size.
+//! A body is the hash of its type, a byte of options if any are set, and the fields in order. All
+//! lengths in a body have the same width, which its largest container determines. The decoder never
+//! trusts a length: it checks each length against the remaining bytes before it allocates. A
+//! hostile body can therefore cause an allocation of at most a small multiple of its size.
 //!
-//! Byte strings (`&[u8]`, `Vec<u8>`) are spelled as strings: object keys are any bytes. Text (`&str`, `String`) must
-//! be UTF-8.
+//! Byte strings (`&[u8]`, `Vec<u8>`) have the type of strings: object keys are arbitrary bytes.
+//! Text (`&str`, `String`) must be UTF-8.
 
 mod values;
 
@@ -19,77 +20,79 @@ use super::literal::Literal;
 pub use self::values::written_as;
 pub use self::values::{Answer, Byte, List, Numbered, Pairs};
 
-/// Most items one list of a message may have.
+/// Maximum number of items in a list.
 pub const MAX_ITEMS: usize = 1 << 20;
 
-/// Set in the hash when an option byte follows.
+/// Bit of the hash that marks an option byte.
 const OPTIONS_FOLLOW: u32 = 1;
-/// Option bits: a field with the total size (no message of ours has one), the literal, and the width of lengths.
+/// Option bits: the total size (not used by these messages), the type signature, and the width of
+/// lengths.
 const OPTION_SIZE: u8 = 0b0000_0011;
 const OPTION_LITERAL: u8 = 0b0000_0100;
 const OPTION_WIDTH_SHIFT: u8 = 3;
 const OPTION_UNKNOWN: u8 = 0b1110_0000;
 
-/// A type with a place in the type language.
+/// A type that has a signature.
 pub trait Wire {
-    /// How the type is spelled.
+    /// Signature of the type.
     const LITERAL: Literal;
-    /// Fewest bytes a value takes; at least 1 for whatever may stand in a list.
+    /// Minimum length of a value in bytes; at least 1 for items of a list.
     const MIN_LEN: usize;
 }
 
-/// A value that can be written.
+/// A value that can be encoded.
 pub trait Pack: Wire {
-    /// Length of the longest container in it, itself included; decides how wide lengths are written.
+    /// Returns the length of the longest container in the value, the value itself included. It
+    /// determines the width of lengths.
     fn widest(&self) -> usize;
     /// Appends the value.
     fn pack(&self, out: &mut Writer<'_>);
 }
 
-/// A value that can be read from a body it may borrow from.
+/// A value that can be decoded from a body, from which it may borrow.
 pub trait Unpack<'a>: Wire + Sized {
-    /// Reads the value.
+    /// Decodes the value.
     fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError>;
 }
 
-/// Why a body is not the message it should be.
+/// Error of an invalid body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PackError {
-    /// It ends too early.
+    /// The body ends too early.
     Truncated {
-        /// Bytes the next field takes at least.
+        /// Minimum length of the next field in bytes.
         needed: usize,
-        /// Bytes there were.
+        /// Number of remaining bytes.
         left: usize,
     },
-    /// It holds another type: most likely a peer of another version.
+    /// The body has another type, most likely because the sender has another version.
     WrongType {
-        /// Hash of the type that was expected.
+        /// Hash of the expected type.
         expected: u32,
-        /// Hash it carries.
+        /// Hash in the body.
         found: u32,
-        /// The spelling it carries, in hex; empty if it carries none.
+        /// Signature in the body, in hexadecimal; empty if the body has none.
         spelling: String,
     },
-    /// Bytes follow the last field; their number.
+    /// Number of bytes after the last field.
     Trailing(usize),
-    /// An option byte with bits no message of ours uses.
+    /// Option byte with unknown bits.
     Options(u8),
-    /// A truth value that is neither 0 nor 1.
+    /// Boolean that is neither 0 nor 1.
     Bool(u8),
-    /// A variant's index beyond its alternatives.
+    /// Index of an unknown variant.
     Variant(u8),
-    /// A number that is none of an enumeration's.
+    /// Number that is not in an enumeration.
     Enum {
-        /// The enumeration.
+        /// Name of the enumeration.
         name: &'static str,
         /// The number.
         value: i64,
     },
-    /// A text that is not UTF-8.
+    /// Text that is not UTF-8.
     Utf8,
-    /// A list longer than [`MAX_ITEMS`]; the length it claims.
+    /// Length of a list that exceeds [`MAX_ITEMS`].
     TooMany(u64),
 }
 
@@ -97,7 +100,10 @@ impl fmt::Display for PackError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PackError::Truncated { needed, left } => {
-                write!(f, "the body ends early: the next field takes {needed} bytes or more, {left} are left")
+                write!(
+                    f,
+                    "the body is truncated: the next field needs at least {needed} bytes, {left} remain"
+                )
             }
             PackError::WrongType { expected, found, spelling } if spelling.is_empty() => {
                 write!(f, "type hash {found:#010x} where {expected:#010x} was expected")
@@ -106,12 +112,12 @@ impl fmt::Display for PackError {
                 write!(f, "type hash {found:#010x} (spelled {spelling}) where {expected:#010x} was expected")
             }
             PackError::Trailing(count) => write!(f, "{count} bytes after the end of the message"),
-            PackError::Options(byte) => write!(f, "option byte {byte:#04x} has bits no message uses"),
-            PackError::Bool(byte) => write!(f, "{byte} where a truth value (0 or 1) was expected"),
-            PackError::Variant(index) => write!(f, "variant index {index} is beyond the alternatives"),
-            PackError::Enum { name, value } => write!(f, "{value} is no {name}"),
-            PackError::Utf8 => f.write_str("a text is not UTF-8"),
-            PackError::TooMany(count) => write!(f, "a list of {count} items; the most is {MAX_ITEMS}"),
+            PackError::Options(byte) => write!(f, "option byte {byte:#04x} has unknown bits"),
+            PackError::Bool(byte) => write!(f, "invalid boolean {byte}: expected 0 or 1"),
+            PackError::Variant(index) => write!(f, "invalid variant index {index}"),
+            PackError::Enum { name, value } => write!(f, "invalid {name}: {value}"),
+            PackError::Utf8 => f.write_str("invalid UTF-8 in a text"),
+            PackError::TooMany(count) => write!(f, "a list has {count} items; the maximum is {MAX_ITEMS}"),
         }
     }
 }
@@ -128,7 +134,7 @@ impl From<PackError> for Error {
     }
 }
 
-/// Appends `value` as a body, as short as possible.
+/// Appends `value` as a body of minimum length.
 pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
     const { assert!(T::LITERAL.hash() & OPTIONS_FOLLOW == 0) };
     let width = Width::of(value.widest());
@@ -141,9 +147,11 @@ pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
     value.pack(&mut Writer { out, width, fits: true });
 }
 
-/// Appends an answer, or a list of them, that is written as it comes and never kept. `each` appends the value of one item; what it
-/// appended before it failed is taken back. A length in a value may be 255 at least; `false` when one was longer than this body
-/// can say, which nobody can read then.
+/// Appends a response or a list of responses item by item, without an intermediate copy.
+///
+/// `each` appends the value of one item; if it fails, its bytes are removed. A length in a value
+/// may be at least 255. Returns `false` if one exceeded the width of this body, which is then
+/// invalid.
 #[must_use]
 pub(super) fn encode_answers<T: Wire>(
     items: Items,
@@ -177,16 +185,16 @@ pub(super) fn encode_answers<T: Wire>(
     writer.fits
 }
 
-/// How many answers a body holds.
+/// Number of responses in a body.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Items {
-    /// One that is no list.
+    /// A single response, not in a list.
     One,
-    /// A list of so many.
+    /// A list of this many responses.
     Many(usize),
 }
 
-/// Appends `value` as a body that spells its type out, as the existing system does in every message.
+/// Appends `value` as a body with its type signature, as in every message of Mooncake C++.
 pub fn encode_spelled<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
     let width = Width::of(value.widest());
     out.extend_from_slice(&const { T::LITERAL.hash() | OPTIONS_FOLLOW }.to_le_bytes());
@@ -196,7 +204,7 @@ pub fn encode_spelled<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
     value.pack(&mut Writer { out, width, fits: true });
 }
 
-/// Reads a body that must be a `T` and nothing else, spelled out or not.
+/// Decodes a body that consists of one `T`, with or without its signature.
 pub fn decode<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
     let mut reader = Reader::open(body, const { T::LITERAL.hash() })?;
     let value = T::unpack(&mut reader)?;
@@ -204,13 +212,13 @@ pub fn decode<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
     Ok(value)
 }
 
-/// Reads the body of a call without arguments, which has none.
+/// Decodes the empty body of a call without arguments.
 pub(super) fn decode_nothing<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
     let mut reader = Reader { rest: &[], width: Width::One };
     if body.is_empty() { T::unpack(&mut reader) } else { Err(PackError::Trailing(body.len())) }
 }
 
-/// How many bytes a length takes.
+/// Width of the lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     One = 0,
@@ -230,17 +238,17 @@ impl Width {
     }
 }
 
-/// Where values are appended.
+/// Output of the encoder.
 #[derive(Debug)]
 pub struct Writer<'o> {
     out: &'o mut Vec<u8>,
     width: Width,
-    /// Every length so far could be written.
+    /// True while every length so far fits the width.
     fits: bool,
 }
 
 impl Writer<'_> {
-    /// Appends bytes as they are.
+    /// Appends bytes unchanged.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
     }
@@ -252,7 +260,8 @@ impl Writer<'_> {
 
     /// Appends the length of a container.
     pub fn length(&mut self, len: usize) {
-        // `widest` makes the width fit every length of a value; what is written as it comes is looked at in the end.
+        // `widest` makes every length of a value fit; values that are appended item by item are
+        // checked at the end.
         self.fits &= Width::of(len) as u8 <= self.width as u8;
         match self.width {
             Width::One => self.out.push(len as u8),
@@ -263,7 +272,7 @@ impl Writer<'_> {
     }
 }
 
-/// What is left of a body.
+/// The undecoded rest of a body.
 #[derive(Clone, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -271,7 +280,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Checks the head of a body against the hash it should have.
+    /// Checks the header of a body against the expected hash.
     fn open(body: &'a [u8], expected: u32) -> Result<Self, PackError> {
         let mut reader = Self { rest: body, width: Width::One };
         let head = u32::from_le_bytes(reader.array()?);
@@ -307,21 +316,21 @@ impl<'a> Reader<'a> {
         if self.rest.is_empty() { Ok(()) } else { Err(PackError::Trailing(self.rest.len())) }
     }
 
-    /// The next `count` bytes.
+    /// Takes the next `count` bytes.
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], PackError> {
         let (head, rest) = self.rest.split_at_checked(count).ok_or_else(|| self.too_short(count))?;
         self.rest = rest;
         Ok(head)
     }
 
-    /// The next `N` bytes.
+    /// Takes the next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], PackError> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| self.too_short(N))?;
         self.rest = rest;
         Ok(*head)
     }
 
-    /// A length, as it stands.
+    /// Decodes a length without checking it.
     fn length(&mut self) -> Result<u64, PackError> {
         Ok(match self.width {
             Width::One => u64::from(u8::from_le_bytes(self.array()?)),
@@ -331,7 +340,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The length of a list whose items take at least `min_len` bytes each, held against what is left.
+    /// Decodes the length of a list whose items take at least `min_len` bytes each, and checks it
+    /// against the remaining bytes.
     fn count(&mut self, min_len: usize) -> Result<usize, PackError> {
         let claimed = self.length()?;
         if claimed > MAX_ITEMS as u64 {
@@ -348,8 +358,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Implements the three traits for a struct whose members go on the wire in the order given. The lifetime of what
-/// is borrowed from the body is named `'a` everywhere; `spelled` says whether it is a struct or an argument list.
+/// Implements the three traits for a struct whose fields are encoded in the given order. The
+/// lifetime of borrowed fields is always named `'a`. The keyword before the name distinguishes a
+/// struct from an argument list.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! wire_fields {

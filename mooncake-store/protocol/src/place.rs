@@ -1,4 +1,4 @@
-//! Where a server is: at one address, or where the leader of several is now.
+//! Location of a server: a fixed address, or the address of the current leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,32 +9,33 @@ use mooncake_core::{Error, ErrorCode, Result};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// Pause before a directory is asked again that did not answer.
+/// Pause before a failed query of the directory is repeated.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long a watch is trusted that says nothing.
+/// Interval between queries of the directory, in case its watch misses a change.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Where a server is.
+/// Location of a server.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// `host:port`.
+    /// Fixed address `host:port`.
     Fixed(Arc<str>),
-    /// There now, if anybody leads.
+    /// Address of the current leader, if there is one.
     Led(watch::Receiver<Option<Arc<str>>>),
 }
 
 impl Place {
-    /// Where the leader is that a key of a directory names. Follows it on the current tokio runtime, until nobody asks any more.
+    /// Follows the leader that a key of a directory names. A task on the current tokio runtime does
+    /// so until the last user is dropped.
     pub fn following(directory: Arc<dyn MetadataBackend>, key: String) -> Self {
         let (tell, leader) = watch::channel(None);
         tokio::spawn(follow(directory, key, tell));
         Self::Led(leader)
     }
 
-    /// Where it is now; waits for a leader as long as `patience` lasts.
+    /// Returns the current address. Waits up to `patience` for a leader.
     ///
     /// # Errors
-    /// `RPC_FAIL` when nobody leads for all that time.
+    /// `RPC_FAIL` if there is no leader in that time.
     pub async fn now(&self, patience: Duration) -> Result<Arc<str>> {
         match self {
             Self::Fixed(address) => Ok(address.clone()),
@@ -43,13 +44,13 @@ impl Place {
                 let found = timeout(patience, leader.wait_for(Option::is_some)).await;
                 let found = found.ok().and_then(|found| found.ok()?.clone());
                 found.ok_or_else(|| {
-                    Error::new(ErrorCode::RpcFail, format!("no master leads the cluster since {patience:?}"))
+                    Error::new(ErrorCode::RpcFail, format!("no master has led the cluster for {patience:?}"))
                 })
             }
         }
     }
 
-    /// Whether it still is there.
+    /// Returns whether the server is still at `address`.
     pub fn is(&self, address: &str) -> bool {
         match self {
             Self::Fixed(_) => true,
@@ -57,7 +58,7 @@ impl Place {
         }
     }
 
-    /// Who leads now, if that may change and somebody does.
+    /// Returns the current leader, if the server is one of several.
     pub fn leader(&self) -> Option<Arc<str>> {
         match self {
             Self::Fixed(_) => None,
@@ -65,7 +66,7 @@ impl Place {
         }
     }
 
-    /// Returns when somebody else leads. Never, at a fixed place.
+    /// Returns as soon as there is a leader other than `than`. Never returns for a fixed address.
     pub async fn another_leads(&self, than: Option<&str>) {
         if let Self::Led(leader) = self
             && leader.clone().wait_for(|now| now.is_some() && now.as_deref() != than).await.is_ok()
@@ -75,14 +76,14 @@ impl Place {
         std::future::pending().await
     }
 
-    /// Returns when it is not there any more.
+    /// Returns as soon as the server is no longer at `address`.
     pub async fn left(&self, address: &str) {
         match self {
             Self::Fixed(_) => std::future::pending().await,
             Self::Led(leader) => {
                 let mut leader = leader.clone();
                 if leader.wait_for(|now| now.as_deref() != Some(address)).await.is_err() {
-                    // Nobody follows any more, so nothing is known against it.
+                    // Without a follower, no change is known.
                     std::future::pending().await
                 }
             }
@@ -96,7 +97,7 @@ impl std::fmt::Display for Place {
             Self::Fixed(address) => f.write_str(address),
             Self::Led(leader) => match &*leader.borrow() {
                 Some(address) => write!(f, "{address}, the leader,"),
-                None => f.write_str("the leader, of which there is none now,"),
+                None => f.write_str("the leader (none at the moment)"),
             },
         }
     }
@@ -109,7 +110,8 @@ async fn follow(directory: Arc<dyn MetadataBackend>, key: String, tell: watch::S
             sleep(RETRY).await;
             continue;
         };
-        // Read after the watch has begun, so that no change falls between the two; and from time to time, for a watch may be silent that should not be.
+        // Query after the watch has begun, so that no change is missed, and periodically in case
+        // the watch misses one.
         while look(&*directory, &key, &tell).await {
             tokio::select! {
                 () = tell.closed() => return,
@@ -120,12 +122,12 @@ async fn follow(directory: Arc<dyn MetadataBackend>, key: String, tell: watch::S
     }
 }
 
-/// Tells who leads now; whether that is known.
+/// Publishes the current leader. Returns whether it is known.
 async fn look(directory: &dyn MetadataBackend, key: &str, tell: &watch::Sender<Option<Arc<str>>>) -> bool {
     let found = match directory.get(key).await {
         Ok(found) => found,
         Err(error) => {
-            tracing::warn!("who leads the cluster is not known: {error}");
+            tracing::warn!("cannot find the leader of the cluster: {error}");
             return false;
         }
     };
@@ -133,7 +135,7 @@ async fn look(directory: &dyn MetadataBackend, key: &str, tell: &watch::Sender<O
     tell.send_if_modified(|known| {
         let changed = *known != leader;
         if changed {
-            tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "leads the cluster");
+            tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "leader of the cluster changed");
             known.clone_from(&leader);
         }
         changed
@@ -141,7 +143,7 @@ async fn look(directory: &dyn MetadataBackend, key: &str, tell: &watch::Sender<O
     true
 }
 
-/// `host:port`, with brackets around an IPv6 address.
+/// Joins host and port, with brackets around an IPv6 address.
 pub fn join(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
         format!("[{host}]:{port}")

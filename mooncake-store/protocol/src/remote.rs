@@ -1,4 +1,4 @@
-//! A master at the other end of a wire.
+//! Remote master, reached over RPC.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,31 +23,32 @@ use crate::api::{
     SegmentService, TaskService, WriteMode,
 };
 
-/// A master reached over RPC. A batch of one travels as the single call, except for numbered writes, which have only one.
+/// Client of a remote master. A batch of one travels as the single call, except for numbered
+/// writes, which have only a batch call.
 #[derive(Debug)]
 pub struct RemoteMaster {
     rpc: RpcClient,
-    /// It does not know the calls that we add.
+    /// True if the master lacks the calls that Mooncake C++ does not have.
     existing: AtomicBool,
 }
 
 impl RemoteMaster {
-    /// The master at `host:port`. Nothing is sent before the first call.
+    /// Creates a client of the master at `host:port`. The first call opens the first connection.
     pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
         Self::over(RpcClient::new(address, options))
     }
 
-    /// The master that a client of its calls reaches.
+    /// Creates a client that uses an existing RPC client.
     pub fn over(rpc: RpcClient) -> Self {
         Self { rpc, existing: AtomicBool::new(false) }
     }
 
-    /// For calls of the table that [`ObjectService`] and [`SegmentService`] do not have.
+    /// Returns the RPC client, for calls that [`ObjectService`] and [`SegmentService`] lack.
     pub fn rpc(&self) -> &RpcClient {
         &self.rpc
     }
 
-    /// Makes a batch call and checks that it answers item by item.
+    /// Makes a batch call and checks that the response has one result per item.
     async fn batch<R, T>(&self, request: R, items: usize) -> Result<Vec<Result<T>>>
     where
         R: Request<Reply = Vec<Answer<T>>> + Sync,
@@ -55,7 +56,7 @@ impl RemoteMaster {
         self.batch_as(R::FUNCTION, request, items).await
     }
 
-    /// As [`RemoteMaster::batch`], counted as the call of that number.
+    /// Makes a call like [`RemoteMaster::batch`], and counts it as function `counted`.
     async fn batch_as<R, T>(&self, counted: u32, request: R, items: usize) -> Result<Vec<Result<T>>>
     where
         R: Request<Reply = Vec<Answer<T>>> + Sync,
@@ -65,7 +66,8 @@ impl RemoteMaster {
         }
         let answers = self.rpc.call_as(counted, &request).await?;
         if answers.len() != items {
-            let text = format!("{} answers to {items} questions in one {}", answers.len(), R::NAME);
+            let text =
+                format!("invalid response: {} results for {items} items in {}", answers.len(), R::NAME);
             return Err(Error::new(ErrorCode::RpcFail, text));
         }
         Ok(answers.into_iter().map(|answer| answer.map_err(Error::from)).collect())
@@ -79,12 +81,14 @@ impl RemoteMaster {
         Ok(vec![self.rpc.call(&request).await?.map_err(Error::from)])
     }
 
-    /// Makes a call of a numbered write; `None` when it has no number or this master is known to know nothing of them.
+    /// Makes a call of a numbered write. Returns `None` if the write has no number or the master is
+    /// known to lack these calls.
     ///
-    /// Learning that is an error, `NOT_SUPPORTED`: whoever asked for an end or a revoke has to look first whether it is not
-    /// too late for one that cannot be told from another write's.
+    /// The discovery that the master lacks them is the error `NOT_SUPPORTED`. The caller must then
+    /// check whether an end or a revoke without a number is still safe.
     ///
-    /// It is counted as the call of the existing system that it stands for: one of `calls`, for one item or several.
+    /// The call is counted as the corresponding call of Mooncake C++: one of `calls`, for one item
+    /// or for several.
     async fn numbered<R, T>(
         &self,
         attempt: u64,
@@ -105,7 +109,7 @@ impl RemoteMaster {
         Some(answer)
     }
 
-    /// Makes a call whose own refusal is as good as none.
+    /// Makes a call and merges the error in the response with the error of the call.
     async fn plain<R, T>(&self, request: R) -> Result<T>
     where
         R: Request<Reply = Answer<T>> + Sync,
@@ -157,7 +161,7 @@ impl ObjectService for RemoteMaster {
             WriteMode::Upsert => [UpsertStart::FUNCTION, BatchUpsertStart::FUNCTION],
         };
         match self.numbered(attempt, calls, request, items.len()).await {
-            // A start is as good without its number.
+            // A start needs no number to be correct.
             Some(Err(error)) if error.code() == ErrorCode::NotSupported => {}
             Some(answer) => return answer,
             None => {}
@@ -208,7 +212,7 @@ impl ObjectService for RemoteMaster {
                 let request = BatchUpsertEnd { client, items: items.into(), tenant };
                 self.batch(request, items.len()).await
             }
-            // The batch call has no room for the kind of replicas.
+            // The batch call lacks a field for the type of replicas.
             (WriteMode::Upsert, items) => {
                 let mut answers = Vec::with_capacity(items.len());
                 for &item in items {
@@ -274,10 +278,11 @@ impl ObjectService for RemoteMaster {
     }
 }
 
-/// A count has no room for an error, so a negative one can only be the number of one.
+/// Converts a negative count into an error. A count has no field for an error, so a negative value
+/// is an error number.
 fn negative_count(count: i64) -> Error {
     i32::try_from(count).map_or_else(
-        |_| Error::internal(format!("the master counted {count} objects")),
+        |_| Error::internal(format!("invalid response: count must not be negative. count={count}")),
         |number| ErrorCode::from_number(number).into(),
     )
 }
@@ -285,7 +290,7 @@ fn negative_count(count: i64) -> Error {
 #[async_trait]
 impl SegmentService for RemoteMaster {
     async fn version(&self) -> Result<String> {
-        // Whoever answers now may be another than before.
+        // Another master may have answered than before.
         self.existing.store(false, Relaxed);
         self.plain(ServiceReady {}).await
     }

@@ -1,7 +1,8 @@
-//! How often calls that an overloaded server refused are made again.
+//! Retry budget for calls that an overloaded server refused.
 //!
-//! Retries add to the load that was too much. So they are limited to a tenth of the calls that were answered, and come after a pause that
-//! grows with each try and is drawn at random, so that clients that were refused together do not return together.
+//! Retries add to the overload. They are therefore limited to a tenth of the answered calls. Each
+//! comes after a random pause that grows with the number of tries, so that refused clients do not
+//! return together.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,19 +10,19 @@ use std::time::Duration;
 use mooncake_core::clock::Rng;
 use parking_lot::Mutex;
 
-/// Answered calls that pay for one retry.
+/// Number of answered calls that pay for one retry.
 const PRICE: u64 = 10;
-/// Retries that can be saved up. A new client has as many.
+/// Maximum number of saved retries, and the number that a new client has.
 const MOST: u64 = 100;
-/// Longest pause before the first retry.
+/// Maximum pause before the first retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Longest pause.
+/// Maximum pause before any retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Retries that the calls of one client may make.
+/// Retry budget of one client.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
-    /// Paid calls; each retry costs [`PRICE`] of them.
+    /// Saved calls; each retry costs [`PRICE`] of them.
     saved: AtomicU64,
     rng: Mutex<Rng>,
 }
@@ -33,16 +34,17 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// Takes note of a call that was answered. Writes nothing while the budget is full.
+    /// Records an answered call. Writes nothing while the budget is full.
     pub(super) fn earn(&self) {
         let saved = self.saved.load(Relaxed);
         if saved < MOST * PRICE {
-            // One that is lost to another thread does not matter.
+            // Losing one to a race is harmless.
             self.saved.store(saved + 1, Relaxed);
         }
     }
 
-    /// The pause before the next retry of a call that was tried again `tries` times. `None` if the budget is spent.
+    /// Returns the pause before the next retry of a call that was retried `tries` times, or `None`
+    /// if the budget is spent.
     pub(super) fn spend(&self, tries: u32) -> Option<Duration> {
         let spent = self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(PRICE));
         spent.ok()?;

@@ -1,8 +1,8 @@
-//! The answering side: one task per connection, which reads, answers and writes by itself.
+//! RPC server: one task per connection reads, handles and writes by itself.
 //!
-//! All requests that have come are answered before anything is written, and their answers leave in one write. While an
-//! answer waits for a slow reader nothing more is read from it, so a connection holds at most one request that is not
-//! whole, and the answers of those that were.
+//! A connection handles all requests that have arrived, then sends their responses in one write.
+//! While a response waits for a slow reader, the connection reads nothing more. It therefore holds
+//! at most one incomplete request and the responses of the complete ones.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,63 +20,69 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::busy_poll::BusyPoll;
 use super::client::reserve;
-use super::eager::Eager;
 use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
 pub use super::heartbeat::Class;
 use super::heartbeat::{AbortOnDrop, HeartbeatThread, Overload};
 
-/// Answers calls. It runs on the connection's task, so it must not block.
+/// Handler of calls. It runs on the task of the connection, so it must not block.
 pub trait Service: Send + Sync + 'static {
-    /// Appends the body of the answer to `out`, or says why there is none; what it had appended is then dropped.
+    /// Appends the body of the response to `out`, or returns an error; what it had appended is then
+    /// dropped.
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal>;
 
-    /// Begins a call that has to wait, for a disk for example: what it comes to is the body of the answer. Requests behind it on the same connection wait
-    /// with it. It is dropped when the caller closes the connection: nobody waits for it any more. `None` for those that [`call`](Self::call) answers at once.
+    /// Begins a call that has to wait, for a disk for example. The future returns the body of the
+    /// response.
+    ///
+    /// Later requests on the same connection wait with the call. The future is dropped if the
+    /// caller closes the connection. Returns `None` for calls that [`call`](Self::call) handles at
+    /// once.
     fn begin(&self, _function: u32, _body: &[u8]) -> Option<Waiting> {
         None
     }
 
-    /// Whether some calls are heartbeats, which are served by a thread of their own.
+    /// Returns whether some calls are heartbeats, which a separate thread serves.
     fn has_heartbeats(&self) -> bool {
         false
     }
 
-    /// How a call is treated when there are more than can be answered.
+    /// Returns the treatment of a call under overload.
     fn class(&self, _function: u32) -> Class {
         Class::Kept
     }
 
-    /// Takes note of a call that was refused because there were more than could be answered.
+    /// Records a call that was refused under overload.
     fn note_shed(&self) {}
 
-    /// Whether answers that are ready may still leave. If not, the connection ends: nobody is to act on what is not so any more.
+    /// Returns whether finished responses may still be sent. If not, the connection closes, so that
+    /// no caller acts on outdated state.
     fn may_answer(&self) -> bool {
         true
     }
 }
 
-/// A call under way.
+/// Future of a call in progress.
 pub type Waiting = BoxFuture<'static, Result<Vec<u8>, Refusal>>;
 
-/// Why a call was not made: what the RPC layer answers, and a sentence.
+/// Reason for a missing response: the status of the RPC layer, and a message.
 pub type Refusal = (Status, String);
 
-/// How a [`Server`] behaves.
+/// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Name of the listener in metrics.
     pub listener: &'static str,
-    /// Largest number of connections. One more takes the place of the connection that has waited longest for its peer; it is
-    /// closed at once where every connection works on a request.
+    /// Maximum number of connections. A further connection replaces the one that has been idle
+    /// longest. The further connection is closed at once if every connection works on a request.
     pub max_connections: usize,
-    /// Part of the process's descriptors that connections may take: `1 / descriptor_share`.
+    /// Share of the process's file descriptors for connections: `1 / descriptor_share`.
     pub descriptor_share: u64,
-    /// Longest request that is taken, in bytes.
+    /// Maximum length of a request in bytes.
     pub max_body: usize,
-    /// A connection is closed when nothing has moved on it for this long. Never, if absent.
+    /// Time without any traffic after which a connection is closed; `None` for never.
     pub idle_timeout: Option<Duration>,
-    /// A connection is closed when a request pauses for this long. Never, if absent.
+    /// Maximum pause inside a request, after which the connection is closed; `None` for no limit.
     pub request_timeout: Option<Duration>,
 }
 
@@ -93,7 +99,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// A server that has its port and does not answer yet.
+/// A server with a bound port that does not accept connections yet.
 #[derive(Debug)]
 pub struct Server {
     listener: ParentOnly<std::net::TcpListener>,
@@ -101,7 +107,7 @@ pub struct Server {
     options: ServerOptions,
 }
 
-/// A server at work. Dropped, it stops without waiting.
+/// A running server. On drop it stops without waiting.
 #[derive(Debug)]
 pub struct RunningServer {
     address: SocketAddr,
@@ -111,10 +117,10 @@ pub struct RunningServer {
 }
 
 impl Server {
-    /// Takes the port of `host:port`; port 0 takes a free one.
+    /// Binds `host:port`; port 0 selects a free port.
     ///
     /// # Errors
-    /// `RPC_FAIL` with the address and what to do about it.
+    /// `RPC_FAIL` with the address and a remedy.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self> {
         let listener = TcpListener::bind(address).await.map_err(|error| bind_failed(address, error))?;
         let address = listener.local_addr()?;
@@ -122,12 +128,12 @@ impl Server {
         Ok(Self { listener, address, options })
     }
 
-    /// The address it has.
+    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Answers from now on, on the current tokio runtime.
+    /// Starts the server on the current tokio runtime.
     pub fn start(self, service: Arc<impl Service>) -> RunningServer {
         let (stop, stopped) = watch::channel(false);
         let address = self.address;
@@ -148,7 +154,7 @@ impl Server {
         let options = Arc::new(self.options);
         let listener = match self.listener.try_map(TcpListener::from_std) {
             Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "cannot listen any more"),
+            Err(error) => return tracing::error!(%error, "cannot accept connections any more"),
         };
         let runtime = requests.clone().unwrap_or_else(Handle::current);
         let shared = Arc::new(Shared { overload: Overload::default(), requests });
@@ -170,7 +176,7 @@ impl Server {
                     inbox: Vec::new(),
                     done: 0,
                     outbox: Vec::new(),
-                    eager: Eager::default(),
+                    busy_poll: BusyPoll::default(),
                     lane: if shared.requests.is_some() { Lane::Heartbeats } else { Lane::Requests },
                 };
                 match serve_in_lanes(connection, service, options, stop, shared).await {
@@ -197,18 +203,18 @@ impl ServerOptions {
 }
 
 impl RunningServer {
-    /// The address it answers at.
+    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops at once, whatever is not answered; the port is free when this returns.
+    /// Stops at once and drops unanswered requests. The port is free when this returns.
     pub async fn cut_off(mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
     }
 
-    /// Stops taking connections and requests, and waits until those at work are answered.
+    /// Stops accepting connections and requests, and waits until those in progress are answered.
     pub async fn stop(mut self) {
         let _ = self.stop.send(true);
         let _ = (&mut self.task).await;
@@ -217,7 +223,7 @@ impl RunningServer {
 
 impl Drop for RunningServer {
     fn drop(&mut self) {
-        // Ends the accepting task and with it, through its JoinSet, every connection.
+        // Dropping the accept task ends every connection through its JoinSet.
         self.task.abort();
     }
 }
@@ -226,46 +232,49 @@ fn bind_failed(address: &str, error: io::Error) -> Error {
     let text = match error.kind() {
         io::ErrorKind::AddrInUse => {
             let port = address.rsplit(':').next().unwrap_or(address);
-            format!("port {port} is in use ({address}): choose another with --rpc_port, or stop who has it")
+            format!(
+                "port {port} is in use ({address}): choose another with --rpc_port, or stop the program that uses it"
+            )
         }
-        io::ErrorKind::AddrNotAvailable => format!("{address} is no address of this machine"),
+        io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
         io::ErrorKind::PermissionDenied => format!("no permission to listen at {address}"),
         _ => format!("cannot listen at {address}: {error}"),
     };
     Error::new(ErrorCode::RpcFail, text).with_source(error)
 }
 
-/// Longest pause inside a request.
+/// Maximum pause inside a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a stopping server waits for readers to take the answers they are owed.
+/// Maximum time that a stopping server waits for readers to take their responses.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-/// Answers are sent when they take this many bytes, even if more requests have come.
+/// Size of pending responses in bytes at which they are sent even if more requests have arrived.
 const FLUSH_AT: usize = 256 << 10;
-/// Requests of one connection that are answered before others have their turn.
+/// Maximum number of requests that one connection handles before it yields to others.
 const AT_ONCE: usize = 256;
-/// Bytes taken at a time of what comes behind a request that waits.
+/// Size of reads behind a waiting request, in bytes.
 const READ_AHEAD: usize = 4 << 10;
-/// Bytes of buffer a connection keeps between requests.
+/// Maximum buffer size that a connection keeps between requests, in bytes.
 const KEPT_BUFFER: usize = 256 << 10;
 
 /// State that the connections of a server share.
 #[derive(Debug)]
 struct Shared {
     overload: Overload,
-    /// Where requests are answered, if connections are accepted elsewhere.
+    /// Runtime that handles requests, if another thread accepts connections.
     requests: Option<Handle>,
 }
 
-/// Where a connection is served.
+/// Lane of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
-    /// On the thread for heartbeats, until it asks something else.
+    /// On the thread for heartbeats, until another request arrives.
     Heartbeats,
-    /// On the runtime of the server, for as long as it lives.
+    /// On the runtime of the server, until the connection closes.
     Requests,
 }
 
-/// Serves a connection on the thread for heartbeats for as long as it asks nothing else, and then on the runtime of the server.
+/// Serves a connection on the thread for heartbeats as long as it sends only heartbeats, then on
+/// the runtime of the server.
 async fn serve_in_lanes<S: Service>(
     mut connection: Connection,
     service: Arc<S>,
@@ -288,49 +297,49 @@ async fn serve_in_lanes<S: Service>(
     AbortOnDrop(served).outcome().await.map_err(End::Io)?.map(drop)
 }
 
-/// A connection that no runtime has.
+/// A connection that is not registered with any runtime.
 type Parts = (ParentOnly<std::net::TcpStream>, Connection<()>);
 
-/// `S` is `()` while the connection moves from one runtime to another.
+/// A connection. `S` is `()` while it moves from one runtime to another.
 struct Connection<S = ParentOnly<TcpStream>> {
     stream: S,
     place: Place,
     inbox: Vec<u8>,
-    /// Bytes of `inbox` that are answered.
+    /// Number of handled bytes in `inbox`.
     done: usize,
     outbox: Vec<u8>,
-    eager: Eager,
+    busy_poll: BusyPoll,
     lane: Lane,
 }
 
-/// Why a connection is not served here any more.
+/// Reason for the end of a connection in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Closed,
-    /// The next request of the connection belongs to another lane.
+    /// The next request belongs to another lane.
     Moves,
 }
 
-/// What a connection does once its answers are sent.
+/// Next step of a connection after its responses are sent.
 enum Next {
-    /// It reads on: so many bytes are missing.
+    /// Read at least this many bytes.
     Read(usize),
-    /// There may be more to answer.
+    /// Handle more requests.
     Answer,
-    /// The next request belongs to another lane.
+    /// Move to another lane for the next request.
     Move,
-    /// It waits for the answer to the request of that number.
+    /// Wait for the response to the request with this sequence number.
     Wait(u32, Waiting),
 }
 
-/// Why a connection ended, when the other side did not just close it.
+/// Cause of the end of a connection, other than a regular close by the client.
 #[derive(Debug)]
 enum End {
     Io(io::Error),
     Frame(FrameError),
-    /// There is another server in charge.
+    /// Another server leads.
     Deposed,
-    /// Closed with this many bytes of a request missing.
+    /// The client closed the connection with this many bytes of a request missing.
     Torn(usize),
 }
 
@@ -339,7 +348,7 @@ impl std::fmt::Display for End {
         match self {
             End::Io(error) => error.fmt(f),
             End::Frame(error) => error.fmt(f),
-            End::Deposed => f.write_str("this server is not in charge any more"),
+            End::Deposed => f.write_str("this server was deposed"),
             End::Torn(missing) => write!(f, "closed with {missing} bytes of a request missing"),
         }
     }
@@ -347,19 +356,20 @@ impl std::fmt::Display for End {
 
 impl Connection {
     fn into_parts(self) -> io::Result<Parts> {
-        let Self { stream, place, inbox, done, outbox, eager, lane } = self;
+        let Self { stream, place, inbox, done, outbox, busy_poll, lane } = self;
         let stream = stream.try_map(TcpStream::into_std)?;
-        Ok((stream, Connection { stream: (), place, inbox, done, outbox, eager, lane }))
+        Ok((stream, Connection { stream: (), place, inbox, done, outbox, busy_poll, lane }))
     }
 
-    /// Call on the runtime that is to serve the connection.
+    /// Restores a connection on the current runtime.
     fn from_parts((stream, connection): Parts) -> io::Result<Self> {
-        let Connection { stream: (), place, inbox, done, outbox, eager, lane } = connection;
+        let Connection { stream: (), place, inbox, done, outbox, busy_poll, lane } = connection;
         let stream = stream.try_map(TcpStream::from_std)?;
-        Ok(Self { stream, place, inbox, done, outbox, eager, lane })
+        Ok(Self { stream, place, inbox, done, outbox, busy_poll, lane })
     }
 
-    /// Whether the other side has given up. What it had sent before stays readable, but nobody waits for the answer.
+    /// Returns whether the client has reset the connection. Earlier bytes stay readable, but no
+    /// caller waits for a response.
     fn is_reset(&self) -> bool {
         let mut byte = [std::mem::MaybeUninit::uninit()];
         let seen = socket2::SockRef::from(&*self.stream).peek(&mut byte);
@@ -399,7 +409,7 @@ impl Connection {
             let missing = match answered.map_err(End::Frame)? {
                 Next::Read(missing) => missing,
                 Next::Answer => {
-                    // Others wait, too.
+                    // Yield to the other connections.
                     tokio::task::yield_now().await;
                     continue;
                 }
@@ -416,7 +426,7 @@ impl Connection {
                 }
             };
             self.make_room(missing);
-            let count = match self.eager.read(&self.stream, &mut self.inbox) {
+            let count = match self.busy_poll.read(&self.stream, &mut self.inbox) {
                 Some(outcome) => outcome.map_err(End::Io)?,
                 None => {
                     match self.inbox.is_empty() {
@@ -440,9 +450,9 @@ impl Connection {
         }
     }
 
-    /// Sends the answers. Returns whether the connection still has its place.
+    /// Sends the responses. Returns whether the connection may continue.
     async fn send(&mut self) -> Result<bool, End> {
-        // Most answers leave at once, which is no wait.
+        // Most responses leave at once without a wait.
         let sent = match self.stream.try_write(&self.outbox) {
             Ok(sent) => sent,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
@@ -456,7 +466,7 @@ impl Connection {
         Ok(self.place.work())
     }
 
-    /// Answers the whole requests that are there, up to one that has to wait.
+    /// Handles the complete requests in the buffer, up to one that has to wait.
     fn answer(
         &mut self,
         service: &impl Service,
@@ -495,7 +505,7 @@ impl Connection {
         Ok(Next::Answer)
     }
 
-    /// Forgets what is answered and makes room for what is missing.
+    /// Drops handled bytes and reserves space for missing ones.
     fn make_room(&mut self, missing: usize) {
         self.inbox.drain(..self.done);
         self.done = 0;
@@ -506,7 +516,8 @@ impl Connection {
     }
 }
 
-/// Returns when the other side has closed the connection. What it sends meanwhile is kept; with much of that nothing is noticed any more.
+/// Returns when the client has closed the connection. Bytes that arrive meanwhile are kept; with
+/// many of them a close goes unnoticed.
 async fn closed(stream: &TcpStream, inbox: &mut Vec<u8>) -> Result<(), End> {
     let most = inbox.len() + FLUSH_AT;
     while inbox.len() < most {

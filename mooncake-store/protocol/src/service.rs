@@ -1,4 +1,4 @@
-//! The master's side of the table: reads a call, asks the master, writes the answer.
+//! RPC service of a master: decodes each call, runs its handler and encodes the response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,32 +7,40 @@ use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
+pub use super::dispatch::Tally;
+use super::dispatch::{Call, Outcome, each, signed};
 use super::frame::Status;
 use super::inventory::{InventoryCalls, inventory_calls};
 use super::message::*;
-use super::pack::{self, Answer, Items, Pack, Pairs, Unpack, Wire, Writer};
+use super::pack::{Pack, Pairs, Writer};
 use super::server::{Class, Refusal, Service};
 use super::tiers::{TierCalls, tier_calls};
 use super::wire::{CopyPlan, MovePlan, StorageConfig, Task, TaskInfo, TaskKind, TaskReport};
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 
-/// What a master answers about objects, one object at a time and without waiting.
+/// Calls about one object each, without waiting.
 pub trait ObjectCalls: Send + Sync + 'static {
-    /// Whether the object can be read; grants a lease if so.
+    /// Returns whether the object can be read. Grants a lease if so.
     fn exist(&self, tenant: &str, key: &[u8]) -> Result<bool>;
 
-    /// Where the object lies; grants a lease. `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`.
+    /// Returns the replicas of the object and grants a lease.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`.
     fn locate(&self, tenant: &str, key: &[u8]) -> Result<ReplicaList>;
 
-    /// As [`locate`](Self::locate), appended as the answer has it.
+    /// Appends the result of [`locate`](Self::locate) to a response.
     fn locate_to(&self, tenant: &str, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
         self.locate(tenant, key).map(|list| list.pack(out))
     }
 
-    /// Where each object lies whose key the pattern finds a match in; grants leases. `INVALID_PARAMS` for a bad pattern.
+    /// Returns the replicas of each object whose key matches the pattern, and grants leases.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for an invalid pattern.
     fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>>;
 
-    /// Space for an object; `group` is empty for none.
+    /// Grants space for an object. `group` is empty for an object without a group.
     fn put_start(
         &self,
         caller: Caller<'_>,
@@ -42,7 +50,7 @@ pub trait ObjectCalls: Send + Sync + 'static {
         group: &str,
     ) -> Result<Vec<Replica>>;
 
-    /// As [`put_start`](Self::put_start), appended as the answer has it.
+    /// Appends the result of [`put_start`](Self::put_start) to a response.
     fn put_start_to(
         &self,
         caller: Caller<'_>,
@@ -55,7 +63,7 @@ pub trait ObjectCalls: Send + Sync + 'static {
         self.put_start(caller, mode, item, config, group).map(|replicas| replicas.pack(out))
     }
 
-    /// The bytes have landed.
+    /// Marks the write as complete.
     fn put_end(
         &self,
         caller: Caller<'_>,
@@ -64,7 +72,7 @@ pub trait ObjectCalls: Send + Sync + 'static {
         replicas: ReplicaType,
     ) -> Result<()>;
 
-    /// The write failed.
+    /// Cancels the write.
     fn put_revoke(
         &self,
         caller: Caller<'_>,
@@ -73,82 +81,84 @@ pub trait ObjectCalls: Send + Sync + 'static {
         replicas: ReplicaType,
     ) -> Result<()>;
 
-    /// Drops the object; `force` overrides leases.
+    /// Removes the object; `force` overrides leases.
     fn remove(&self, tenant: &str, key: &[u8], force: bool) -> Result<()>;
 
-    /// Drops every object whose key the pattern finds a match in; how many. Those in use are skipped.
+    /// Removes every object whose key matches the pattern, and returns their number. Objects in use
+    /// are skipped.
     fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64>;
 
-    /// Drops every object; how many. Those in use are skipped.
+    /// Removes every object, and returns their number. Objects in use are skipped.
     fn remove_all(&self, tenant: &str, force: bool) -> Result<u64>;
 }
 
-/// What a master answers about clients and their segments.
+/// Calls about clients and their segments.
 pub trait SegmentCalls: Send + Sync + 'static {
-    /// Version of the master. The existing client insists on [`MASTER_VERSION`].
+    /// Returns the version of the master. The client of Mooncake C++ requires [`MASTER_VERSION`].
     fn version(&self) -> Result<String> {
         Ok(MASTER_VERSION.to_owned())
     }
 
-    /// Where objects lie on a shared file system; by default nowhere.
+    /// Returns the location of objects on a shared file system; by default none.
     fn storage_config(&self) -> Result<StorageConfig> {
         Ok(StorageConfig { fs_dir: String::new(), evict: true, quota: 0 })
     }
 
-    /// The client lives.
+    /// Records that a client is alive.
     fn ping(&self, client: ClientId) -> Result<PingReply>;
 
-    /// Offers memory for objects. Mounting the same id again is the same mount.
+    /// Mounts memory for objects. Mounting the same id again changes nothing.
     fn mount(&self, client: ClientId, segment: &Segment) -> Result<()>;
 
-    /// Offers memory again after the master forgot the client.
+    /// Mounts memory again after the master forgot the client.
     fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()>;
 
-    /// Takes memory back at once. An unknown segment is none too many.
+    /// Unmounts memory at once. Unmounting an unknown segment succeeds.
     fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()>;
 
-    /// A client could not reach the member at this endpoint.
+    /// Records that the node at this endpoint did not respond to a client.
     fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()>;
 
-    /// Takes memory back after its objects were readable for a while longer.
+    /// Unmounts memory after a grace period in which its objects stay readable.
     fn unmount_later(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()>;
 
-    /// State of a segment, by name.
+    /// Returns the state of a segment by name.
     fn segment_status_by_name(&self, name: &str) -> Result<SegmentStatus>;
 
-    /// State of a segment.
+    /// Returns the state of a segment.
     fn segment_status(&self, segment: SegmentId) -> Result<SegmentStatus>;
 }
 
-/// What a master answers about copies and moves. A master without them keeps the defaults: there is nothing to do,
-/// and what a client asks for is refused with `NOT_SUPPORTED`.
+/// Calls about copies and moves. The defaults are those of a master without copies: it has no
+/// tasks, and refuses requests with `NOT_SUPPORTED`.
 pub trait TaskCalls: Send + Sync + 'static {
-    /// Work for this client, at most `limit` tasks.
+    /// Hands out at most `limit` tasks to this client.
     fn fetch_tasks(&self, _client: ClientId, _limit: u64) -> Result<Vec<Task>> {
         Ok(Vec::new())
     }
 
-    /// Asks for more copies.
+    /// Requests more copies.
     fn create_copy(&self, _tenant: &str, _key: &[u8], _targets: &[&str]) -> Result<Uuid> {
         Err(unsupported())
     }
 
-    /// Asks for a copy to be moved.
+    /// Requests a move of a copy.
     fn create_move(&self, _tenant: &str, _key: &[u8], _source: &str, _target: &str) -> Result<Uuid> {
         Err(unsupported())
     }
 
-    /// Where a task stands.
+    /// Returns the state of a task.
     fn task(&self, _task: Uuid) -> Result<TaskInfo> {
         Err(ErrorCode::TaskNotFound.into())
     }
 
-    /// A task is over.
+    /// Completes a task.
     fn complete_task(&self, _client: ClientId, _report: &TaskReport) -> Result<()> {
         Err(ErrorCode::TaskNotFound.into())
     }
 
-    /// Space for copies; the token is that of the task where they are of a hot object, and nil otherwise.
+    /// Grants space for copies. `token` is that of the task for a copy of a hot object, and nil
+    /// otherwise.
     fn copy_start(
         &self,
         _caller: Caller<'_>,
@@ -160,12 +170,12 @@ pub trait TaskCalls: Send + Sync + 'static {
         Err(unsupported())
     }
 
-    /// Space for a copy elsewhere.
+    /// Grants space for a copy in another segment.
     fn move_start(&self, _caller: Caller<'_>, _key: &[u8], _from: &str, _to: &str) -> Result<MovePlan> {
         Err(unsupported())
     }
 
-    /// The copies have landed.
+    /// Marks copies as completely written.
     fn replication_end(
         &self,
         _caller: Caller<'_>,
@@ -176,7 +186,7 @@ pub trait TaskCalls: Send + Sync + 'static {
         Err(unsupported())
     }
 
-    /// The copies failed.
+    /// Cancels copies.
     fn replication_revoke(
         &self,
         _caller: Caller<'_>,
@@ -188,16 +198,17 @@ pub trait TaskCalls: Send + Sync + 'static {
     }
 }
 
-/// What a master answers about where clients are and what they wrote.
+/// Calls about addresses of clients and the objects they wrote.
 pub trait OwnerCalls: Send + Sync + 'static {
-    /// Addresses of clients, from their segments; unknown clients are left out.
+    /// Returns the addresses of clients, taken from their segments. Unknown clients are left out.
     fn client_addresses(&self, clients: &[ClientId]) -> Result<Vec<(ClientId, Vec<String>)>>;
 
-    /// Drops unleased objects that the client wrote, or only their replicas in one segment; answers which.
+    /// Removes unleased objects that the client wrote, or only their replicas in one segment.
+    /// Returns their keys.
     fn clear_replicas(&self, client: ClientId, keys: &[&[u8]], segment: &str) -> Result<Vec<ObjectKey>>;
 }
 
-/// Everything a master answers over RPC.
+/// All calls that a master handles.
 pub trait MasterCalls:
     ObjectCalls + SegmentCalls + TaskCalls + OwnerCalls + TierCalls + InventoryCalls
 {
@@ -209,7 +220,7 @@ fn unsupported() -> Error {
     Error::new(ErrorCode::NotSupported, "this master makes no copies")
 }
 
-/// A master behind the RPC server.
+/// RPC service of a master.
 #[derive(Debug)]
 pub struct MasterService<M>(pub Arc<M>);
 
@@ -222,7 +233,8 @@ impl<M: MasterCalls> Service for MasterService<M> {
         true
     }
 
-    /// Reads and the beginnings of writes can be refused. What ends a write or keeps a client known is always answered.
+    /// Returns the class of a call. Reads and starts of writes can be refused; a call that ends a
+    /// write or keeps a client alive cannot.
     fn class(&self, function: u32) -> Class {
         match function {
             Ping::FUNCTION => Class::Heartbeat,
@@ -242,144 +254,21 @@ impl<M: MasterCalls> Service for MasterService<M> {
 }
 
 impl<M: MasterCalls> MasterService<M> {
-    /// As [`Service::call`], with how the items of the call ended.
+    /// Handles a call like [`Service::call`], and also returns the outcomes of its items.
     pub fn counted(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> (Result<(), Refusal>, Tally) {
-        let mut call = Call { body, out, tally: Tally::default() };
+        let mut call = Call::new(body, out);
         let groups: [Group<M>; 7] =
             [read_calls, write_calls, remove_calls, segment_calls, task_calls, tier_calls, inventory_calls];
         let outcome =
             groups.iter().find_map(|group| group(&self.0, function, &mut call)).unwrap_or_else(|| {
-                Err((Status::NotRegistered, format!("no function has the number {function:#010x}")))
+                Err((Status::NotRegistered, format!("unknown function. number={function:#010x}")))
             });
-        (outcome, call.tally)
+        (outcome, call.tally())
     }
 }
 
-/// How the items of one call ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// How many there were: one, unless the call is about many.
-    pub items: u64,
-    /// How many of them were refused.
-    pub failed: u64,
-}
-
-impl Tally {
-    fn add<T, E>(&mut self, outcome: &Result<T, E>) {
-        self.items += 1;
-        self.failed += u64::from(outcome.is_err());
-    }
-}
-
-/// An answer, item by item.
-pub(super) trait Outcomes {
-    fn tell(&self, tally: &mut Tally);
-}
-
-impl<T, E> Outcomes for Result<T, E> {
-    fn tell(&self, tally: &mut Tally) {
-        tally.add(self);
-    }
-}
-
-impl<T, E> Outcomes for Vec<Result<T, E>> {
-    fn tell(&self, tally: &mut Tally) {
-        self.iter().for_each(|outcome| tally.add(outcome));
-    }
-}
-
-pub(super) type Outcome = Result<(), Refusal>;
-
-/// Answers a call if it is one of its own.
+/// Handler of a group of calls. Returns `None` for a call of another group.
 type Group<M> = fn(&M, u32, &mut Call<'_>) -> Option<Outcome>;
-
-/// A call being answered.
-pub(super) struct Call<'c> {
-    body: &'c [u8],
-    out: &'c mut Vec<u8>,
-    tally: Tally,
-}
-
-impl<'c> Call<'c> {
-    /// Reads the arguments, asks, and writes the answer, whose type is the table's up to the kind of error.
-    pub(super) fn answer<R, T>(&mut self, ask: impl FnOnce(R) -> T) -> Outcome
-    where
-        R: Request + Unpack<'c>,
-        T: Pack + Outcomes,
-    {
-        const { assert!(<R::Reply as Wire>::LITERAL.hash() == T::LITERAL.hash()) };
-        let answer = ask(self.read()?);
-        answer.tell(&mut self.tally);
-        pack::encode(&answer, self.out);
-        Ok(())
-    }
-
-    /// As [`Call::answer`] where the answer is a count, which has no room for an error.
-    fn answer_count<R>(&mut self, ask: impl FnOnce(R) -> Result<u64>) -> Outcome
-    where
-        R: Request<Reply = i64> + Unpack<'c>,
-    {
-        let count = ask(self.read()?);
-        self.tally.add(&count);
-        let count = count.unwrap_or_else(|error| {
-            tracing::warn!(%error, "{} failed", R::NAME);
-            0
-        });
-        pack::encode(&signed(count), self.out);
-        Ok(())
-    }
-
-    fn read<R: Request + Unpack<'c>>(&self) -> Result<R, Refusal> {
-        let request =
-            if R::HAS_ARGUMENTS { pack::decode(self.body) } else { pack::decode_nothing(self.body) };
-        request.map_err(|error| {
-            let text = format!("{}: {error}; version {TABLE_VERSION} is spoken here", R::NAME);
-            (Status::InvalidArguments, text)
-        })
-    }
-
-    /// As [`Call::answer`] for one item, whose value `ask` appends.
-    fn answer_one<R, T>(&mut self, ask: impl Fn(&R, &mut Writer<'_>) -> Result<()>) -> Outcome
-    where
-        R: Request<Reply = Answer<T>> + Unpack<'c>,
-        T: Wire,
-    {
-        let (request, tally) = (self.read()?, &mut self.tally);
-        let ask = |_, out: &mut Writer<'_>| {
-            let outcome = ask(&request, out);
-            tally.add(&outcome);
-            outcome
-        };
-        whole::<R>(pack::encode_answers::<T>(Items::One, self.out, ask))
-    }
-
-    /// As [`Call::answer`] for a list of items, of which `ask` appends one value after the other.
-    fn answer_each<R, T>(
-        &mut self,
-        count: impl Fn(&R) -> usize,
-        ask: impl Fn(&R, usize, &mut Writer<'_>) -> Result<()>,
-    ) -> Outcome
-    where
-        R: Request<Reply = Vec<Answer<T>>> + Unpack<'c>,
-        T: Wire,
-    {
-        let (request, tally) = (self.read()?, &mut self.tally);
-        let items = Items::Many(count(&request));
-        let ask = |index, out: &mut Writer<'_>| {
-            let outcome = ask(&request, index, out);
-            tally.add(&outcome);
-            outcome
-        };
-        whole::<R>(pack::encode_answers::<T>(items, self.out, ask))
-    }
-}
-
-fn whole<R: Request>(fits: bool) -> Outcome {
-    match fits {
-        true => Ok(()),
-        false => Err((Status::BadResult, format!("{}: an answer names something too long", R::NAME))),
-    }
-}
 
 fn read_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) -> Option<Outcome> {
     Some(match function {
@@ -572,7 +461,7 @@ fn caller(client: ClientId, tenant: &str) -> Caller<'_> {
     Caller { client, tenant, attempt: 0 }
 }
 
-/// Of a call that says which write it belongs to.
+/// Returns the caller of a call about a numbered write.
 fn writer(client: ClientId, tenant: &str, attempt: u64) -> Caller<'_> {
     Caller { client, tenant, attempt }
 }
@@ -581,20 +470,15 @@ fn write_mode(replace: bool) -> WriteMode {
     if replace { WriteMode::Upsert } else { WriteMode::Put }
 }
 
-pub(super) fn each<T, U>(items: &[T], ask: impl FnMut(&T) -> U) -> Vec<U> {
-    items.iter().map(ask).collect()
-}
-
-fn signed(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// The group of item `at` of `count`; a list of groups has one for each.
+/// Returns the group of item `at` of `count` items.
 fn group(config: &ReplicateConfig, at: usize, count: usize) -> Result<&str> {
     match &config.group_ids {
         None => Ok(""),
         Some(groups) if groups.len() == count => Ok(groups.get(at).map_or("", String::as_str)),
-        Some(groups) => Err(Error::invalid(format!("{} group ids for {count} objects", groups.len()))),
+        Some(groups) => Err(Error::invalid(format!(
+            "cannot start writes: {} group ids for {count} objects",
+            groups.len()
+        ))),
     }
 }
 
@@ -609,7 +493,7 @@ fn start_one<M: MasterCalls>(
     master.put_start_to(caller, mode, item, config, group(config, 0, 1)?, out)
 }
 
-/// One item of a batch.
+/// Starts the write of one item of a batch.
 fn start_at<M: MasterCalls>(
     master: &M,
     caller: Caller<'_>,
@@ -620,7 +504,11 @@ fn start_at<M: MasterCalls>(
     out: &mut Writer<'_>,
 ) -> Result<()> {
     if keys.len() != sizes.len() {
-        return Err(Error::invalid(format!("{} lengths for {} objects", sizes.len(), keys.len())));
+        return Err(Error::invalid(format!(
+            "cannot start writes: {} lengths for {} objects",
+            sizes.len(),
+            keys.len()
+        )));
     }
     let item = PutItem { key: keys[at], len: sizes[at] };
     master.put_start_to(caller, mode, item, config, group(config, at, keys.len())?, out)

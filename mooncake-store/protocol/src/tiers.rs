@@ -1,67 +1,82 @@
-//! Calls about tiers below memory: clients' own disks, NVMe-oF targets.
+//! Handlers of calls about tiers below memory: clients' disks and NVMe-oF targets.
 
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::ReplicaType;
 
+use super::dispatch::{Call, Outcome, each};
 use super::message::*;
-use super::service::{Call, MasterCalls, Outcome, each};
 use super::wire::{DiskWork, NofOwner, NofSegment, OffloadItem, PromotionPlan, StoredAt};
 
-/// What a master answers about tiers below memory. One without them keeps the defaults, which are what the existing master
-/// answers with these features off.
+/// Calls about tiers below memory. The defaults are the responses of Mooncake C++ with these
+/// features off.
 pub trait TierCalls: Send + Sync + 'static {
-    /// Whether there is an object of that key, readable or not. `OBJECT_NOT_FOUND`.
+    /// Checks that an object exists, readable or not.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
     fn find(&self, tenant: &str, key: &[u8]) -> Result<()>;
 
-    /// A client offers its disk. `UNABLE_OFFLOAD`.
+    /// Mounts the disk of a client.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD`.
     fn mount_disk(&self, _client: ClientId, _enabled: bool) -> Result<()> {
         Err(no_disks())
     }
 
-    /// It takes it back.
+    /// Unmounts the disk of a client.
     fn unmount_disk(&self, _client: ClientId) -> Result<()> {
         Err(no_disks())
     }
 
-    /// What a client is to write to its disk. `SEGMENT_NOT_FOUND` when it offered none.
+    /// Hands out the objects that a client shall write to its disk.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND` if the client has no disk.
     fn to_offload(&self, _client: ClientId, _enabled: bool) -> Result<Vec<OffloadItem>> {
         Err(not_offered())
     }
 
-    /// It was written; each item with its place.
+    /// Records objects as written, each with its location on the disk.
     fn offloaded(&self, _client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
         if items.len() == places.len() {
             Ok(())
         } else {
-            Err(Error::invalid(format!("{} places for {} objects", places.len(), items.len())))
+            Err(Error::invalid(format!(
+                "cannot record written objects: {} locations for {} objects",
+                places.len(),
+                items.len()
+            )))
         }
     }
 
-    /// Whether a client is to empty its disk.
+    /// Returns whether a client shall empty its disk.
     fn must_clear_disk(&self, _client: ClientId) -> Result<bool> {
         Err(not_offered())
     }
 
-    /// What the owner of a disk is to do there.
+    /// Hands out the work for the owner of a disk.
     fn disk_work(&self, _client: ClientId, _begin: bool, _done: u64) -> Result<DiskWork> {
         Err(not_offered())
     }
 
-    /// How large a client's disk is, in bytes.
+    /// Records the capacity of a client's disk in bytes.
     fn disk_capacity(&self, _client: ClientId, bytes: i64) -> Result<()> {
         if bytes < 0 {
-            return Err(Error::invalid(format!("a disk of {bytes} bytes")));
+            return Err(Error::invalid(format!(
+                "invalid disk capacity: must not be negative. bytes={bytes}"
+            )));
         }
         Err(not_offered())
     }
 
-    /// What a client is to read back into memory.
+    /// Hands out the objects that a client shall read back into memory.
     fn to_promote(&self, _client: ClientId) -> Result<Vec<OffloadItem>> {
         Err(not_offered())
     }
 
-    /// Space for an object that comes back.
+    /// Grants space for an object that returns to memory.
     fn promotion_start(
         &self,
         _client: ClientId,
@@ -74,18 +89,21 @@ pub trait TierCalls: Send + Sync + 'static {
         Err(nothing_promoted())
     }
 
-    /// It came back.
+    /// Completes a promotion.
     fn promoted(&self, _client: ClientId, tenant: &str, key: &[u8]) -> Result<()> {
         self.find(tenant, key)?;
         Err(nothing_promoted())
     }
 
-    /// It did not.
+    /// Cancels a promotion.
     fn promotion_failed(&self, _client: ClientId, tenant: &str, key: &[u8]) -> Result<()> {
         self.find(tenant, key)
     }
 
-    /// A client dropped an object from a disk. `OBJECT_NOT_FOUND`; `INVALID_PARAMS` (a kind of replica that lies on none).
+    /// Records that a client dropped an object from a disk.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `INVALID_PARAMS` for a type of replica that is not on a disk.
     fn dropped_from_disk(
         &self,
         _client: ClientId,
@@ -96,48 +114,56 @@ pub trait TierCalls: Send + Sync + 'static {
         self.find(tenant, key)?;
         match replicas {
             ReplicaType::Disk | ReplicaType::LocalDisk => Ok(()),
-            other => Err(Error::invalid(format!("{other:?} is no replica on a disk"))),
+            other => Err(Error::invalid(format!(
+                "invalid replica type: expected Disk or LocalDisk. type={other:?}"
+            ))),
         }
     }
 
-    /// A client offers NVMe-oF targets, or offers them again. `UNAVAILABLE_IN_CURRENT_MODE`.
+    /// Mounts NVMe-oF targets of a client, again after a restart.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE`.
     fn mount_nof(&self, _client: ClientId, _segments: &[NofSegment]) -> Result<()> {
         Err(no_nof())
     }
 
-    /// It takes one back.
+    /// Unmounts an NVMe-oF target.
     fn unmount_nof(&self, _client: ClientId, _segment: SegmentId) -> Result<()> {
         Err(no_nof())
     }
 
-    /// Every NVMe-oF target.
+    /// Returns all NVMe-oF targets.
     fn nof_segments(&self) -> Result<Vec<NofSegment>> {
         Ok(Vec::new())
     }
 
-    /// The NVMe-oF targets of a name. `SEGMENT_NOT_FOUND`.
+    /// Returns the NVMe-oF targets with a name.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
     fn nof_named(&self, name: &str) -> Result<Vec<NofOwner>> {
-        Err(Error::new(ErrorCode::SegmentNotFound, format!("no NVMe-oF target {name}")))
+        Err(Error::new(ErrorCode::SegmentNotFound, format!("NVMe-oF target not found. name={name}")))
     }
 }
 
 fn no_disks() -> Error {
-    Error::new(ErrorCode::UnableOffload, "this master puts no objects on clients' disks")
+    Error::new(ErrorCode::UnableOffload, "this master does not offload objects to disks of clients")
 }
 
 fn not_offered() -> Error {
-    Error::new(ErrorCode::SegmentNotFound, "this client has offered no disk")
+    Error::new(ErrorCode::SegmentNotFound, "client has no mounted disk segment")
 }
 
 fn nothing_promoted() -> Error {
-    Error::new(ErrorCode::ReplicaIsNotReady, "nothing of it is on the way back from a disk")
+    Error::new(ErrorCode::ReplicaIsNotReady, "no promotion from disk is in progress for this object")
 }
 
 fn no_nof() -> Error {
-    Error::new(ErrorCode::UnavailableInCurrentMode, "this master knows no NVMe-oF targets")
+    Error::new(ErrorCode::UnavailableInCurrentMode, "this master does not support NVMe-oF targets")
 }
 
-pub(super) fn tier_calls<M: MasterCalls>(master: &M, function: u32, call: &mut Call<'_>) -> Option<Outcome> {
+pub(super) fn tier_calls<M: TierCalls>(master: &M, function: u32, call: &mut Call<'_>) -> Option<Outcome> {
     Some(match function {
         MountLocalDiskSegment::FUNCTION => {
             call.answer(|r: MountLocalDiskSegment| master.mount_disk(r.client, r.enabled))

@@ -1,6 +1,7 @@
-//! How the values of `mooncake-core` and of the store's API lie on the wire, and the few structs only messages have.
+//! Encoding of the types of `mooncake-core` and of the store's API, and structs that only messages
+//! use.
 //!
-//! The core's types are written and read as they are: no second set of structs, no conversion on the way.
+//! The types are encoded directly: there is no second set of structs and no conversion.
 
 use std::time::Duration;
 
@@ -12,9 +13,8 @@ use mooncake_core::replica::{
 
 use super::literal::{Literal, symbol};
 use super::pack::{Byte, Pack, PackError, Reader, Unpack, Wire, Writer, wire_fields, written_as};
-use crate::api::{EndItem, PingReply};
 
-/// Declares a struct of its own that goes on the wire as it is declared.
+/// Declares a struct that is encoded field by field in the order of its declaration.
 macro_rules! wire_struct {
     (
         $(#[$meta:meta])*
@@ -29,126 +29,126 @@ macro_rules! wire_struct {
 }
 
 wire_struct! {
-    /// Where the master wants objects on a shared file system; an empty directory means not at all.
+    /// Location of objects on a shared file system; an empty directory stands for none.
     pub struct StorageConfig {
         /// Directory.
         pub fs_dir: String,
-        /// Whether files may be evicted.
+        /// True if files may be evicted.
         pub evict: bool,
-        /// Bytes the files may take in all, 0 for no limit.
+        /// Maximum size of all files in bytes; 0 for no limit.
         pub quota: u64,
     }
 }
 
 wire_struct! {
-    /// Work a client is asked to do.
+    /// Work for a client.
     pub struct Task {
-        /// Its number.
+        /// Number of the task.
         pub id: Uuid,
-        /// What it is.
+        /// Kind of the task.
         pub kind: TaskKind,
-        /// Its particulars, as JSON.
+        /// Parameters of the task, as JSON.
         pub payload: String,
-        /// When it was made, in milliseconds since 1970.
+        /// Time of creation in milliseconds since 1970.
         pub created_ms: i64,
-        /// How often it may be tried again.
+        /// Maximum number of retries.
         pub max_retries: u32,
     }
 }
 
 wire_struct! {
-    /// How a task ended.
+    /// Outcome of a task.
     pub struct TaskReport {
-        /// Its number.
+        /// Number of the task.
         pub id: Uuid,
-        /// Whether it succeeded.
+        /// Status at the end of the task.
         pub status: TaskStatus,
-        /// A sentence about it.
+        /// Message for people.
         pub message: String,
     }
 }
 
 wire_struct! {
-    /// Where a task stands.
+    /// State of a task.
     pub struct TaskInfo {
-        /// Its number.
+        /// Number of the task.
         pub id: Uuid,
-        /// What it is.
+        /// Kind of the task.
         pub kind: TaskKind,
-        /// Where it stands.
+        /// Status of the task.
         pub status: TaskStatus,
-        /// When it was made, in milliseconds since 1970.
+        /// Time of creation in milliseconds since 1970.
         pub created_ms: i64,
-        /// When it last changed, in milliseconds since 1970.
+        /// Time of the last change in milliseconds since 1970.
         pub updated_ms: i64,
-        /// Who does it.
+        /// Client that runs the task.
         pub client: ClientId,
-        /// A sentence about it.
+        /// Message for people.
         pub message: String,
     }
 }
 
 wire_struct! {
-    /// A granted copy: what to read and where to write it.
+    /// Granted copy: the source and the targets.
     pub struct CopyPlan {
-        /// The copy that is there.
+        /// Replica to read from.
         pub source: Replica,
-        /// The copies to be made; those that were there already are left out.
+        /// Replicas to write. Targets that already have a replica are left out.
         pub targets: Vec<Replica>,
     }
 }
 
 wire_struct! {
-    /// A granted move: what to read and where to write it.
+    /// Granted move: the source and the target.
     pub struct MovePlan {
-        /// The copy that is there.
+        /// Replica to read from.
         pub source: Replica,
-        /// The copy to be made; none if it is there already.
+        /// Replica to write; `None` if the target already has one.
         pub target: Option<Replica>,
     }
 }
 
 wire_struct! {
-    /// An object to be written to disk, or read back from it.
+    /// Object to write to disk or to read back from it.
     pub struct OffloadItem {
-        /// Whose it is.
+        /// Tenant of the object.
         pub tenant: String,
-        /// Its key.
+        /// Key of the object.
         pub key: Vec<u8>,
-        /// Its length in bytes.
+        /// Length of the object in bytes.
         pub size: i64,
     }
 }
 
 wire_struct! {
-    /// Where an object lies on a client's disk.
+    /// Location of an object on a client's disk.
     pub struct StoredAt {
-        /// Number of the file, as the client counts them.
+        /// Number of the file, counted by the client.
         pub bucket: i64,
-        /// Where in it, in bytes.
+        /// Offset in the file in bytes.
         pub offset: i64,
         /// Length of the key in bytes.
         pub key_size: i64,
-        /// Length of the value in bytes; -1 when it could not be written.
+        /// Length of the value in bytes; -1 for a failed write.
         pub data_size: i64,
-        /// Who serves it.
+        /// Endpoint that serves the object.
         pub endpoint: String,
     }
 }
 
 wire_struct! {
-    /// What the owner of a disk is to do there.
+    /// Work for the owner of a disk.
     #[derive(Default)]
     pub struct DiskWork {
-        /// Number of this answer, for saying that all of it is done. The same as before when there is nothing to do.
+        /// Number of this response, for its acknowledgement. Unchanged if there is no new work.
         pub number: u64,
-        /// Whether this cluster has tenants.
+        /// True if this cluster has tenants.
         pub tenants: bool,
-        /// The disk is to be emptied, before anything else.
+        /// True if the disk shall be emptied, before anything else.
         pub clear: bool,
-        /// What lies there and does not count any more.
+        /// Obsolete objects to delete.
         pub dropped: Vec<OffloadItem>,
-        /// What is to be written, after that.
+        /// Objects to write after the deletions.
         pub write: Vec<OffloadItem>,
     }
 }
@@ -156,13 +156,13 @@ wire_struct! {
 wire_struct! {
     /// Objects from a disk, in memory of its owner where others read them.
     pub struct Lent {
-        /// Number of the loan, for giving it back.
+        /// Number of the loan, for its return.
         pub batch: u64,
-        /// Where each of them lies.
+        /// Address of each object.
         pub addresses: Vec<u64>,
-        /// What a peer opens to reach that memory.
+        /// Endpoint for the transfers from that memory.
         pub endpoint: String,
-        /// How long they lie there, in milliseconds.
+        /// Duration of the loan in milliseconds.
         pub ttl_ms: u64,
     }
 }
@@ -170,17 +170,17 @@ wire_struct! {
 wire_struct! {
     /// Parts of objects from a disk, in memory of its owner where others read them.
     pub struct LentParts {
-        /// Where, and for how long.
+        /// Addresses and duration.
         pub lent: Lent,
-        /// Of which value each is: what takes its place on the disk has another number.
+        /// Version of the value of each part. A replacement on the disk has another version.
         pub versions: Vec<u64>,
     }
 }
 
 wire_struct! {
-    /// Space for an object that comes back from disk.
+    /// Granted space for an object that returns from disk.
     pub struct PromotionPlan {
-        /// Where to write it.
+        /// Replica to write.
         pub memory: Replica,
     }
 }
@@ -188,21 +188,21 @@ wire_struct! {
 wire_struct! {
     /// An NVMe-oF target.
     pub struct NofSegment {
-        /// Its number.
+        /// Number of the target.
         pub id: SegmentId,
-        /// Its name.
+        /// Name of the target.
         pub name: String,
-        /// Where it begins.
+        /// Start address of the target.
         pub base: u64,
-        /// Its length in bytes.
+        /// Length of the target in bytes.
         pub size: u64,
-        /// What a peer opens to reach it.
+        /// Endpoint for transfers.
         pub endpoint: String,
     }
 }
 
 wire_struct! {
-    /// Who offered an NVMe-oF target.
+    /// Owner of an NVMe-oF target.
     pub struct NofOwner {
         /// The target.
         pub segment: SegmentId,
@@ -212,104 +212,105 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// An object in a segment, as its owner is told of it and announces it to another master.
+    /// Object in a segment, as the owner of the segment receives it and announces it to another
+    /// master.
     pub struct StoredReplica {
-        /// The segment.
+        /// Segment of the object.
         pub segment: SegmentId,
-        /// Where in the segment it starts, in bytes.
+        /// Offset in the segment in bytes.
         pub offset: u64,
-        /// Its length in bytes.
+        /// Length of the object in bytes.
         pub len: u64,
-        /// Its key; where tenants are on, as the master itself knows it.
+        /// Key of the object; with tenants, the internal key of the master.
         pub key: Vec<u8>,
-        /// CRC-64 of its value, when the writer computed one.
+        /// CRC-64 of the value, if the writer computed one.
         pub checksum: Option<u64>,
-        /// Who wrote it.
+        /// Client that wrote the object.
         pub writer: ClientId,
-        /// Its group, empty for none.
+        /// Group of the object, empty for none.
         pub group: String,
-        /// Whether it is never evicted.
+        /// True if the object is never evicted.
         pub hard_pin: bool,
-        /// For how long it is soft-pinned, in milliseconds.
+        /// Duration of the soft pin in milliseconds.
         pub soft_pin_ms: u64,
-        /// The master under which it was written.
+        /// Epoch of the master during the write.
         pub epoch: u64,
-        /// Of two values of one key that were written under the same master, the later one has the larger number.
+        /// Order of writes under one master: a later value of a key has a larger number.
         pub number: u64,
     }
 }
 
 wire_struct! {
-    /// A replica came or went.
+    /// Addition or removal of a replica.
     pub struct InventoryChange {
-        /// Which.
+        /// Identity of the replica.
         pub replica: ReplicaId,
-        /// What came, `None` when it went.
+        /// The added replica; `None` for a removal.
         pub stored: Option<StoredReplica>,
     }
 }
 
 wire_struct! {
-    /// Answer of a master to a client that mounts memory.
+    /// Response of a master to a client that mounts memory.
     pub struct Welcome {
-        /// Longest time, in milliseconds, for which leases and grants of this master may hold.
+        /// Longest time in milliseconds for which leases and grants of this master may hold.
         pub promise_ms: u64,
-        /// How long, in milliseconds, the client waits before it announces objects.
+        /// Time in milliseconds that the client waits before it announces objects.
         pub announce_after_ms: u64,
     }
 }
 
 wire_struct! {
-    /// How far a master is with moving objects away from a client that leaves.
+    /// Progress of moving objects away from a client that leaves.
     pub struct DrainProgress {
-        /// Whether nothing is left to wait for.
+        /// True if the move has ended.
         pub done: bool,
-        /// Replicas moved.
+        /// Number of moved replicas.
         pub moved: u64,
-        /// Bytes of them.
+        /// Size of the moved replicas in bytes.
         pub bytes: u64,
-        /// Replicas that are being moved, or cannot be moved now.
+        /// Number of replicas that are being moved or cannot be moved now.
         pub left: u64,
     }
 }
 
 wire_struct! {
-    /// What came to and went from a client's segments.
+    /// Changes in the segments of a client.
     pub struct InventoryPage {
-        /// The master.
+        /// Epoch of the master.
         pub epoch: u64,
-        /// Number of the last change here, to ask for the next with.
+        /// Number of the last change here, for the next request.
         pub next: u64,
-        /// Changes before these were dropped: what was told before is worth nothing.
+        /// True if earlier changes were dropped, so that the earlier inventory is invalid.
         pub lost: bool,
-        /// There were no more when it was asked.
+        /// True if there were no more changes at the time of the request.
         pub whole: bool,
-        /// The changes, in order.
+        /// Changes in order.
         pub changes: Vec<InventoryChange>,
     }
 }
 
-/// What a task is.
+/// Kind of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum TaskKind {
     /// Make another copy.
     Copy = 0,
-    /// Make a copy elsewhere and drop this one.
+    /// Make a copy in another segment and drop this one.
     Move = 1,
 }
 
-/// Where a task stands.
+/// Status of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum TaskStatus {
-    /// Nobody has it yet.
+    /// Not handed out yet.
     Pending = 0,
-    /// Somebody does it.
+    /// In progress.
     Processing = 1,
-    /// It failed.
+    /// Failed.
     Failed = 2,
-    /// It is done.
+    /// Successful.
     Success = 3,
 }
 
@@ -336,7 +337,7 @@ fn segment_status(number: i32) -> Option<SegmentStatus> {
     all.into_iter().find(|status| *status as i32 == number)
 }
 
-/// A lease travels in milliseconds; what does not fit is as good as for ever.
+/// Encodes a lease in milliseconds; a longer one than fits becomes the maximum.
 fn milliseconds(span: &Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
@@ -378,6 +379,15 @@ wire_fields!(structure ReplicateConfig {
     group_ids: Option<Vec<String>>,
 });
 
+/// Object whose bytes are completely written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndItem<'a> {
+    /// Key of the object.
+    pub key: &'a [u8],
+    /// CRC-64 of the value, if the writer computed one.
+    pub checksum: Option<u64>,
+}
+
 wire_fields!(structure EndItem<'a> {
     key: &'a [u8],
     checksum: Option<u64>,
@@ -402,7 +412,8 @@ wire_fields!(structure ReplicaList {
     checksum: Option<u64>,
 });
 
-/// A key is written as the string it is. One that is read has no limits to keep: it is a `Vec<u8>` or a slice.
+/// Encoding of a key as a string. A decoded key is a `Vec<u8>` or a slice, because the limits of
+/// keys do not apply to it.
 impl Wire for ObjectKey {
     const LITERAL: Literal = String::LITERAL;
     const MIN_LEN: usize = String::MIN_LEN;
@@ -418,8 +429,8 @@ impl Pack for ObjectKey {
     }
 }
 
-/// Replicas in memory, written from where they are kept: the same bytes as of a list of [`Replica`]s. Each is its number, its address
-/// and its segment.
+/// Replicas in memory, encoded from their storage: the same bytes as a list of [`Replica`]s. Each
+/// is its number, its address and its segment.
 #[doc(hidden)]
 pub fn pack_in_memory<'s>(
     replicas: impl ExactSizeIterator<Item = (ReplicaId, u64, &'s Segment)>,
@@ -439,10 +450,10 @@ pub fn pack_in_memory<'s>(
     }
 }
 
-/// Index of memory among the kinds of places.
+/// Index of memory among the kinds of locations.
 const IN_MEMORY: u8 = 0;
 
-/// A variant of five structs. The two kinds of memory are structs around a struct.
+/// Encoding as a variant of five structs. The two kinds of memory are structs around a struct.
 impl Wire for ReplicaLocation {
     const LITERAL: Literal = Literal::new(&[symbol::VARIANT])
         .then(Literal::structure(&[MemoryLocation::LITERAL]))
@@ -498,7 +509,7 @@ impl Pack for ReplicaLocation {
 
 impl<'a> Unpack<'a> for ReplicaLocation {
     fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
-        // Members are read in the order written here.
+        // Fields are decoded in this order.
         Ok(match body.array()? {
             [0] => Self::Memory(Unpack::unpack(body)?),
             [1] => Self::NofSsd(Unpack::unpack(body)?),
@@ -520,7 +531,18 @@ impl<'a> Unpack<'a> for ReplicaLocation {
     }
 }
 
-/// What the master says of a client, with the existing system's numbers.
+/// Response of the master to a ping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PingReply {
+    /// Number of the leadership; changes with the leader.
+    pub view: i64,
+    /// True if the master does not know the client, because the client expired or the master is
+    /// new.
+    /// new. The client must mount again.
+    pub need_remount: bool,
+}
+
+/// Client states with the numbers of Mooncake C++.
 const CLIENT_OK: i32 = 1;
 const CLIENT_MUST_REMOUNT: i32 = 2;
 

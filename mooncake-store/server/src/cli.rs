@@ -1,4 +1,5 @@
-//! The command line of `mooncake_master`: the flags of [`crate::config::GROUPS`] in every form the existing system takes.
+//! Command line of `mooncake_master`: the flags of [`crate::config::GROUPS`] in every syntax that
+//! Mooncake C++ accepts.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,26 +10,29 @@ use mooncake_core::Result;
 
 use crate::config::{Flag, FlagState, GROUPS, MasterConfig, Origin, Settings, flag_named};
 
-/// What a command line asks for.
+/// Result of parsing a command line.
 #[derive(Debug)]
 pub enum Run {
-    /// To be a master.
+    /// Run a master.
     Master {
-        /// As it was told.
+        /// Configuration of the master.
         config: Box<MasterConfig>,
-        /// What there is to say about that.
+        /// Remarks on the configuration for the log.
         notes: Vec<String>,
     },
-    /// To show each value with its origin (`--print_config`).
+    /// Print each value with its origin (`--print_config`).
     Print(Settings),
 }
 
-/// What these arguments, the environment and the configuration file ask for; the first argument is the program's name.
+/// Parses the arguments, the environment and the configuration file. The first argument is the name
+/// of the program.
 ///
-/// `--flag=value`, `--flag value` and the same with one dash; switches also as `--flag` and `--noflag`.
+/// Accepts `--flag=value`, `--flag value` and the same with one dash; for switches also `--flag`
+/// and `--noflag`.
 ///
 /// # Errors
-/// What to show, and the status to exit with: also for `--help` and `--version`, which are no failures.
+/// The text to print and the exit status, also for `--help` and `--version`, which are not
+/// failures.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap::Error> {
     let mut settings = Settings::default();
     settings.read_environment();
@@ -63,16 +67,17 @@ fn run(mut settings: Settings, given: &[(&str, &str)], print: bool) -> Result<Ru
 fn command() -> Command {
     let mut command = Command::new("mooncake_master")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Holds the metadata of a cluster's KV cache, and places objects in its clients' memory.")
+        .about("Master of a Mooncake store: stores the metadata of the KV cache, and places objects in the memory of clients.")
         .after_help(
-            "-h leaves out what has no effect. Each flag is also a key of a configuration file (--config_path) and, in capitals after MC_MASTER_, a variable of the \
-             environment. Command line > environment > file > default.",
+            "-h omits flags without effect. Each flag is also a key of a configuration file \
+            (--config_path) and, in capitals after MC_MASTER_, a variable of the environment. \
+            Command line > environment > file > default.",
         )
         .args_override_self(true)
         .arg(
             Arg::new(PRINT)
                 .long(PRINT)
-                .help("Show each value and who set it, as a configuration file, and end")
+                .help("Print each value with its origin as a configuration file, and exit")
                 .action(ArgAction::SetTrue),
         );
     for group in GROUPS {

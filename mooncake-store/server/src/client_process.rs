@@ -1,5 +1,5 @@
-//! `mooncake_client`: an owner as a process. Arguments in, exit status out.
-#![allow(clippy::print_stderr, reason = "what is wrong at the start goes to the terminal")]
+//! `mooncake_client`: process of a full client. Arguments in, exit status out.
+#![allow(clippy::print_stderr, reason = "errors of the start go to the terminal")]
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -20,77 +20,82 @@ use mooncake_client::local::{DEFAULT_PORT, LocalServer, LocalServerConfig, defau
 use mooncake_client::{Client, ClientConfig, ClientPages, OffloadConfig};
 use mooncake_protocol::wire::DrainProgress;
 
-/// Offers memory to a cluster, and serves the processes of this host (Python: `setup_dummy`) over a Unix socket, with memory they share.
+/// Offers memory to a cluster and serves the processes of this host (Python: `setup_dummy`) over a
+/// Unix socket with shared memory.
 #[derive(Debug, Parser)]
 #[command(name = "mooncake_client", version, args_override_self = true)]
 struct Flags {
-    /// Name or address that others know this host by; 0.0.0.0 finds it out
+    /// Name or address of this host for other nodes; 0.0.0.0 selects an address
     #[arg(long, default_value = "0.0.0.0")]
     host: String,
-    /// Number that names the socket: /tmp/mooncake_client_<port>.sock. No port is opened
+    /// Number in the path of the socket: /tmp/mooncake_client_<port>.sock. No port is opened
     #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
-    /// Path of the socket, in place of the one --port names
+    /// Path of the socket, instead of the one that --port selects
     #[arg(long = "ipc_socket_path")]
     socket_path: Option<PathBuf>,
-    /// Permissions of the socket, in octal. With any for others than its user, the kernel is not asked who connects
+    /// Permissions of the socket, in octal. With permissions for other users, the kernel's identity
+    /// of a connecting process is not checked
     #[arg(long = "ipc_socket_mode", default_value = "600", value_parser = mode)]
     socket_mode: u32,
     /// Memory offered to the cluster
     #[arg(long = "global_segment_size", default_value = "4 GB", value_parser = bytes)]
     segment: u64,
-    /// Offer more memory than the host and the control groups of the process have [environment: MOONCAKE_ALLOW_OVERCOMMIT]
+    /// Offer more memory than the host and the control groups of the process have [environment:
+    /// MOONCAKE_ALLOW_OVERCOMMIT]
     #[arg(long = "allow_overcommit", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     allow_overcommit: bool,
-    /// Seconds for leaving after SIGTERM, at most: objects without another replica are moved to members that have room. Objects here stay readable, and none are added. A second signal ends at once. SIGINT does not wait
+    /// Maximum time in seconds for a graceful exit after SIGTERM: objects without another replica
+    /// move to other clients with free space. Meanwhile objects stay readable, and none are added.
+    /// A second signal ends the process at once. SIGINT does not wait
     #[arg(long = "drain_on_term", default_value_t = 5)]
     drain: u32,
-    /// Memory for values that are in no shared memory; none is needed to serve
+    /// Memory for values outside of shared memory; not needed for serving
     #[arg(long = "local_buffer_size", default_value = "0", value_parser = bytes)]
     local_buffer: u64,
     /// Address of the master
     #[arg(long = "master_server_address", default_value = "127.0.0.1:50051")]
     master: String,
-    /// Where members find each other: a URL, or P2PHANDSHAKE
+    /// Metadata service of the transfer engine: a URL, or P2PHANDSHAKE
     #[arg(long = "metadata_server", default_value = "http://127.0.0.1:8080/metadata")]
     metadata: String,
-    /// Wire
+    /// Transport
     #[arg(long, default_value = "tcp")]
     protocol: String,
-    /// Devices of that wire
+    /// Devices of the transport
     #[arg(long = "device_names", default_value = "")]
     devices: String,
-    /// Threads, at least; one for each processor are started at most
+    /// Minimum number of threads; at most one per processor is started
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Tenant of every key
     #[arg(long = "tenant_id", default_value = "default")]
     tenant: String,
-    /// Processes served at once
+    /// Maximum number of processes served at the same time
     #[arg(long = "max_clients", default_value_t = 256)]
     max_clients: usize,
-    /// Memory that one of them may share
+    /// Maximum size of the memory that one process may share
     #[arg(long = "max_client_memory", default_value = "1 TB", value_parser = bytes)]
     max_memory: u64,
-    /// Calls of one of them under way at once
+    /// Maximum number of concurrent calls of one process
     #[arg(long = "max_client_requests", default_value_t = 64)]
     max_calls: u32,
-    /// Seconds of silence after which one is forgotten
+    /// Seconds without a heartbeat after which a process is forgotten
     #[arg(long = "client_ttl", default_value_t = 10)]
     ttl: u32,
-    /// Keep objects that memory has no room for on an SSD; where and how MOONCAKE_OFFLOAD_* says
+    /// Move objects to an SSD when memory is full, as the MOONCAKE_OFFLOAD_* variables configure
     #[arg(long = "enable_offload", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     offload: bool,
-    /// Serve reads from that SSD; without it nobody can read there
+    /// Serve reads from that SSD; without this flag other clients cannot read there
     #[arg(long = "start_offload_rpc_server", default_value = "true", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     offload_server: bool,
     /// Serve /health and /metrics over HTTP
     #[arg(long = "enable_http_server", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     http: bool,
-    /// At this port, of every address
+    /// Port of the HTTP server, on all addresses
     #[arg(long = "http_port", default_value_t = 9300)]
     http_port: u16,
-    /// Levels of the log, as in RUST_LOG, which it goes before
+    /// Log levels in the syntax of RUST_LOG, which this flag overrides
     #[arg(long = "log", default_value = "")]
     log: String,
 }
@@ -98,17 +103,18 @@ struct Flags {
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && mode & 0o600 == 0o600);
     mode.ok_or_else(|| {
-        "must be octal permissions that leave reading and writing to the user, such as 600 or 660".into()
+        "must be octal permissions that allow the user to read and write, such as 600 or 660".into()
     })
 }
 
-/// Runs an owner as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit status: 0, 1
-/// when it cannot go on, another for arguments that make no sense.
+/// Runs a client process until it is interrupted or terminated. The first argument is the name of
+/// the program. Returns the exit status: 0, 1 after a fatal error, another number for invalid
+/// arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let flags = match parse(arguments) {
         Ok(flags) => flags,
         Err(error) => {
-            // Nobody is left to be told when even this fails.
+            // There is no other channel to report a failure here.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
@@ -128,7 +134,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match serve_until_stopped(flags, environment) {
         Ok(()) => 0,
         Err(error) => {
-            tracing::error!(%error, "cannot go on");
+            tracing::error!(%error, "client failed");
             1
         }
     }
@@ -146,7 +152,7 @@ fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::E
     Flags::from_arg_matches(&command.try_get_matches_from_mut(arguments)?)
 }
 
-/// Time that work on other threads has to end in after the client has left.
+/// Maximum time for work on other threads after the client has left.
 const LAST_WORK: Duration = Duration::from_secs(2);
 
 fn serve_until_stopped(flags: Flags, environment: ClientEnvironment) -> Result<()> {
@@ -161,7 +167,7 @@ fn serve_until_stopped(flags: Flags, environment: ClientEnvironment) -> Result<(
 }
 
 async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
-    // Taken first, so that a signal during the start is not lost.
+    // Install the signal handlers first, so that a signal during the start is not lost.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let (client, server, pages) = tokio::select! {
         started = start(&flags, &environment) => started?,
@@ -192,31 +198,29 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     client.close().await
 }
 
-/// How often the master is asked how far the drain is.
+/// Interval between two requests for the progress of the drain.
 const ASKED_EVERY: Duration = Duration::from_millis(200);
 
-/// Takes no more objects, and has the master move to other members what has no other replica. Returns when that is done and no lease
-/// on the objects holds any more, or at the end of `grace`.
+/// Stops accepting objects, and requests that the master moves objects without another replica to
+/// other clients. Returns when that is done and no lease on the objects holds, or at the end of
+/// `grace`.
 async fn drain(client: &Client, grace: Duration) {
     if client.segments().is_empty() {
         return;
     }
-    tracing::info!(
-        seconds = grace.as_secs(),
-        "draining: objects stay readable, a second SIGTERM ends at once"
-    );
+    tracing::info!(seconds = grace.as_secs(), "draining; a second SIGTERM ends the process at once");
     let mut over = std::pin::pin!(tokio::time::sleep(grace));
     let moved = tokio::select! {
         moved = move_away(client) => moved,
         () = &mut over => {
-            tracing::warn!("the time of the drain is over: objects without another replica go");
+            tracing::warn!("drain timed out; objects without another replica are lost");
             return;
         }
     };
     match moved {
         Ok(done) => tracing::info!(objects = done.moved, bytes = done.bytes, left = done.left, "drained"),
         Err(error) => {
-            tracing::info!(%error, "the master moves nothing away from this client");
+            tracing::info!(%error, "the master cannot move objects away from this client");
             if leave_after(client, grace).await {
                 over.await;
             }
@@ -224,7 +228,8 @@ async fn drain(client: &Client, grace: Duration) {
     }
 }
 
-/// Has the master move away what has no other replica, until nothing is left to wait for.
+/// Requests that the master moves objects without another replica away, until no object is left to
+/// move.
 async fn move_away(client: &Client) -> Result<DrainProgress> {
     let mut last = None;
     loop {
@@ -236,9 +241,9 @@ async fn move_away(client: &Client) -> Result<DrainProgress> {
                 }
                 last = Some(now);
             }
-            // The master, or the one that follows it, may answer the next time.
+            // The master, or the next one, may respond to the next request.
             Err(error) if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) => {
-                tracing::debug!(%error, "cannot ask for the drain");
+                tracing::debug!(%error, "cannot query the progress of the drain");
             }
             Err(error) => return Err(error),
         }
@@ -246,20 +251,21 @@ async fn move_away(client: &Client) -> Result<DrainProgress> {
     }
 }
 
-/// Takes no more objects. Returns false if the master cannot be told.
+/// Stops accepting objects. Returns false if the master cannot be reached.
 async fn leave_after(client: &Client, grace: Duration) -> bool {
-    // Segments go when the process does, and not by themselves at the same moment.
+    // Segments end with the process, not by their own timeout at the same time.
     let beyond = grace + Duration::from_secs(60);
     for segment in client.segments() {
         if let Err(error) = client.unmount_after(segment, beyond).await {
-            tracing::warn!(%segment, %error, "cannot drain");
+            tracing::warn!(%segment, %error, "cannot drain segment");
             return false;
         }
     }
     true
 }
 
-/// Takes no more objects, and returns at the end of `grace`. Returns at once if the master cannot be told.
+/// Stops accepting objects, and returns at the end of `grace`. Returns at once if the master cannot
+/// be reached.
 async fn take_no_more(client: &Client, grace: Duration) {
     if leave_after(client, grace).await {
         tokio::time::sleep(grace).await;
@@ -270,10 +276,10 @@ type Started = (Client, Arc<LocalServer>, Option<ClientPages>);
 
 async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started> {
     if !flags.devices.is_empty() && flags.protocol != "rdma" {
-        tracing::warn!(devices = flags.devices, "devices are not used with {}", flags.protocol);
+        tracing::warn!(devices = flags.devices, "transport {} ignores --devices", flags.protocol);
     }
     let host = match flags.host.as_str() {
-        // Nobody else could find us by these.
+        // Other nodes could not connect to these names.
         "" | "0.0.0.0" | "::" | "[::]" => mooncake_transport::net::default_host().to_string(),
         host => host.to_owned(),
     };
@@ -317,15 +323,15 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     Ok((client, server, pages))
 }
 
-/// What is served, as gauges.
+/// Metrics of the server for local processes, as gauges.
 fn figures(server: &Weak<LocalServer>) -> Vec<(&'static str, &'static str, u64)> {
     let stats = server.upgrade().map(|server| server.stats()).unwrap_or_default();
     vec![
-        ("mooncake_client_local_clients", "Processes served", stats.clients as u64),
-        ("mooncake_client_local_memories", "Pieces of memory they share", stats.memories as u64),
-        ("mooncake_client_local_shared_bytes", "Bytes they share", stats.bytes),
-        ("mooncake_client_local_connections", "Connections for their calls", stats.connections as u64),
-        ("mooncake_client_local_requests", "Calls of theirs under way", stats.calls as u64),
+        ("mooncake_client_local_clients", "Connected processes", stats.clients as u64),
+        ("mooncake_client_local_memories", "Shared memory segments", stats.memories as u64),
+        ("mooncake_client_local_shared_bytes", "Size of the shared memory in bytes", stats.bytes),
+        ("mooncake_client_local_connections", "Connections for calls", stats.connections as u64),
+        ("mooncake_client_local_requests", "Calls in progress", stats.calls as u64),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Requests by kind: how many, how many failed.
+//! Counters of requests and failures by operation.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use super::latency::Latency;
 
 macro_rules! operations {
     (single { $($single:ident: $($call:ident)|+;)* } batch { $($batch:ident: $batch_call:ident;)* }) => {
-        /// Counters of every operation.
+        /// Counters of all operations.
         #[derive(Debug, Default)]
         pub(super) struct Requests {
             $(pub(super) $single: Single,)*
             $(pub(super) $batch: Batch,)*
-            /// Requests that were refused because more came than could be answered.
+            /// Requests refused because of overload.
             pub(super) shed: AtomicU64,
         }
 
         impl Requests {
-            /// Counts a call that was answered.
+            /// Counts an answered call.
             pub(super) fn count(&self, function: u32, tally: Tally, took: Duration) {
                 match as_existing(function, tally.items) {
                     $($(call::$call::FUNCTION)|+ => self.$single.count(tally, took),)*
@@ -30,7 +30,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Name, and what is counted, of every operation.
+            /// Returns the name and the counters of every operation.
             pub(super) fn all(&self) -> (Vec<(&'static str, &Single)>, Vec<(&'static str, &Batch)>) {
                 (
                     vec![$((stringify!($single), &self.$single)),*],
@@ -41,7 +41,7 @@ macro_rules! operations {
     };
 }
 
-// Existing dashboards know upserts as puts.
+// Upserts count as puts, as in the dashboards of Mooncake C++.
 operations! {
     single {
         put_start: PutStart | UpsertStart;
@@ -88,7 +88,7 @@ operations! {
     }
 }
 
-/// A numbered write counts as the call of the existing system that it stands for.
+/// Returns the call of Mooncake C++ that a numbered write counts as.
 fn as_existing(function: u32, items: u64) -> u32 {
     match (function, items) {
         (call::StartWrites::FUNCTION, 1) => call::PutStart::FUNCTION,
@@ -101,7 +101,7 @@ fn as_existing(function: u32, items: u64) -> u32 {
     }
 }
 
-/// An operation on one thing.
+/// Counters of a call about one object.
 #[derive(Debug, Default)]
 pub(super) struct Single {
     requests: AtomicU64,
@@ -109,7 +109,7 @@ pub(super) struct Single {
     pub(super) latency: Latency,
 }
 
-/// An operation on many.
+/// Counters of a call about many objects.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     requests: AtomicU64,
@@ -129,7 +129,7 @@ impl Single {
         }
     }
 
-    /// Requests and failures.
+    /// Returns requests and failures.
     pub(super) fn read(&self) -> [u64; 2] {
         [self.requests.load(Relaxed), self.failures.load(Relaxed)]
     }
@@ -148,7 +148,7 @@ impl Batch {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Requests, failures, partial successes, items, failed items.
+    /// Returns requests, failures, partial successes, items and failed items.
     pub(super) fn read(&self) -> [u64; 5] {
         [&self.requests, &self.failures, &self.partial, &self.items, &self.failed_items]
             .map(|c| c.load(Relaxed))

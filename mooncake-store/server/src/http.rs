@@ -13,12 +13,13 @@ use mooncake_core::Result;
 use mooncake_protocol::http::{Pages, bind, nothing_here, serve};
 use mooncake_transport::http_server::{Owners, pages as directory_pages};
 
-use super::leader::Standing;
-use super::{State, admin};
+use super::admin;
+use super::leader::Leadership;
+use super::state::State;
 
 type Started = (Vec<Pages>, Option<SocketAddr>, Option<SocketAddr>);
 
-/// Takes the ports of all pages before any is served.
+/// Binds the ports of all HTTP servers before any of them serves.
 pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
     let config = &state.config;
     let (admin, admin_at) = bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
@@ -34,26 +35,26 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
     Ok((pages, Some(admin_at), metadata_at))
 }
 
-/// What a master says of itself, whether it leads or not.
+/// Endpoints that a master serves whether it leads or not.
 const OF_ITSELF: [&str; 4] = ["/health", "/role", "/ha_status", "/leader"];
 
-/// Pages that are answered while the master leads, as calls are.
+/// Restricts endpoints to the time in which the master leads, as for calls.
 fn while_leading(pages: Router, state: &Arc<State>) -> Router {
-    let standing = state.standing.clone();
-    pages.layer(middleware::from_fn(move |request, next| answer(standing.clone(), request, next)))
+    let leadership = state.leadership.clone();
+    pages.layer(middleware::from_fn(move |request, next| answer(leadership.clone(), request, next)))
 }
 
-/// Asks before, and before the answer leaves.
-async fn answer(standing: Arc<Standing>, request: Request, next: Next) -> Response {
+/// Checks the leadership before the request and before the response is sent.
+async fn answer(leadership: Arc<Leadership>, request: Request, next: Next) -> Response {
     let deposed = || (StatusCode::SERVICE_UNAVAILABLE, "this master does not lead").into_response();
     if OF_ITSELF.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    if !standing.leads() {
+    if !leadership.leads() {
         return deposed();
     }
     let answer = next.run(request).await;
-    if standing.leads() { answer } else { deposed() }
+    if leadership.leads() { answer } else { deposed() }
 }
 
 fn metadata_pages(state: &Arc<State>) -> Router {
@@ -62,14 +63,15 @@ fn metadata_pages(state: &Arc<State>) -> Router {
         .method_not_allowed_fallback(nothing_here)
 }
 
-/// A name may be taken when the master saw its client die, and nobody has mounted anything under it since.
+/// Owners of names. A name is free if the client that had it has expired and no client has mounted
+/// a segment under it since.
 impl Owners for State {
     fn is_gone(&self, name: &str) -> bool {
-        self.departed.has(name) && self.master.segment_status_named(name).is_err()
+        self.expired_clients.has(name) && self.master.segment_status_named(name).is_err()
     }
 
     fn taken(&self, name: &str) {
-        self.departed.forget(name);
+        self.expired_clients.forget(name);
     }
 
     fn note_refused(&self) {

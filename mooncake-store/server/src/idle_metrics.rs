@@ -1,4 +1,5 @@
-//! Metrics of Mooncake C++ for missing features. They are 0, so that its dashboards show 0 instead of "no data".
+//! Metrics of Mooncake C++ for missing features. They are 0, so that its dashboards show 0 instead
+//! of "no data".
 
 /// Subject, gauges and counters.
 pub(super) const IDLE: &[(&str, &[&str], &[&str])] = &[

@@ -1,4 +1,4 @@
-//! How long calls take.
+//! Latency of calls.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const BOUNDS: [u64; 16] = [
     1_000_000_000,
 ];
 
-/// Calls by how long they took.
+/// Latency histograms of all operations.
 #[derive(Debug)]
 pub(super) struct Latency(Histogram<16>);
 
@@ -39,7 +39,7 @@ impl Latency {
         self.0.note(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Of nanoseconds.
+    /// Latency in nanoseconds.
     #[cfg(any(test, feature = "http"))]
     pub(super) fn histogram(&self) -> &Histogram<16> {
         &self.0

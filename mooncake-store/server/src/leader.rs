@@ -1,7 +1,9 @@
-//! One of several masters leads: which, and for how long it may say so.
+//! Election of the leader among several masters, and the time limit of its leadership.
 //!
-//! The leader holds a key in the directory under a lease. It answers calls only until the lease might be over, counted by its own monotonic clock from
-//! when it began to ask for more time: a leader that was frozen, or is cut off from the directory, has stopped before another one begins.
+//! The leader holds a key in the directory under a lease. It handles calls only until the lease may
+//! have expired. The monotonic clock of the leader measures that time from the start of the last
+//! renewal. A leader that was frozen or cut off from the directory therefore stops before the next
+//! one begins.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,120 +21,121 @@ mod promise;
 #[cfg(test)]
 mod tests;
 
-/// What a new leader asks for, as in the existing system.
+/// Duration of a leader's lease, as in Mooncake C++.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
-/// Part of it that is left when the leader stops to answer, in case its clock runs slower than the directory's.
+/// Remaining part of the lease at which the leader stops, in case its clock is slower than the
+/// clock of the directory.
 const MARGIN: Duration = Duration::from_millis(500);
-/// Pause between two tries to lead, or to look who does.
+/// Pause between two attempts to lead or to find the leader.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How a master stands among the masters of its cluster.
+/// Leadership of a master in its cluster.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct Leadership {
     clock: SharedClock,
-    /// Calls are answered before this moment only.
+    /// End of the time in which the master may handle calls.
     until: AtomicU64,
-    seen: Mutex<Seen>,
+    status: Mutex<LeadershipStatus>,
 }
 
-/// What it shows of that.
+/// Published state of the leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct LeadershipStatus {
     /// `standby`, `candidate` or `serving`.
     pub(crate) state: &'static str,
-    /// Who leads, and which election made it so.
+    /// Address of the leader, and the number of its election.
     pub(crate) leader: Option<(String, u64)>,
 }
 
-impl Standing {
-    /// Of a master that is alone: it always leads.
-    pub(crate) fn alone(clock: SharedClock) -> Self {
-        let seen = Seen { state: "serving", leader: None };
-        Self { clock, until: AtomicU64::new(u64::MAX), seen: Mutex::new(seen) }
+impl Leadership {
+    /// Leadership of a single master: it always leads.
+    pub(crate) fn single(clock: SharedClock) -> Self {
+        let status = LeadershipStatus { state: "serving", leader: None };
+        Self { clock, until: AtomicU64::new(u64::MAX), status: Mutex::new(status) }
     }
 
-    /// Of one among several, which does not lead yet.
-    pub(crate) fn one_of_several(clock: SharedClock) -> Self {
-        let seen = Seen { state: "standby", leader: None };
-        Self { clock, until: AtomicU64::new(0), seen: Mutex::new(seen) }
+    /// Leadership of one of several masters: it does not lead yet.
+    pub(crate) fn among_several(clock: SharedClock) -> Self {
+        let status = LeadershipStatus { state: "standby", leader: None };
+        Self { clock, until: AtomicU64::new(0), status: Mutex::new(status) }
     }
 
-    /// Whether it may answer calls now.
+    /// Returns whether the master may handle calls now.
     pub(crate) fn leads(&self) -> bool {
         let until = self.until.load(Ordering::Acquire);
         until == u64::MAX || self.clock.now().0 < until
     }
 
-    /// `leader` or `standby`.
+    /// Returns `leader` or `standby`.
     pub(crate) fn role(&self) -> &'static str {
         if self.leads() { "leader" } else { "standby" }
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        self.seen.lock().clone()
+    pub(crate) fn status(&self) -> LeadershipStatus {
+        self.status.lock().clone()
     }
 
-    fn show(&self, state: &'static str, leader: Option<(String, u64)>) {
-        let now = Seen { state, leader };
-        let before = std::mem::replace(&mut *self.seen.lock(), now.clone());
+    fn publish(&self, state: &'static str, leader: Option<(String, u64)>) {
+        let now = LeadershipStatus { state, leader };
+        let before = std::mem::replace(&mut *self.status.lock(), now.clone());
         if before != now {
-            tracing::info!(state, leader = ?now.leader, "among the masters of the cluster");
+            tracing::info!(state, leader = ?now.leader, "leadership changed");
         }
     }
 
-    /// It leads until the time that it asked for then may be over.
-    fn leads_since(&self, asked: Moment) {
+    /// Extends the leadership by a lease that was requested at `asked`.
+    fn extend(&self, asked: Moment) {
         self.until.store(asked.after(LEASE - MARGIN).0, Ordering::Release);
     }
 
-    fn leads_no_more(&self) {
+    fn end(&self) {
         self.until.store(0, Ordering::Release);
     }
 }
 
-/// How time passes for who waits.
+/// Source of time for waits.
 #[async_trait]
 pub(crate) trait Pace: std::fmt::Debug + Send + Sync {
     async fn sleep(&self, span: Duration);
 }
 
-/// As it does on this machine.
+/// Real time.
 #[derive(Debug)]
-struct Machine;
+struct RealTime;
 
 #[async_trait]
-impl Pace for Machine {
+impl Pace for RealTime {
     async fn sleep(&self, span: Duration) {
         tokio::time::sleep(span).await;
     }
 }
 
-/// The election of one cluster's leader.
+/// Election of one cluster's leader.
 #[derive(Debug)]
 pub(crate) struct Election {
     directory: Arc<dyn Leases>,
     key: String,
     /// Key of the longest promise of the cluster's leaders.
     promise_key: String,
-    /// Where this master answers calls.
+    /// RPC address of this master.
     own: String,
-    standing: Arc<Standing>,
+    leadership: Arc<Leadership>,
     pace: Arc<dyn Pace>,
 }
 
 impl Election {
-    /// Election of the leader of `cluster_id`. `own` is where this master answers calls.
+    /// Creates the election of the leader of `cluster_id`. `own` is the RPC address of this master.
     pub(crate) fn new(
         directory: Arc<dyn Leases>,
         cluster_id: &str,
         own: String,
-        standing: Arc<Standing>,
+        leadership: Arc<Leadership>,
     ) -> Self {
         let (key, promise_key) = (master_view(cluster_id), longest_promise(cluster_id));
-        Self { directory, key, promise_key, own, standing, pace: Arc::new(Machine) }
+        Self { directory, key, promise_key, own, leadership, pace: Arc::new(RealTime) }
     }
 
-    /// What `work` comes to, if it does in that time.
+    /// Returns the result of `work`, if it completes in time.
     async fn within<T>(&self, span: Duration, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -159,32 +162,33 @@ impl Election {
         if self.somebody_leads().await? {
             return Ok(None);
         }
-        self.standing.show("candidate", None);
-        let asked = self.standing.clock.now();
+        self.leadership.publish("candidate", None);
+        let asked = self.leadership.clock.now();
         let hold = self.directory.take(&self.key, self.own.clone().into(), LEASE).await?;
         if let Some(hold) = &hold {
-            self.standing.leads_since(asked);
-            self.standing.show("serving", Some((self.own.clone(), hold.revision)));
+            self.leadership.extend(asked);
+            self.leadership.publish("serving", Some((self.own.clone(), hold.revision)));
         } else {
             self.somebody_leads().await?;
         }
         Ok(hold)
     }
 
-    /// Looks who leads. It may be this very process before it was started again: then nobody serves until that lease is over.
+    /// Returns whether there is a leader. It may be this process before a restart: then there is no
+    /// active leader until that lease has expired.
     async fn somebody_leads(&self) -> Result<bool> {
         let Some(held) = self.directory.get(&self.key).await? else { return Ok(false) };
         let leader = String::from_utf8_lossy(&held.value).trim().to_owned();
-        self.standing.show("standby", Some((leader, held.revision)));
+        self.leadership.publish("standby", Some((leader, held.revision)));
         Ok(true)
     }
 
-    /// Returns when the key has changed, or a while later.
+    /// Returns when the key has changed, or after a while.
     async fn wait_for_a_change(&self) {
         let Ok(mut changes) = self.directory.watch(&self.key).await else {
             return self.pace.sleep(RETRY).await;
         };
-        // It may have changed before the watch was there, and a watch may be silent that should not be.
+        // The key may have changed before the watch began, and a watch may miss a change.
         while matches!(self.directory.get(&self.key).await, Ok(Some(_))) {
             match self.within(LEASE / 2, changes.next()).await {
                 Some(Some(_)) => return,
@@ -194,24 +198,26 @@ impl Election {
         }
     }
 
-    /// Keeps leading for as long as that is possible; returns when it is not any more.
+    /// Renews the leadership as long as possible. Returns when it is lost.
     pub(crate) async fn lead(&self, hold: &Hold) {
-        while self.standing.leads() {
+        while self.leadership.leads() {
             self.pace.sleep(LEASE / 5).await;
-            let asked = self.standing.clock.now();
+            let asked = self.leadership.clock.now();
             match self.within(LEASE / 5, self.directory.keep(hold)).await {
-                Some(Ok(true)) => self.standing.leads_since(asked),
+                Some(Ok(true)) => self.leadership.extend(asked),
                 Some(Ok(false)) => break,
                 Some(Err(error)) => tracing::warn!("the lease of the leader was not renewed: {error}"),
-                None => tracing::warn!("the lease of the leader was not renewed: no answer"),
+                None => {
+                    tracing::warn!("the lease of the leader was not renewed: the directory did not respond")
+                }
             }
         }
-        self.standing.leads_no_more();
-        self.standing.show("standby", None);
+        self.leadership.end();
+        self.leadership.publish("standby", None);
     }
 
-    /// Keeps leading until the last work of the leader is done, then hands the lead over. The work is done to its end even if
-    /// the lead is lost meanwhile.
+    /// Renews the leadership until the last work of the leader is done, then resigns. The work is
+    /// completed even if the leadership is lost meanwhile.
     pub(crate) async fn resign_after(&self, hold: Hold, last_work: impl Future<Output = ()>) {
         let mut last_work = std::pin::pin!(last_work);
         if is_planted("stopping-leader-does-not-renew") {
@@ -226,13 +232,16 @@ impl Election {
         self.resign(hold).await;
     }
 
-    /// Hands the lead over to the next master. Waits for the directory no longer than the lease lasts.
+    /// Hands the leadership over to the next master. Waits for the directory at most for the
+    /// duration of the lease.
     pub(crate) async fn resign(&self, hold: Hold) {
-        self.standing.leads_no_more();
+        self.leadership.end();
         match self.within(LEASE, self.directory.let_go(hold)).await {
             Some(Ok(())) => {}
             Some(Err(error)) => tracing::debug!("the lease of the leader runs out by itself: {error}"),
-            None => tracing::debug!("the lease of the leader runs out by itself: no answer"),
+            None => tracing::debug!(
+                "the cannot delete the lease of the leader, which will expire: the directory did not respond"
+            ),
         }
     }
 }

@@ -1,9 +1,5 @@
-//! The master as a process: arguments in, exit status out.
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "what is asked for at the start goes to the terminal"
-)]
+//! Process of a master: arguments in, exit status out.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "output of the start goes to the terminal")]
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -32,15 +28,16 @@ use super::cli::{self, Run};
 #[cfg(feature = "metadata-etcd")]
 use super::{
     admin::standby_pages,
-    leader::{Election, Standing},
+    leader::{Election, Leadership},
 };
 use crate::config::{MasterConfig, MastersConfig};
 #[cfg(feature = "metadata-etcd")]
 use mooncake_protocol::http;
 use mooncake_protocol::message::{MASTER_VERSION, TABLE_VERSION};
 
-/// Runs a master as the arguments say (the first is the program's name), until it is interrupted or terminated. The exit
-/// status: 0, 1 when it cannot go on, another for arguments that make no sense.
+/// Runs a master until it is interrupted or terminated. The first argument is the name of the
+/// program. Returns the exit status: 0, 1 after a fatal error, another number for invalid
+/// arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let (config, notes) = match cli::parse(arguments) {
         Ok(Run::Master { config, notes }) => (*config, notes),
@@ -48,7 +45,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return print(&settings);
         }
         Err(error) => {
-            // Nobody is left to be told when even this fails.
+            // There is no other channel to report a failure here.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
@@ -65,13 +62,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match serve_until_stopped(config) {
         Ok(()) => 0,
         Err(error) => {
-            tracing::error!(%error, "cannot go on");
+            tracing::error!(%error, "master failed");
             1
         }
     }
 }
 
-/// Writes the settings to standard output; the exit status. A reader that closes the pipe early, as `head` does, is no failure.
+/// Writes the settings to standard output and returns the exit status. A reader that closes the
+/// pipe early, as `head` does, is not a failure.
 fn print(settings: &impl std::fmt::Display) -> u8 {
     if is_planted("panic-on-broken-pipe") {
         print!("{settings}");
@@ -87,7 +85,7 @@ fn print(settings: &impl std::fmt::Display) -> u8 {
     }
 }
 
-/// Features of this build that a command line can ask for.
+/// Optional features of this build that a flag may need.
 const FEATURES: [(&str, bool); 4] = [
     ("metadata-etcd", cfg!(feature = "metadata-etcd")),
     ("metadata-redis", cfg!(feature = "metadata-redis")),
@@ -95,7 +93,7 @@ const FEATURES: [(&str, bool); 4] = [
     ("disk", cfg!(feature = "disk")),
 ];
 
-/// Logs the version, and that nothing asks clients who they are.
+/// Logs the version and the security warning.
 fn announce(config: &MasterConfig) {
     if is_planted("silent-start") {
         return;
@@ -115,12 +113,12 @@ fn announce(config: &MasterConfig) {
         tracing::warn!(
             rpc_address = config.rpc_address,
             metrics_host = config.metrics_host,
-            "security: no authentication and no encryption; whoever reaches these ports reads, writes and removes objects (SECURITY.md)"
+            "security: no authentication and no encryption; every client that reaches these ports can read, write and remove objects (SECURITY.md)"
         );
     }
 }
 
-/// Opens the log: the file that `--log_dir` asks for, or standard error.
+/// Opens the log: the file of `--log_dir`, or standard error.
 fn log(config: &MasterConfig) -> Result<()> {
     let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(config.log_filter()));
     match &config.log_dir {
@@ -136,7 +134,8 @@ fn log(config: &MasterConfig) -> Result<()> {
     Ok(())
 }
 
-/// Time that work on other threads has to end in after the master has stopped: questions to a directory that does not answer.
+/// Maximum time for work on other threads after the master has stopped, such as requests to a
+/// directory that does not respond.
 const LAST_WORK: Duration = Duration::from_secs(2);
 
 fn serve_until_stopped(config: MasterConfig) -> Result<()> {
@@ -150,7 +149,7 @@ fn serve_until_stopped(config: MasterConfig) -> Result<()> {
 }
 
 async fn serve(config: MasterConfig) -> Result<()> {
-    // Taken first, so that a signal during the start is not lost.
+    // Install the signal handlers first, so that a signal during the start is not lost.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     if let Some(masters) = config.masters.clone() {
         let told_to_stop = std::pin::pin!(async {
@@ -175,7 +174,7 @@ async fn serve(config: MasterConfig) -> Result<()> {
     Ok(())
 }
 
-/// Stands by, serves while it leads, and stands by again.
+/// Runs as a standby, serves while the master leads, and becomes a standby again.
 #[cfg(feature = "metadata-etcd")]
 async fn serve_while_leading(
     config: MasterConfig,
@@ -188,18 +187,16 @@ async fn serve_while_leading(
         host => host.to_owned(),
     };
     if config.rpc_port == 0 {
-        return Err(Error::invalid(
-            "--rpc_port=auto: of several masters each needs a port that others can be told",
-        ));
+        return Err(Error::invalid("--rpc_port=auto: each of several masters needs a fixed port"));
     }
     let own = HostPort::new(host, config.rpc_port).to_string();
     let directory = Arc::new(EtcdMetadata::new(&masters.etcd)?);
     loop {
-        // Of this term only: what was begun in one is not answered in the next.
-        let standing = Arc::new(Standing::one_of_several(clock.clone()));
-        let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), standing.clone());
+        // State of this term only: a request that began in one term is not answered in the next.
+        let leadership = Arc::new(Leadership::among_several(clock.clone()));
+        let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), leadership.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
-        let pages = http::serve("admin", listener, standby_pages(standing.clone()));
+        let pages = http::serve("admin", listener, standby_pages(leadership.clone()));
         let hold = tokio::select! {
             hold = election.win() => hold,
             () = &mut told_to_stop => return Ok(()),
@@ -208,10 +205,10 @@ async fn serve_while_leading(
         let start = async {
             let kept = election.keep_promise(config.options.longest_promise()).await;
             let server =
-                MasterServer::start_as(config.clone(), clock.clone(), standing.clone(), kept.earlier);
+                MasterServer::start_as(config.clone(), clock.clone(), leadership.clone(), kept.earlier);
             Ok((server.await?, kept))
         };
-        // A large snapshot takes its time, in which the lease must not run out.
+        // A large snapshot takes long, and the lease must not expire meanwhile.
         let started = tokio::select! {
             started = start => started,
             () = election.lead(&hold) => continue,
@@ -232,8 +229,8 @@ async fn serve_while_leading(
                         return Ok(());
                     }
                 }
-                tracing::warn!("leads no more; what it knew is forgotten");
-                // Nothing more is answered anyhow.
+                tracing::warn!("lost leadership; dropping in-memory state");
+                // Responses are blocked already.
                 server.cut_off().await;
             }
             Err(error) => {
@@ -252,6 +249,6 @@ async fn serve_while_leading(
 ) -> Result<()> {
     Err(Error::new(
         mooncake_core::ErrorCode::NotSupported,
-        "--enable_ha needs a build with feature `metadata-etcd`",
+        "cannot elect a leader: --enable_ha needs a build with feature `metadata-etcd`",
     ))
 }

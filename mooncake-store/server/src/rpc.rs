@@ -1,9 +1,12 @@
-//! The master behind the RPC server, with its calls counted.
+//! RPC service of a master that counts its calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::State;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::EvictionPolicy;
+
+use super::state::State;
 use mooncake_master::Master;
 use mooncake_protocol::message::{
     FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request,
@@ -12,22 +15,21 @@ use mooncake_protocol::message::{
 use mooncake_protocol::server::{Class, Refusal, Service};
 use mooncake_protocol::service::MasterService;
 
-/// Counts calls on their way to the master.
-pub(super) struct Counted {
+/// Service that counts calls on their way to the master.
+pub(super) struct Counted<A: SegmentAllocator, E: EvictionPolicy> {
     state: Arc<State>,
-    calls: MasterService<Master>,
+    calls: MasterService<Master<A, E>>,
 }
 
-impl Counted {
-    pub(super) fn new(state: Arc<State>) -> Self {
-        let calls = MasterService(state.master.clone());
-        Self { state, calls }
+impl<A: SegmentAllocator, E: EvictionPolicy> Counted<A, E> {
+    pub(super) fn new(master: Arc<Master<A, E>>, state: Arc<State>) -> Self {
+        Self { state, calls: MasterService(master) }
     }
 }
 
-impl Service for Counted {
+impl<A: SegmentAllocator, E: EvictionPolicy> Service for Counted<A, E> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        let clock = self.state.master.clock();
+        let clock = self.calls.0.clock();
         let begun = clock.now();
         let mut call = || self.calls.counted(function, body, out);
         let (outcome, tally) = if sees_all(function) { aside(call) } else { call() };
@@ -48,11 +50,12 @@ impl Service for Counted {
     }
 
     fn may_answer(&self) -> bool {
-        self.state.standing.leads()
+        self.state.leadership.leads()
     }
 }
 
-/// Calls that look at every object: with millions of them the other connections of a thread would wait for long.
+/// Returns whether a call visits every object. With millions of objects it would block the other
+/// connections of a thread.
 fn sees_all(function: u32) -> bool {
     [
         GetReplicaListByRegex::FUNCTION,
@@ -65,7 +68,7 @@ fn sees_all(function: u32) -> bool {
     .contains(&function)
 }
 
-/// Has other threads go on with what this one has to do, where there are others.
+/// Runs a long call. On a multi-threaded runtime other threads take over the work of this one.
 fn aside<R>(call: impl FnOnce() -> R) -> R {
     #[cfg(feature = "cli")]
     {

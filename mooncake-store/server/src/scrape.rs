@@ -1,18 +1,18 @@
-//! Metrics in Prometheus' text format, under the names existing dashboards know.
+//! Metrics of a master in the text format of Prometheus, with the names of Mooncake C++.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::Result;
 
-use super::State;
 use super::idle_metrics::IDLE;
-use super::snapshots::Taken;
+use super::snapshot_stats::SnapshotStats;
+use super::state::State;
 use mooncake_master::{DiskStats, SegmentStats, Stats, TenantInfo};
 use mooncake_protocol::message::MASTER_VERSION;
 use mooncake_protocol::metrics::{Labels, Page};
 
-/// All metrics, as text.
+/// Formats all metrics.
 pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     let mut page = MasterPage::default();
     let stats = state.master.stats();
@@ -35,7 +35,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.text()
 }
 
-/// A page with the metrics of a master.
+/// A document with the metrics of a master.
 #[derive(Default)]
 struct MasterPage(Page);
 
@@ -136,7 +136,7 @@ impl MasterPage {
     fn evictions(&mut self, stats: &Stats) {
         for tier in ["", "_mem"] {
             let mut count = |name: &str, tierless: &str, help, value| {
-                // The names without a tier end in `_total`, those with one do not.
+                // Names without a tier end in `_total`; names with a tier do not.
                 let name = if tier.is_empty() { tierless.to_owned() } else { format!("{name}{tier}") };
                 self.counter(&name, help, value);
             };
@@ -188,7 +188,7 @@ impl MasterPage {
         self.gauge("master_hot_replicas", "Current replicas of hot objects", stats.hot_replicas);
     }
 
-    fn snapshots(&mut self, taken: &Taken) {
+    fn snapshots(&mut self, taken: &SnapshotStats) {
         let read = |count: &AtomicU64| count.load(Relaxed);
         self.counter("master_snapshot_success", "Written snapshots", read(&taken.success));
         self.counter("master_snapshot_fail", "Failed snapshots", read(&taken.failed));
@@ -219,7 +219,7 @@ impl MasterPage {
         }
     }
 
-    /// Time that calls took in the master, in one histogram per operation.
+    /// Adds the time of calls in the master, in one histogram per operation.
     fn latencies(&mut self, state: &State) {
         let (single, batch) = state.requests.all();
         let single = single.into_iter().map(|(name, counters)| (name, &counters.latency));
@@ -273,7 +273,7 @@ impl MasterPage {
         }
     }
 
-    /// A gauge per segment name; segments that share a name share a gauge.
+    /// Adds a gauge per segment name; segments with the same name share a gauge.
     fn segments(&mut self, name: &str, help: &str, stats: &Stats, value: impl Fn(&SegmentStats) -> u64) {
         let mut by_name = std::collections::BTreeMap::<&str, u64>::new();
         for at in &stats.segments {

@@ -1,66 +1,20 @@
-//! A line of figures for people, in the words of the existing master.
+//! Summary of the metrics in one line, in the format of Mooncake C++.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
-use mooncake_core::clock::Moment;
-use parking_lot::Mutex;
-
-use super::State;
-use super::counting::Requests;
+use super::state::State;
 use mooncake_master::{DiskStats, Stats};
 use mooncake_protocol::metrics::human;
 
-/// What there is to say of several masters when there is one.
+/// Summary of the metrics of high availability, with the values of a single master.
 #[cfg(feature = "http")]
-pub(super) const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, mutation_queue=0, \
-                             batch_commits=0, sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0";
+pub(super) const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
+                             mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, \
+                             checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0";
 
-/// Requests, failures, partial successes, items and failed items of each operation.
-type Counts = HashMap<&'static str, [u64; 5]>;
-
-/// What the rates in the line are counted from: where the counters stood one report ago and the one before. Shown is what happened
-/// since the earlier one, so that a rate is never of a moment only.
-#[derive(Debug)]
-pub(super) struct Rates(Mutex<[(Moment, Counts); 2]>);
-
-impl Rates {
-    /// Counts from this moment on.
-    pub(super) fn from(now: Moment) -> Self {
-        Self(Mutex::new([(now, Counts::new()), (now, Counts::new())]))
-    }
-
-    /// Notes where the counters stand.
-    pub(super) fn take(&self, now: Moment, requests: &Requests) {
-        let mut taken = self.0.lock();
-        taken.swap(0, 1);
-        taken[1] = (now, counts(requests));
-    }
-
-    /// Per second and operation.
-    fn since(&self, now: Moment, requests: &Requests) -> HashMap<&'static str, [f64; 5]> {
-        let taken = self.0.lock();
-        let (at, before) = &taken[0];
-        let seconds = now.since(*at).as_secs_f64().max(1e-3);
-        let rate = |name: &'static str, now: [u64; 5]| {
-            let before = before.get(name).copied().unwrap_or_default();
-            (name, std::array::from_fn(|i| now[i].saturating_sub(before[i]) as f64 / seconds))
-        };
-        counts(requests).into_iter().map(|(name, now)| rate(name, now)).collect()
-    }
-}
-
-fn counts(requests: &Requests) -> Counts {
-    let (single, batch) = requests.all();
-    let single = single.into_iter().map(|(name, counters)| {
-        let [requests, failures] = counters.read();
-        (name, [requests, failures, 0, 0, 0])
-    });
-    single.chain(batch.into_iter().map(|(name, counters)| (name, counters.read()))).collect()
-}
-
-/// The line.
+/// Formats the line.
 pub(super) fn line(state: &State) -> String {
     let stats = state.master.stats();
     let rates = state.rates.since(state.master.clock().now(), &state.requests);
@@ -151,14 +105,15 @@ fn batches(rates: &HashMap<&str, [f64; 5]>) -> String {
     )
 }
 
-/// Everything that is evicted is evicted from memory; of the other tiers there is nothing to tell.
+/// Formats evictions. Only memory is evicted; the other tiers show 0.
 fn evictions(stats: &Stats) -> String {
     let times = format!("Success/Attempts={}/{}", stats.evictions_successful, stats.evictions_attempted);
     let what = format!("keys={}, size={}", stats.evicted_keys, human(stats.evicted_bytes));
     format!(
-        "Eviction: {times}, AllocFail={}, PartialAlloc={}, {what} | Mem Eviction: {times}, {what} | \
-         NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | Discard: Released/Total={}/{}, StagingSize={} | \
-         {}",
+        "Eviction: {times}, AllocFail={}, PartialAlloc={}, {what} | \
+         Mem Eviction: {times}, {what} | \
+         NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | \
+         Discard: Released/Total={}/{}, StagingSize={} | {}",
         stats.no_room,
         stats.partial,
         stats.released,
@@ -187,9 +142,6 @@ fn promotions(disks: &DiskStats) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mooncake_protocol::message::{Ping, Request};
-    use mooncake_protocol::service::Tally;
-    use std::time::Duration;
 
     #[test]
     fn disks_are_told_of() {
@@ -218,27 +170,5 @@ mod tests {
             text.contains(&format!("| SSD Storage: {} / {} |", human(1 << 20), human(3 << 30))),
             "{text}"
         );
-    }
-
-    #[test]
-    fn rates_are_of_the_last_two_reports() {
-        let requests = Requests::default();
-        let ping = |times: usize| {
-            for _ in 0..times {
-                requests.count(Ping::FUNCTION, Tally::default(), Duration::ZERO);
-            }
-        };
-        let second = |seconds: u64| Moment(seconds * 1_000_000_000);
-        let rates = Rates::from(second(0));
-        let of = |now| rates.since(second(now), &requests)["ping"][0];
-        ping(10);
-        assert_eq!(of(5), 2.0);
-        rates.take(second(10), &requests);
-        assert_eq!(of(10), 1.0, "still since the start");
-        ping(20);
-        rates.take(second(20), &requests);
-        assert_eq!(of(20), 2.0, "since the first report");
-        rates.take(second(30), &requests);
-        assert_eq!(of(40), 0.0);
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that does what is due.
+//! Thread that runs the due work of a master.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,19 +11,22 @@ use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
-use super::State;
-use mooncake_master::{Master, TickReport};
+use super::managed_master::ManagedMaster;
+use super::state::State;
+use mooncake_master::TickReport;
 
-/// How often the master is asked to do what is due.
+/// Interval between two runs of the due work.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A thread that loses so much time was stopped (SIGSTOP, a machine that was suspended or moved), and so was all that listens to clients.
+/// Lost time from which this process counts as stopped (SIGSTOP, a suspended or migrated machine).
+/// While stopped it receives no heartbeats.
 const STOPPED: Duration = Duration::from_secs(1);
 
-/// How often a line of figures is logged, and what rates are counted from.
+/// Interval of the summary in the log, and of the rates in it.
 const REPORT: Duration = Duration::from_secs(10);
 
-/// A thread of its own: a sweep over millions of objects must not hold up the connections of a worker.
+/// A separate thread, so that a sweep over millions of objects does not block the connections of a
+/// worker.
 #[derive(Debug)]
 pub(super) struct Ticker {
     stop: Arc<(Mutex<bool>, Condvar)>,
@@ -38,11 +41,11 @@ impl Ticker {
         let thread = std::thread::Builder::new()
             .name("mooncake-tick".into())
             .spawn(move || run(&state, &stopped, &runtime))
-            .map_err(|error| Error::internal("cannot start a thread").with_source(error))?;
+            .map_err(|error| Error::internal("cannot start the ticker thread").with_source(error))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends the thread; a tick at work is finished.
+    /// Stops the thread after the current run.
     pub(super) fn stop(mut self) {
         self.signal();
         if let Some(thread) = self.thread.take() {
@@ -65,21 +68,22 @@ impl Drop for Ticker {
 fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &Handle) {
     let mut reported = state.master.clock().now();
     let mut stopped = stopped.lock();
-    // The master's may be set by hand; this is about sleep, which is not.
+    // The master's clock may be controlled by a test; this clock measures real sleep.
     let mut stops = Stops::new(SystemClock::shared(), thread_time);
     while !*stopped {
         wake.wait_for(&mut stopped, TICK);
         if *stopped {
             return;
         }
-        if !state.standing.leads() {
-            // Thawed, perhaps: that clients seem silent says nothing, and another master has them.
+        if !state.leadership.leads() {
+            // After a long stop, missing heartbeats prove nothing, and another master may have the
+            // clients.
             stops.lost();
             continue;
         }
-        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&state.master, &mut stops));
+        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&*state.master, &mut stops));
         if !report.expired.is_empty() {
-            state.departed.note(&report.expired);
+            state.expired_clients.note(&report.expired);
             if let Some(config) = &state.config.clean_up {
                 runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
             }
@@ -101,13 +105,15 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
     }
 }
 
-/// Does what is due, and first tells the master for how long this process was stopped since the last turn.
-fn turn(master: &Master, stops: &mut Stops) -> TickReport {
-    // Read first: a stop after this makes nobody seem silent in this tick, and one before it is part of what is lost.
+/// Runs the due work. Before that, reports to the master how long this process was stopped since
+/// the last run.
+fn turn(master: &dyn ManagedMaster, stops: &mut Stops) -> TickReport {
+    // Read the time first: a stop after this expires no client in this run, and a stop before it is
+    // part of the lost time.
     let now = master.clock().now();
     let lost = stops.lost();
     if lost >= STOPPED {
-        tracing::warn!(?lost, "this process was stopped: clients get that much longer to be heard of");
+        tracing::warn!(?lost, "process was stopped; client timeouts are extended");
         master.was_stopped(lost);
     }
     let report = master.tick_at(now);
@@ -117,7 +123,7 @@ fn turn(master: &Master, stops: &mut Stops) -> TickReport {
     report
 }
 
-/// Measures for how long a thread neither ran nor slept as long as it wanted to.
+/// Measurement of the time in which a thread neither ran nor slept as requested.
 struct Stops {
     clock: SharedClock,
     /// Processor time of the thread.
@@ -131,7 +137,8 @@ impl Stops {
         Self { clock, used, measured }
     }
 
-    /// Time since the last call that the thread did not run, its short sleeps among it. A sweep over many objects runs, so a long one is not taken for a stop.
+    /// Returns the time since the last call in which the thread did not run, including its short
+    /// sleeps. A long sweep uses processor time, so it does not count as a stop.
     fn lost(&mut self) -> Duration {
         let (at, used) = (self.clock.now(), (self.used)());
         let (before, used_before) = std::mem::replace(&mut self.measured, (at, used));
@@ -139,21 +146,21 @@ impl Stops {
     }
 }
 
-/// Removes what dead clients published.
+/// Removes the metadata that expired clients published.
 async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
     for segment in expired {
-        // Its client has more than this one, or somebody else goes by its name by now.
+        // The client has further segments, or another client has taken its name.
         if state.master.segment_status_named(&segment.name).is_ok() {
             continue;
         }
-        if !state.standing.leads() {
+        if !state.leadership.leads() {
             return;
         }
         for key in [keys.segment(&segment.name), keys.rpc_meta(&segment.name)] {
             match state.published.delete(&key).await {
-                Ok(true) => tracing::info!(key, "metadata of a dead client removed"),
+                Ok(true) => tracing::info!(key, "metadata of an expired client removed"),
                 Ok(false) => {}
-                Err(error) => tracing::warn!(key, %error, "metadata of a dead client stays"),
+                Err(error) => tracing::warn!(key, %error, "cannot remove metadata of an expired client"),
             }
         }
     }
@@ -167,14 +174,14 @@ mod tests {
     use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 
     use super::*;
-    use mooncake_master::MasterOptions;
+    use mooncake_master::{Master, MasterOptions};
 
-    /// The process is stopped for a while after a reading of this clock.
+    /// Process that stops after a reading of this clock.
     #[derive(Debug, Default)]
     struct StopsAfter {
         time: ManualClock,
         readings: AtomicU64,
-        /// Reading after which it is stopped.
+        /// Index of the reading after which the process stops.
         at: u64,
     }
 
@@ -198,7 +205,7 @@ mod tests {
         for at in 0..60 {
             let clock = Arc::new(StopsAfter { at, ..StopsAfter::default() });
             let parts = Default::default();
-            let master =
+            let master: Result<Master> =
                 Master::with_parts(MasterOptions::default(), &parts, &Default::default(), clock.clone(), 7);
             let master = master.unwrap();
             let segment = Segment {
@@ -212,7 +219,7 @@ mod tests {
             };
             let client = ClientId(Uuid::new(1, 1));
             master.mount(client, &segment).unwrap();
-            // What comes before the turns is no part of them.
+            // Time before the first run does not count.
             if clock.readings.load(SeqCst) > at {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The command line of a cluster's users and keepers.
+//! Command line tool for users and operators of a cluster.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! A member of a cluster for the processes of its host, as a process.
+//! Client of a cluster that the processes of a host share.
 
 use std::process::ExitCode;
 

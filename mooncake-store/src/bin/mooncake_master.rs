@@ -1,4 +1,4 @@
-//! The master of a cluster, as a process.
+//! Master of a cluster.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What a client keeps of what it read: served again without a wire, and never another value than the one there is.
+//! Cache of the client: repeated reads need no transfer, and never return an obsolete value.
 #![allow(clippy::print_stdout, reason = "counts are shown")]
 
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
-use crate::support::{Cluster, Kind, eventually, master_config, value};
+use crate::cluster::{Cluster, Kind, eventually, master_config, value};
 
 const LEN: usize = 100_000;
 
@@ -23,8 +23,8 @@ fn stats(client: &Client) -> HotCacheStats {
     client.hot_cache().unwrap()
 }
 
-/// Reads until the outcome is another than an expired lease: a busy machine may take longer than the
-/// shortest leases of these tests.
+/// Repeats a read whose lease expired: a busy machine may take longer than the shortest leases of
+/// these tests.
 async fn within_lease<T>(read: impl AsyncFn() -> Result<T>) -> T {
     for _ in 0..1000 {
         match read().await {
@@ -51,7 +51,7 @@ async fn get_into(client: &Client, key: &str) -> Option<Bytes> {
     .await
 }
 
-/// Reads two parts, as several buffers are read.
+/// Reads a value in two parts, as into several buffers.
 async fn get_in_parts(client: &Client, key: &str) -> Option<Bytes> {
     within_lease(async || {
         let Some(object) = client.locate(&[key]).await?.remove(0)? else { return Ok(None) };
@@ -79,7 +79,7 @@ async fn what_is_read_often_is_read_without_a_wire() {
     for kind in [Kind::Embedded, Kind::Tcp, Kind::TcpHttp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
         let (a, b) = cluster.pair().await;
-        let reader = cluster.member().segment(0).hot_cache(8 << 20).connect().await.unwrap();
+        let reader = cluster.builder().segment(0).hot_cache(8 << 20).connect().await.unwrap();
         let read = |key: String, how: usize| {
             let reader = &reader;
             async move {
@@ -101,13 +101,14 @@ async fn what_is_read_often_is_read_without_a_wire() {
             for how in 0..3 {
                 assert!(read(key.clone(), how).await.unwrap() == bytes, "{kind:?}, {how}");
             }
-            // Of parts each counts.
+            // Each part counts as a hit.
             assert_eq!(stats(&reader).hits, before.hits + 4);
             assert_eq!(before.bytes, stats(&reader).bytes);
         }
         assert_eq!(stats(&reader).objects, 3);
 
-        // A part of an object comes out of it, too, and the lease counts as for any other.
+        // A part of an object comes from the cache, too, and the lease counts as for any other
+        // read.
         let object = reader.locate(&["key 0"]).await.unwrap().remove(0).unwrap().unwrap();
         let into = reader.alloc_registered(10).unwrap().exclusive().unwrap();
         let (outcome, into) =
@@ -117,14 +118,14 @@ async fn what_is_read_often_is_read_without_a_wire() {
         into.copy_to(0, &mut bytes).unwrap();
         assert_eq!(bytes[..], value(0, LEN)[77..87]);
 
-        // Another's upsert, another's remove and put: the next read sees them.
+        // The next read sees the upsert, the remove and the put of another client.
         b.upsert("key 0", value(10, LEN)).await.unwrap();
         assert!(get(&reader, "key 0").await.unwrap() == value(10, LEN));
         assert!(b.remove("key 1", true).await.unwrap());
         assert_eq!(get_into(&reader, "key 1").await, None);
         b.put("key 1", value(11, (1 << 20) + 5)).await.unwrap();
         assert!(get_in_parts(&reader, "key 1").await.unwrap() == value(11, (1 << 20) + 5));
-        // Its own.
+        // The cache also drops the values that its own client replaces.
         let object = stats(&reader).objects;
         reader.upsert("key 2", value(12, 10)).await.unwrap();
         assert_eq!(stats(&reader).objects, object - 1);
@@ -154,7 +155,8 @@ async fn only_what_fits_is_kept_and_the_oldest_goes() {
         assert!(get(&reader, &key).await.unwrap() == value(round, 200_000));
         eventually("it is kept", async || stats(&reader).fills == round + 1).await;
         assert!(stats(&reader).bytes <= 1 << 20, "{:?}", stats(&reader));
-        // The first one is used, and stays; neither the long one nor its own ever came.
+        // The first value is used, and stays; the long one and those of the owner itself were never
+        // cached.
         let before = stats(&reader).hits;
         assert!(get(&reader, "key 0").await.unwrap() == value(0, 200_000));
         assert_eq!(stats(&reader).hits, before + 1, "round {round}");
@@ -162,13 +164,14 @@ async fn only_what_fits_is_kept_and_the_oldest_goes() {
     assert_eq!(stats(&reader).objects, 5);
 }
 
-/// The last resort of an upsert: the space of the old value, at the same address and of the same length.
+/// An upsert without free space reuses the space of the old value, at the same address and of the
+/// same length.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_written_over_in_place_is_another_one() {
     let lease_ttl = Duration::from_millis(200);
     let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
-    let owner = cluster.member().segment(LEN as u64 + 1000).connect().await.unwrap();
-    let reader = cluster.member().segment(0).hot_cache(1 << 20).connect().await.unwrap();
+    let owner = cluster.builder().segment(LEN as u64 + 1000).connect().await.unwrap();
+    let reader = cluster.builder().segment(0).hot_cache(1 << 20).connect().await.unwrap();
     let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
     owner.put_with("k", value(0, LEN), &pinned).await.unwrap();
     let at = |client: &Client| {
@@ -183,7 +186,7 @@ async fn a_value_written_over_in_place_is_another_one() {
             stats(&reader).hits > hits
         })
         .await;
-        // Waits for room until the lease is over.
+        // The upsert waits for free space until the lease expires.
         owner.upsert("k", value(seed, LEN)).await.unwrap();
         let hits = stats(&reader).hits;
         assert!(get(&reader, "k").await.unwrap() == value(seed, LEN));
@@ -192,8 +195,8 @@ async fn a_value_written_over_in_place_is_another_one() {
     }
 }
 
-/// Writers write over each other's values in all ways there are, space is scarce and used again at once, masters are replaced, and
-/// whoever keeps values must still read the one that was written last.
+/// Writers replace the values of each other in all ways, space is scarce and reused at once,
+/// masters are replaced, and a client with a cache must still read the latest value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_value_is_read_that_is_not_there_any_more() {
     const KEYS: u64 = 5;
@@ -208,7 +211,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
         };
         let mut server = MasterServer::start(master_config(0, options())).await.unwrap();
         let address = server.addresses().rpc;
-        let member = |segment, hot_cache, checksum| {
+        let connect = |segment, hot_cache, checksum| {
             Client::builder()
                 .master(address.to_string())
                 .share_memory(false)
@@ -221,10 +224,11 @@ async fn no_value_is_read_that_is_not_there_any_more() {
                 .room_patience(Duration::from_millis(100))
                 .connect()
         };
-        let writers = [member(50_000, 0, false).await.unwrap(), member(50_000, 60_000, true).await.unwrap()];
+        let writers =
+            [connect(50_000, 0, false).await.unwrap(), connect(50_000, 60_000, true).await.unwrap()];
         let readers = [
-            member(0, 60_000, false).await.unwrap(),
-            member(0, 1 << 20, true).await.unwrap(),
+            connect(0, 60_000, false).await.unwrap(),
+            connect(0, 1 << 20, true).await.unwrap(),
             writers[1].clone(),
         ];
         let mut current: HashMap<u64, (u64, usize)> = HashMap::new();
@@ -258,7 +262,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
                         _ => get_in_parts(reader, &name).await,
                     };
                     let expected = current.get(&key).map(|(seed, len)| value(*seed, *len));
-                    // What was evicted is not there; what is there is the last one.
+                    // An evicted object is a miss; a hit has the latest value.
                     assert!(read.is_none() || read == expected, "seed {seed}, step {step}: {name}");
                 }
             }
@@ -273,12 +277,13 @@ async fn no_value_is_read_that_is_not_there_any_more() {
     println!("{hits} reads of what was kept");
 }
 
-/// What a `mooncake_client` keeps is read by its light clients, in every form they have, and never for another value.
+/// Shared clients read the cache of their `mooncake_client`, in every form, and never an obsolete
+/// value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn light_clients_read_what_their_owner_keeps() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let (a, b) = cluster.pair().await;
-    let owner = cluster.member().segment(0).hot_cache(8 << 20).connect().await.unwrap();
+    let owner = cluster.builder().segment(0).hot_cache(8 << 20).connect().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("owner.sock");
     let config = LocalServerConfig { path: path.clone(), ..LocalServerConfig::default() };

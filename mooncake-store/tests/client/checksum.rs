@@ -1,4 +1,4 @@
-//! Values whose bytes are compared with what was written.
+//! Checksums of values, which reads compare with those of the writes.
 
 use bytes::Bytes;
 use mooncake_core::ErrorCode;
@@ -6,11 +6,11 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::client::{Client, RangeRead};
 use mooncake_store::master::MasterOptions;
 
-use crate::support::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, value};
 
 const LEN: usize = 100_000;
 
-/// Writes another byte into replica `index`, as nobody may.
+/// Overwrites a byte of replica `index` behind the back of the master.
 async fn spoil(cluster: &Cluster, by: &Client, key: &str, index: usize) {
     let replicas = cluster.master.peek(key.as_bytes()).unwrap();
     let at = replicas[index].location.memory().unwrap();
@@ -24,10 +24,10 @@ async fn other_bytes_are_noticed() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
         let (a, plain) = cluster.pair().await;
-        let careful = cluster.member().segment(0).checksum(true).connect().await.unwrap();
+        let careful = cluster.builder().segment(0).checksum(true).connect().await.unwrap();
         let bytes = value(3, LEN);
 
-        // Every way in has the same checksum, and every way out compares.
+        // Every form of a write makes the same checksum, and every form of a read compares it.
         let registered = careful.alloc_registered(LEN).unwrap().exclusive().unwrap();
         careful.put("whole", &bytes).await.unwrap();
         let (_, registered) = careful.get_into("whole", registered).await;
@@ -58,7 +58,7 @@ async fn other_bytes_are_noticed() {
             let (result, _) = careful.read_ranges(vec![read]).await.remove(0);
             assert_eq!(result.err().map(|error| error.code()), code, "a part cannot be compared");
         }
-        // Parts that are all of it together can, in whatever order.
+        // Parts that cover the whole value together are compared, in any order.
         for (cuts, code) in [([0, 100, LEN], Some(ErrorCode::ChecksumMismatch)), ([1, 100, LEN], None)] {
             let part = |range: &[usize]| {
                 let into = careful.alloc_registered(range[1] - range[0]).unwrap().exclusive().unwrap();
@@ -72,7 +72,7 @@ async fn other_bytes_are_noticed() {
         let batch = careful.batch_get(&["slice", "whole"]).await.unwrap();
         assert_eq!(batch[0].as_ref().unwrap().as_ref().unwrap(), &bytes);
         assert_eq!(batch[1].as_ref().unwrap_err().code(), ErrorCode::ChecksumMismatch);
-        // Nobody asked for a comparison, or there is nothing to compare with.
+        // The client does not compare, or the object has no checksum.
         assert_ne!(plain.get("whole").await.unwrap().unwrap(), bytes);
         assert_ne!(careful.get("unsummed").await.unwrap().unwrap(), bytes);
     }
@@ -82,7 +82,7 @@ async fn other_bytes_are_noticed() {
 async fn another_replica_stands_in_for_a_spoilt_one() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let (a, _b) = cluster.pair().await;
-    let careful = cluster.member().segment(0).checksum(true).connect().await.unwrap();
+    let careful = cluster.builder().segment(0).checksum(true).connect().await.unwrap();
     let bytes = value(4, LEN);
     careful.put_with("k", &bytes, &ReplicateConfig::replicas(2)).await.unwrap();
     spoil(&cluster, &a, "k", 0).await;

@@ -1,4 +1,4 @@
-//! Values that come from a device's memory and go there, by every call without a copy; and devices that fail.
+//! Values in device memory, written and read by every call without a copy, and devices that fail.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::{BorrowedMemory, Slice, SliceMut};
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 const SEGMENT: u64 = 32 << 20;
-/// One byte; a part of a buffer; more than one of them.
+/// Lengths of values: one byte, a part of a buffer, and more than a buffer.
 const LENGTHS: [usize; 3] = [1, 5000, (5 << 20) + 3];
 
-/// Devices of all tests share a thread, and it is in no hurry.
+/// Returns a client with a long timeout: the devices of all tests share a slow thread.
 fn patient(cluster: &Cluster) -> ClientBuilder {
-    cluster.member().timeout(Duration::from_secs(20))
+    cluster.builder().timeout(Duration::from_secs(20))
 }
 
-/// Memory of a device as a slice, and a look at its bytes.
+/// Allocates device memory as a slice, with access to its bytes.
 fn blank(
     client: &Client,
     device: &TestDevice,
@@ -48,9 +48,9 @@ async fn read(client: &Client, device: &TestDevice, key: &str, len: usize) -> Op
     Some(bytes)
 }
 
-async fn writers_and_readers(cluster: &Cluster, member: impl Fn() -> ClientBuilder) -> (Client, Client) {
-    let member = || member().segment(SEGMENT).checksum(true);
-    let pair = (member().connect().await.unwrap(), member().connect().await.unwrap());
+async fn writers_and_readers(cluster: &Cluster, builder: impl Fn() -> ClientBuilder) -> (Client, Client) {
+    let builder = || builder().segment(SEGMENT).checksum(true);
+    let pair = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
     assert_eq!(cluster.master.stats().keys, 0);
     pair
 }
@@ -69,7 +69,7 @@ async fn every_call(cluster: &Cluster, (a, b): (Client, Client)) {
         a.remove(&key, true).await.unwrap();
         assert!(read(&b, &to, &key, len).await.is_none());
     }
-    // Many at once, with values in ordinary memory among them.
+    // One batch has many values, some of them in host memory.
     let keys: Vec<String> = (0..20).map(|i| format!("many {i}")).collect();
     let values: Vec<Bytes> = (0..20).map(|i| value(i, 1 + 20_000 * i as usize)).collect();
     let slice = |(i, bytes): (usize, &Bytes)| match i % 3 {
@@ -103,7 +103,7 @@ async fn every_call(cluster: &Cluster, (a, b): (Client, Client)) {
     assert_eq!(cluster.master.stats().keys, 0);
 }
 
-/// Values of several buffers, and written and read in parts.
+/// Writes values of several buffers, and writes and reads values in parts.
 async fn in_pieces((a, from): (&Client, &TestDevice), (b, to): (&Client, &TestDevice)) {
     let (whole, config) = (value(9, 3 << 20), ReplicateConfig::default());
     let cuts = [0..1, 1..100_000, 100_000..whole.len()];
@@ -141,7 +141,7 @@ async fn every_call_takes_device_memory() {
         let pair = writers_and_readers(&cluster, || patient(&cluster)).await;
         every_call(&cluster, pair).await;
     }
-    // Nothing leaves the process.
+    // No byte leaves the process.
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let pair = writers_and_readers(&cluster, || patient(&cluster).copy_in_process(true)).await;
     every_call(&cluster, pair).await;
@@ -154,7 +154,7 @@ async fn a_pointer_is_enough() {
     let (device, bytes) = (TestDevice::new(), value(1, 100_000));
     let memory = device.memory(bytes.len()).unwrap();
     memory.fill(&bytes);
-    // SAFETY: dropped before the memory, which nobody else touches.
+    // SAFETY: the borrow is dropped before the memory, which no other code touches.
     #[allow(unsafe_code)]
     let borrowed = unsafe { BorrowedMemory::new(memory.unlocated()) };
     let region = a.register(Arc::new(borrowed)).unwrap();
@@ -176,7 +176,7 @@ async fn what_is_kept_comes_back_to_a_device() {
     eventually("it is kept", async || reader.hot_cache().unwrap().fills == 1).await;
     assert!(read(&reader, &device, "k", bytes.len()).await.unwrap() == bytes);
     assert_eq!(reader.hot_cache().unwrap().hits, 1);
-    // A device that fails gets nothing from there either.
+    // A read into a failing device fails, too.
     device.fail_copies(u64::MAX);
     let (_look, into) = blank(&reader, &device, bytes.len());
     assert!(!matches!(reader.get_into("k", into).await.0, Ok(Some(_))));
@@ -196,12 +196,12 @@ async fn a_segment_may_lie_on_a_device() {
             assert!(read(&a, &user, &key, len).await.unwrap() == bytes, "{kind:?}, {len} bytes");
             assert!(a.get(&key).await.unwrap().unwrap() == bytes);
         }
-        // One that fails is a member that fails.
+        // An owner with a failing device is a failing owner.
         owner.fail_copies(u64::MAX);
         assert!(a.put("lost", b"bytes").await.is_err());
         assert!(!matches!(a.get("k5000").await, Ok(Some(_))));
         owner.fail_copies(0);
-        // It rests for a moment.
+        // The client avoids the owner for a moment.
         let again = async || {
             a.get("k5000").await.is_ok_and(|found| found.is_some_and(|found| found == value(3, 5000)))
         };
@@ -214,7 +214,7 @@ async fn a_segment_may_lie_on_a_device() {
 async fn a_device_that_fails_costs_the_call_and_nothing_else() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
-        // What is written over rests for the time of a lease.
+        // Replaced values stay reserved for the time of a lease.
         let a = patient(&cluster).segment(8 * SEGMENT).connect().await.unwrap();
         let (device, config) = (TestDevice::new(), ReplicateConfig::default());
         let bytes = value(4, (3 << 20) + 1);
@@ -230,7 +230,7 @@ async fn a_device_that_fails_costs_the_call_and_nothing_else() {
         assert!(!matches!(a.get_into("k", into).await.0, Ok(Some(_))));
         device.fail_copies(0);
         assert!(read(&a, &device, "k", bytes.len()).await.unwrap() == bytes, "the old value is as it was");
-        // Now and then one: what is said to be there is right.
+        // The test reads some objects at random: a hit has the right value.
         let mut rng = Rng::seeded(5);
         let (mut good, mut bad) = (0, 0);
         for round in 0..40u64 {
@@ -259,7 +259,7 @@ async fn a_device_that_fails_costs_the_call_and_nothing_else() {
 #[cfg(feature = "disk")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_lies_on_a_disk_comes_to_a_device() {
-    use crate::disk::{KEYS, SIZE, all_written, cluster, expected, fill, key, lies, owner};
+    use crate::disk::{KEYS, SIZE, all_written, cluster, expected, fill, key, owner, replicas_of};
     let cluster = cluster(mooncake_store::master::DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let (device, owner) = (TestDevice::new(), owner(&cluster, folder.path()).connect().await.unwrap());
@@ -267,9 +267,9 @@ async fn what_lies_on_a_disk_comes_to_a_device() {
     all_written(&cluster).await;
     let mut from_disk = 0;
     for number in 0..KEYS {
-        from_disk += u64::from(lies(&cluster, &key(number)).0 == 0);
+        from_disk += u64::from(replicas_of(&cluster, &key(number)).0 == 0);
         let (look, into) = blank(&owner, &device, SIZE);
-        // Too slow for its lease at most.
+        // The only permitted failure is a read that exceeds its lease.
         if let Ok(found) = owner.get_into(key(number), into).await.0 {
             assert_eq!(found, Some(SIZE));
             assert!(look.bytes() == expected(number), "{number}");

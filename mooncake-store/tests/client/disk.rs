@@ -1,4 +1,4 @@
-//! Objects on disks of members.
+//! Objects on disks of clients.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
 use mooncake_store::client::{Client, ClientBuilder, OffloadConfig};
 use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions};
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 const KIB: usize = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SIZE: usize = 256 * KIB;
-/// Twice as many as memory holds.
+/// Number of keys: twice as many as memory holds.
 pub(crate) const KEYS: u64 = 64;
 
 fn options(disks: DiskOptions) -> MasterOptions {
@@ -31,15 +31,16 @@ pub(crate) fn disk(path: &Path) -> OffloadConfig {
 }
 
 pub(crate) fn owner(cluster: &Cluster, path: &Path) -> ClientBuilder {
-    member(cluster).offload(disk(path))
+    patient_builder(cluster).offload(disk(path))
 }
 
-/// Patient: what a disk is to be written from is not evicted before.
-pub(crate) fn member(cluster: &Cluster) -> ClientBuilder {
-    cluster.member().timeout(Duration::from_secs(20)).room_patience(Duration::from_secs(20))
+/// Returns a client with long leases, so that objects are not evicted before the disk has written
+/// them.
+pub(crate) fn patient_builder(cluster: &Cluster) -> ClientBuilder {
+    cluster.builder().timeout(Duration::from_secs(20)).room_patience(Duration::from_secs(20))
 }
 
-/// What a read comes to, once it was not too slow for its lease.
+/// Reads a value, again if the read was too slow for its lease.
 pub(crate) async fn read(client: &Client, key: &str) -> Option<Bytes> {
     loop {
         match client.get(key).await {
@@ -63,15 +64,16 @@ pub(crate) async fn fill(client: &Client) {
     }
 }
 
-/// How many replicas are in memory, and how many on disks.
-pub(crate) fn lies(cluster: &Cluster, key: &str) -> (usize, usize) {
+/// Returns the numbers of replicas in memory and on disks.
+pub(crate) fn replicas_of(cluster: &Cluster, key: &str) -> (usize, usize) {
     let replicas = cluster.master.peek(key.as_bytes()).unwrap_or_default();
     let disks = replicas.iter().filter(|r| matches!(r.location, ReplicaLocation::LocalDisk { .. })).count();
     (replicas.len() - disks, disks)
 }
 
 pub(crate) async fn all_written(cluster: &Cluster) {
-    eventually("everything is on disk", async || (0..KEYS).all(|n| lies(cluster, &key(n)).1 == 1)).await;
+    eventually("everything is on disk", async || (0..KEYS).all(|n| replicas_of(cluster, &key(n)).1 == 1))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,10 +81,10 @@ async fn what_memory_has_no_room_for_comes_back_from_disk() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&cluster, folder.path()).connect().await.unwrap();
-    let other = member(&cluster).segment(0).connect().await.unwrap();
+    let other = patient_builder(&cluster).segment(0).connect().await.unwrap();
     fill(&other).await;
     all_written(&cluster).await;
-    assert!((0..KEYS).any(|n| lies(&cluster, &key(n)) == (0, 1)), "memory holds half of it");
+    assert!((0..KEYS).any(|n| replicas_of(&cluster, &key(n)) == (0, 1)), "memory holds half of it");
     for client in [&other, &owner] {
         for number in 0..KEYS {
             let got = read(client, &key(number)).await;
@@ -107,7 +109,7 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_parts() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let small = OffloadConfig { buffer: MIB, ..disk(folder.path()) };
-    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    let owner = patient_builder(&cluster).offload(small).connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
     let keys: Vec<String> = (0..KEYS).map(key).collect();
@@ -122,13 +124,13 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_parts() {
 async fn a_disk_outlives_its_owner_and_what_was_removed_does_not() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
-    let other = member(&cluster).segment(0).connect().await.unwrap();
+    let other = patient_builder(&cluster).segment(0).connect().await.unwrap();
     let first = owner(&cluster, folder.path()).connect().await.unwrap();
     fill(&other).await;
     all_written(&cluster).await;
     other.remove(key(1), true).await.unwrap();
     other.upsert(key(2), value(1000, SIZE)).await.unwrap();
-    eventually("the new value is on disk", async || lies(&cluster, &key(2)).1 == 1).await;
+    eventually("the new value is on disk", async || replicas_of(&cluster, &key(2)).1 == 1).await;
     eventually("the owner hears of it", async || first.disk().unwrap().store.objects == KEYS - 1).await;
     first.close().await.unwrap();
     eventually("nothing is left", async || cluster.master.stats().keys == 0).await;
@@ -149,14 +151,14 @@ async fn a_disk_outlives_its_owner_and_what_was_removed_does_not() {
 async fn what_a_new_owner_finds_and_somebody_has_written_since_is_dropped() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
-    let other = member(&cluster).connect().await.unwrap();
+    let other = patient_builder(&cluster).connect().await.unwrap();
     let first = owner(&cluster, folder.path()).segment(0).connect().await;
-    // A disk without memory beside it is of use after a restart only.
+    // A disk without memory beside it serves only after a restart.
     first.unwrap().close().await.unwrap();
     let first = owner(&cluster, folder.path()).connect().await.unwrap();
     let mine = ReplicateConfig { preferred_segment: first.hostname().into(), ..ReplicateConfig::default() };
     first.put_with("k", value(1, SIZE), &mine).await.unwrap();
-    eventually("it is on disk", async || lies(&cluster, "k").1 == 1).await;
+    eventually("it is on disk", async || replicas_of(&cluster, "k").1 == 1).await;
     first.close().await.unwrap();
     other.put("k", value(2, SIZE)).await.unwrap();
     let second = owner(&cluster, folder.path()).connect().await.unwrap();
@@ -170,11 +172,11 @@ async fn a_small_disk_loses_what_was_used_least_and_nothing_else() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let small = OffloadConfig { capacity: 4 * MIB, ..disk(folder.path()) };
-    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    let owner = patient_builder(&cluster).offload(small).connect().await.unwrap();
     fill(&owner).await;
     eventually("the disk is full", async || owner.disk().unwrap().store.evicted > 0).await;
     eventually("the master knows what is gone", async || {
-        let on_disk = (0..KEYS).filter(|n| lies(&cluster, &key(*n)).1 == 1).count() as u64;
+        let on_disk = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)).1 == 1).count() as u64;
         let report = owner.disk().unwrap();
         report.offloaded + report.refused >= KEYS && on_disk == report.store.objects
     })
@@ -195,8 +197,8 @@ async fn a_damaged_record_is_a_miss_and_no_replica_any_more() {
     let owner = owner(&cluster, folder.path()).connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    let damaged = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
-    // Every record of the file, in the middle of its value.
+    let damaged = (0..KEYS).find(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).unwrap();
+    // Damages every record of the file in the middle of its value.
     let path = folder.path().join("objects");
     let mut bytes = std::fs::read(&path).unwrap();
     let needle = &expected(damaged)[100_000..100_064];
@@ -207,7 +209,7 @@ async fn a_damaged_record_is_a_miss_and_no_replica_any_more() {
     let got: Vec<_> = owner.batch_get(&keys).await.unwrap().into_iter().map(Result::unwrap).collect();
     assert_eq!(got[0], None);
     assert!(got[1] == Some(expected(KEYS - 1)), "one that is whole is read beside it");
-    eventually("the master hears of it", async || lies(&cluster, &key(damaged)) == (0, 0)).await;
+    eventually("the master hears of it", async || replicas_of(&cluster, &key(damaged)) == (0, 0)).await;
     assert_eq!(owner.disk().unwrap().store.corrupt, 1);
 }
 
@@ -216,10 +218,10 @@ async fn a_tenant_that_the_cluster_does_not_know_reads_what_all_do() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&cluster, folder.path()).tenant("blue").connect().await.unwrap();
-    let other = member(&cluster).segment(0).tenant("green").connect().await.unwrap();
+    let other = patient_builder(&cluster).segment(0).tenant("green").connect().await.unwrap();
     fill(&other).await;
     all_written(&cluster).await;
-    let there = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
+    let there = (0..KEYS).find(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).unwrap();
     for client in [&other, &owner] {
         assert!(read(client, &key(there)).await == Some(expected(there)));
     }
@@ -247,15 +249,15 @@ async fn what_is_read_often_comes_back_to_memory() {
     let owner = owner(&cluster, folder.path()).connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    let often = (0..KEYS).find(|n| lies(&cluster, &key(*n)) == (0, 1)).unwrap();
-    // Room in memory, and below the watermark.
-    let in_memory = (0..KEYS).filter(|n| lies(&cluster, &key(*n)).0 == 1).take(16);
+    let often = (0..KEYS).find(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).unwrap();
+    // Removals free memory down to below the watermark.
+    let in_memory = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)).0 == 1).take(16);
     for number in in_memory {
         owner.remove(key(number), true).await.unwrap();
     }
     eventually("it is back", async || {
         assert!(read(&owner, &key(often)).await == Some(expected(often)));
-        lies(&cluster, &key(often)) == (1, 1)
+        replicas_of(&cluster, &key(often)) == (1, 1)
     })
     .await;
     assert!(owner.disk().unwrap().promoted >= 1);
@@ -276,7 +278,7 @@ async fn a_disk_that_cannot_be_used_is_refused_by_name() {
     std::fs::write(&file, "").unwrap();
     let error = owner(&cluster, &file).connect().await.unwrap_err();
     assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
-    let error = member(&cluster).offload(OffloadConfig::new("")).connect().await.unwrap_err();
+    let error = patient_builder(&cluster).offload(OffloadConfig::new("")).connect().await.unwrap_err();
     assert!(error.to_string().contains("path is empty"), "{error}");
     let without = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let elsewhere = tempfile::tempdir().unwrap();

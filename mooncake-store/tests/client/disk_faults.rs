@@ -1,4 +1,4 @@
-//! Disks of members that fail, are full, do not answer, or cannot be used at all.
+//! Disks of clients that fail, are full, do not respond, or cannot be used at all.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,13 +11,15 @@ use mooncake_store::client::{Client, ClientBuilder, DiskFaults, OffloadConfig};
 use mooncake_store::master::DiskOptions;
 use parking_lot::{Condvar, Mutex};
 
-use crate::disk::{KEYS, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner, read};
-use crate::support::{Cluster, eventually, value};
+use crate::cluster::{Cluster, eventually, value};
+use crate::disk::{
+    KEYS, SIZE, all_written, cluster, disk, expected, fill, key, owner, patient_builder, read, replicas_of,
+};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
 
-/// A disk in a mood.
+/// Disk with a fault that the test chooses.
 #[derive(Debug, Default)]
 struct Moody {
     mood: Mutex<Mood>,
@@ -28,9 +30,9 @@ struct Moody {
 enum Mood {
     #[default]
     Fine,
-    /// Writes, or reads, fail.
+    /// Writes or reads fail.
     Fails { writes: bool, errno: i32 },
-    /// Whoever asks it for anything stands still, or whoever writes.
+    /// Every operation hangs, or only writes.
     Hangs { reads: bool },
 }
 
@@ -54,15 +56,15 @@ impl IoFaults for Moody {
     }
 }
 
-/// On such a disk, with threads, of which each can hang for itself.
+/// Returns a client with such a disk, whose threads can hang one by one.
 fn moody(cluster: &Cluster, path: &Path) -> (ClientBuilder, Arc<Moody>) {
     let mood = Arc::new(Moody::default());
     let faults = Some(DiskFaults(mood.clone()));
     let config = OffloadConfig { faults, threads: true, patience: Duration::from_secs(3), ..disk(path) };
-    (member(cluster).offload(config), mood)
+    (patient_builder(cluster).offload(config), mood)
 }
 
-/// Each is what was put, or a miss; how many there are.
+/// Counts the hits. Each hit has the right bytes.
 async fn count(client: &Client) -> u64 {
     let mut there = 0;
     for number in 0..KEYS {
@@ -88,10 +90,10 @@ async fn a_disk_that_takes_nothing_refuses_objects_and_counts_them() {
         assert_eq!(report.store.disk.no_space > 0, errno == ENOSPC, "{report:?}");
         let there = count(&owner).await;
         assert!((1..=32).contains(&there), "what memory holds: {there}");
-        // It has room again.
+        // The disk has free space again.
         disk.set(Mood::Fine);
         owner.upsert("later", value(7, SIZE)).await.unwrap();
-        eventually("it is on disk", async || lies(&cluster, "later") == (1, 1)).await;
+        eventually("it is on disk", async || replicas_of(&cluster, "later") == (1, 1)).await;
         owner.close().await.unwrap();
     }
 }
@@ -104,11 +106,11 @@ async fn what_a_disk_cannot_read_is_a_miss_and_no_replica_any_more() {
     let owner = builder.connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    let there: Vec<u64> = (0..KEYS).filter(|n| lies(&cluster, &key(*n)) == (0, 1)).collect();
+    let there: Vec<u64> = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).collect();
     disk.set(Mood::Fails { writes: false, errno: EIO });
     for number in &there[..2] {
         assert_eq!(read(&owner, &key(*number)).await, None);
-        eventually("the master hears of it", async || lies(&cluster, &key(*number)) == (0, 0)).await;
+        eventually("the master hears of it", async || replicas_of(&cluster, &key(*number)) == (0, 0)).await;
     }
     disk.set(Mood::Fine);
     assert_eq!(owner.disk().unwrap().store.unreadable, 2);
@@ -123,14 +125,14 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
     let owner = builder.connect().await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    let there: Vec<u64> = (0..KEYS).filter(|n| lies(&cluster, &key(*n)) == (0, 1)).collect();
+    let there: Vec<u64> = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)) == (0, 1)).collect();
     disk.set(Mood::Hangs { reads: true });
     let reads = there.iter().take(16).map(|number| owner.get(key(*number)));
     for got in futures::future::join_all(reads).await {
         assert_eq!(got.unwrap(), None);
     }
     eventually("nothing of its memory is lent", async || owner.disk().unwrap().lent_bytes == 0).await;
-    // It is asked for nothing more, and says so at once.
+    // The failed disk gets no more requests, and calls fail at once.
     let before = owner.disk().unwrap();
     let unread = async || owner.disk().unwrap().unread - before.unread;
     for number in &there[..4] {
@@ -143,7 +145,7 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
         .await;
     eventually("what was removed is gone", async || owner.disk().unwrap().store.objects == KEYS - 1).await;
     owner.upsert("later", value(7, SIZE)).await.unwrap();
-    eventually("and it is used", async || lies(&cluster, "later").1 == 1).await;
+    eventually("and it is used", async || replicas_of(&cluster, "later").1 == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,20 +155,20 @@ async fn writes_that_hang_cost_the_heartbeat_their_time_once() {
     let (builder, disk) = moody(&cluster, folder.path());
     let owner = builder.connect().await.unwrap();
     owner.put("before", value(5, SIZE)).await.unwrap();
-    eventually("it is on disk", async || lies(&cluster, "before").1 == 1).await;
+    eventually("it is on disk", async || replicas_of(&cluster, "before").1 == 1).await;
     disk.set(Mood::Hangs { reads: false });
-    // Several times as many as are written at a time.
+    // The test puts several times as many objects as are written at a time.
     for number in 0..24 {
         owner.put(key(number), expected(number)).await.unwrap();
     }
     eventually("they are given up", async || owner.disk().unwrap().refused > 0).await;
-    // An older value whose removal hangs does not come back, either.
+    // An older value whose removal hangs does not return, either.
     owner.upsert("before", value(6, SIZE)).await.unwrap();
     assert!(read(&owner, "before").await == Some(value(6, SIZE)));
     disk.set(Mood::Fine);
-    eventually("it is used again", async || lies(&cluster, "before").1 == 1).await;
+    eventually("it is used again", async || replicas_of(&cluster, "before").1 == 1).await;
     eventually("the master knows what is there", async || {
-        let on_disk = (0..24).filter(|n| lies(&cluster, &key(*n)).1 == 1).count() as u64;
+        let on_disk = (0..24).filter(|n| replicas_of(&cluster, &key(*n)).1 == 1).count() as u64;
         owner.disk().unwrap().store.objects == on_disk + 1
     })
     .await;
@@ -191,7 +193,8 @@ async fn a_client_leaves_a_disk_that_hangs() {
     disk.set(Mood::Fine);
 }
 
-/// Runs an ignored test of this file as another process, after shell commands in name spaces of its own. False where there are no such name spaces.
+/// Runs an ignored test of this file as another process, after shell commands in namespaces of its
+/// own. Returns false if the system permits no such namespaces.
 fn elsewhere(test: &str, dir: &Path, before: &str) -> bool {
     let unshare = || {
         let mut command = Command::new("unshare");
@@ -214,12 +217,12 @@ fn elsewhere(test: &str, dir: &Path, before: &str) -> bool {
     true
 }
 
-/// What [`elsewhere`] was given.
+/// Returns the folder that [`elsewhere`] passed.
 fn given() -> Option<PathBuf> {
     std::env::args().skip_while(|arg| arg != "--skip").nth(1).map(Into::into)
 }
 
-/// Why a client does not join with that directory.
+/// Returns the error of a client that cannot use this folder.
 async fn refused(path: &Path) -> mooncake_core::Error {
     let cluster = cluster(DiskOptions::default()).await;
     owner(&cluster, path).connect().await.unwrap_err()
@@ -228,7 +231,7 @@ async fn refused(path: &Path) -> mooncake_core::Error {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_of_another_user_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    // Only root may give a directory away.
+    // Only root may change the owner of a folder.
     if std::os::unix::fs::chown(folder.path(), Some(12345), None).is_err() {
         return;
     }
@@ -288,7 +291,7 @@ fn a_file_system_that_is_full_costs_objects_only() {
     elsewhere("lives_on_a_full_file_system", folder.path(), &mount);
 }
 
-/// Somebody else fills the file system after the client has looked how much there is.
+/// Another process fills the file system after the client has measured its free space.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run by a_file_system_that_is_full_costs_objects_only"]
 async fn lives_on_a_full_file_system() {

@@ -9,21 +9,21 @@ use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::{ErrorCode, Result};
 use mooncake_store::client::{Client, Located, OffloadConfig, RangeRead};
 use mooncake_store::master::{DiskOptions, MasterOptions};
-use mooncake_store::protocol::frame::Status;
-use mooncake_store::protocol::message::{LendObjects, LendParts, Request};
-use mooncake_store::protocol::pack::{self, Answer};
-use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service};
-use mooncake_store::protocol::wire::{Lent, LentParts, OffloadItem, StoredAt};
+use mooncake_store::protocol::server::{RunningServer, Server, ServerOptions};
+use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
 use parking_lot::Mutex;
 
-use crate::disk::{KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, lies, member, owner};
-use crate::support::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, value};
+use crate::common::fake_disk::FakeDisk;
+use crate::disk::{
+    KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, owner, patient_builder, replicas_of,
+};
 
 async fn find(client: &Client, key: &str) -> Option<Located> {
     client.locate(&[key]).await.unwrap().remove(0).unwrap()
 }
 
-/// What reading ranges of located objects comes to, each for itself.
+/// Reads ranges of located objects, and returns each outcome.
 async fn parts(client: &Client, reads: &[(&Located, u64, usize)]) -> Vec<Result<Vec<u8>>> {
     let ranges = reads.iter().map(|&(object, offset, len)| RangeRead {
         object: object.clone(),
@@ -43,7 +43,7 @@ async fn part(client: &Client, object: &Located, offset: u64, len: usize) -> Res
     parts(client, &[(object, offset, len)]).await.remove(0)
 }
 
-/// Ranges of objects by their keys, read again when they came too late for a lease.
+/// Reads ranges of objects by their keys, again if a read was too slow for its lease.
 async fn of_keys(client: &Client, reads: &[(String, u64, usize)]) -> Vec<Vec<u8>> {
     loop {
         let mut located = Vec::new();
@@ -62,7 +62,7 @@ async fn of_keys(client: &Client, reads: &[(String, u64, usize)]) -> Vec<Vec<u8>
 }
 
 fn on_disk_only(cluster: &Cluster) -> Vec<u64> {
-    (0..KEYS).filter(|n| lies(cluster, &key(*n)) == (0, 1)).collect()
+    (0..KEYS).filter(|n| replicas_of(cluster, &key(*n)) == (0, 1)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -70,7 +70,7 @@ async fn of_what_is_on_disk_only_the_range_is_read() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&cluster, folder.path()).connect().await.unwrap();
-    let other = member(&cluster).segment(0).connect().await.unwrap();
+    let other = patient_builder(&cluster).segment(0).connect().await.unwrap();
     fill(&other).await;
     all_written(&cluster).await;
     let there = on_disk_only(&cluster);
@@ -109,67 +109,29 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_pieces() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let small = OffloadConfig { buffer: MIB, ..disk(folder.path()) };
-    let owner = member(&cluster).offload(small).connect().await.unwrap();
+    let owner = patient_builder(&cluster).offload(small).connect().await.unwrap();
     let long = value(99, 4 << 20);
     owner.put("long", long.clone()).await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
-    assert_eq!(lies(&cluster, "long"), (0, 1));
-    // Side by side they are one piece, and too long for its memory.
+    assert_eq!(replicas_of(&cluster, "long"), (0, 1));
+    // Adjacent parts are one piece, which is too long for the memory of the owner.
     let reads: Vec<_> = (0..8).map(|n| ("long".to_string(), n * (512 << 10), 512 << 10)).collect();
     assert!(of_keys(&owner, &reads).await.concat() == long);
 }
 
-/// An owner of a disk that lends whatever a test tells it to.
-struct Stub {
-    /// Where the value lies, the number it says, and for how long it is lent.
-    value: Mutex<(u64, u64, u64)>,
-    memory: String,
-    /// It lends parts.
-    parts: bool,
-    /// How many keys it was asked for, call by call.
-    asked: Mutex<Vec<usize>>,
-}
-
-impl Stub {
-    fn lend(&self, starts: &[u64]) -> LentParts {
-        let (address, version, ttl_ms) = *self.value.lock();
-        self.asked.lock().push(starts.len());
-        let addresses = starts.iter().map(|start| address + start).collect();
-        let lent = Lent { batch: 1, addresses, endpoint: self.memory.clone(), ttl_ms };
-        LentParts { lent, versions: vec![version; starts.len()] }
-    }
-}
-
-impl Service for Stub {
-    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
-        if function == LendParts::FUNCTION && self.parts {
-            let asked: LendParts<'_> = pack::decode(body).unwrap();
-            let answer: Answer<LentParts> = Ok(self.lend(&asked.starts));
-            pack::encode(&answer, out);
-        } else if function == LendObjects::FUNCTION {
-            let asked: LendObjects<'_> = pack::decode(body).unwrap();
-            let answer: Answer<Lent> = Ok(self.lend(&vec![0; asked.keys.len()]).lent);
-            pack::encode(&answer, out);
-        } else {
-            return Err((Status::NotRegistered, "no such call".into()));
-        }
-        Ok(())
-    }
-}
-
-/// A cluster in which "k" is on such a disk, and two values like it in memory.
+/// Cluster in which "k" is on the fake disk, and two values like it are in memory.
 struct Stage {
     cluster: Cluster,
     client: Client,
-    stub: Arc<Stub>,
+    fake: Arc<FakeDisk>,
     values: [Bytes; 2],
     addresses: [u64; 2],
     endpoint: String,
     _server: RunningServer,
 }
 
-const STUB: ClientId = ClientId(Uuid { first: 7, second: 7 });
+const FAKE: ClientId = ClientId(Uuid { first: 7, second: 7 });
 
 impl Stage {
     async fn new(parts: bool) -> Self {
@@ -180,7 +142,7 @@ impl Stage {
             ..MasterOptions::default()
         };
         let cluster = Cluster::start(Kind::Tcp, options).await;
-        let client = member(&cluster).connect().await.unwrap();
+        let client = patient_builder(&cluster).connect().await.unwrap();
         let values = [value(1, SIZE), value(2, SIZE)];
         let mut addresses = [0; 2];
         let mut memory = String::new();
@@ -192,12 +154,12 @@ impl Stage {
             (addresses[i], memory) = (at.address, at.endpoint.clone());
         }
         let value = Mutex::new((addresses[0], 1, 60_000));
-        let stub = Arc::new(Stub { value, memory, parts, asked: Mutex::default() });
+        let fake = Arc::new(FakeDisk { value, memory, parts, asked: Mutex::default() });
         let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
         let endpoint = server.local_addr().to_string();
-        let _server = server.start(stub.clone());
-        cluster.master.mount_disk(STUB, true).unwrap();
-        let stage = Self { cluster, client, stub, values, addresses, endpoint, _server };
+        let _server = server.start(fake.clone());
+        cluster.master.mount_disk(FAKE, true).unwrap();
+        let stage = Self { cluster, client, fake, values, addresses, endpoint, _server };
         stage.announce();
         stage
     }
@@ -206,12 +168,12 @@ impl Stage {
         let item = OffloadItem { tenant: "default".into(), key: b"k".to_vec(), size: SIZE as i64 };
         let endpoint = self.endpoint.clone();
         let place = StoredAt { bucket: 0, offset: 0, key_size: 1, data_size: SIZE as i64, endpoint };
-        self.cluster.master.offloaded(STUB, &[item], &[place]).unwrap();
+        self.cluster.master.offloaded(FAKE, &[item], &[place]).unwrap();
     }
 
-    /// From now on the disk has that value.
+    /// Gives the disk this value.
     fn holds(&self, value: usize, ttl_ms: u64) {
-        *self.stub.value.lock() = (self.addresses[value], value as u64 + 1, ttl_ms);
+        *self.fake.value.lock() = (self.addresses[value], value as u64 + 1, ttl_ms);
     }
 
     fn is(&self, value: usize, got: &[u8], from: usize) -> bool {
@@ -227,7 +189,7 @@ async fn parts_are_of_one_value_whatever_the_disk_has_by_then() {
     stage.holds(1, 60_000);
     let other = part(&stage.client, &object, 105, 100).await.unwrap_err();
     assert_eq!(other.code(), ErrorCode::LeaseExpired);
-    // Asked for anew, it is that value.
+    // Another lookup finds that value.
     let again = find(&stage.client, "k").await.unwrap();
     assert!(stage.is(1, &part(&stage.client, &again, 105, 100).await.unwrap(), 105));
     stage.holds(0, 60_000);
@@ -254,8 +216,9 @@ async fn an_owner_that_lends_whole_objects_only_is_asked_for_these() {
     for (got, from) in read.iter().zip([0, 200_000, 100_000]) {
         assert!(stage.is(0, got.as_ref().unwrap(), from));
     }
-    assert_eq!(*stage.stub.asked.lock(), [1], "once");
-    // It does not say which value it has, so the master is asked whether it is still the one that was found.
+    assert_eq!(*stage.fake.asked.lock(), [1], "once");
+    // The disk does not report the version of its value, so the client asks the master whether the
+    // located object still exists.
     stage.cluster.master.remove(b"k", true).unwrap();
     stage.announce();
     stage.holds(1, 60_000);
@@ -334,7 +297,7 @@ async fn to_a_light_client_a_disk_that_is_gone_is_a_miss() {
     let config = LocalConfig { buffer: 4 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
     let light = LocalClient::connect(config).await.unwrap();
     _server.stop().await;
-    assert_eq!(lies(&cluster, "k"), (0, 1), "the master does not know");
+    assert_eq!(replicas_of(&cluster, "k"), (0, 1), "the master does not know");
     let got: Vec<_> =
         light.batch_get(&["k", "value 1"]).await.unwrap().into_iter().map(Result::unwrap).collect();
     assert!(got[0].is_none() && got[1].as_deref() == Some(&*values[1]));

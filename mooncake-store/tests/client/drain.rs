@@ -1,4 +1,4 @@
-//! A member is emptied over HTTP while others read, and then goes.
+//! Drain of a client over HTTP while others read, and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -7,8 +7,8 @@ use std::time::Duration;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::master::MasterOptions;
 
-use crate::http::http;
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
+use crate::common::http::http;
 
 const OBJECTS: u64 = 60;
 
@@ -21,7 +21,7 @@ async fn a_drained_member_goes_without_a_miss() {
     let lease_ttl = Duration::from_millis(500);
     let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
     let (a, b) = cluster.pair().await;
-    let c = cluster.member().connect().await.unwrap();
+    let c = cluster.builder().connect().await.unwrap();
     for at in 0..OBJECTS {
         let preferred_segment = if at % 4 == 3 { b.hostname() } else { a.hostname() }.to_owned();
         let config = ReplicateConfig { preferred_segment, ..ReplicateConfig::default() };
@@ -48,7 +48,7 @@ async fn a_drained_member_goes_without_a_miss() {
     assert_eq!(status, 200, "{answer}");
     let job = serde_json::from_str::<serde_json::Value>(&answer).unwrap()["job_id"].clone();
     let query = format!("/api/v1/drain_jobs/query?job_id={}", job.as_str().unwrap());
-    eventually("the member is empty", async || {
+    eventually("the segment is empty", async || {
         let answer = http(admin, "GET", &query, "").await.1;
         let job: serde_json::Value = serde_json::from_str(&answer).unwrap();
         assert_ne!(job["status_name"], "FAILED", "{answer}");

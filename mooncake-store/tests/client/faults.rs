@@ -1,4 +1,4 @@
-//! Wires that fail, delay and lose answers; members that die. On a clock that moves only when told to.
+//! Transports that fail, delay and lose responses, and clients that die, under a manual clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{Loopback, LoopbackNet};
 
-use crate::support::{eventually, value};
+use crate::cluster::{eventually, value};
 
 pub(crate) type Wire = Faulty<Loopback>;
 
@@ -31,11 +31,11 @@ impl World {
         Self { clock, net: LoopbackNet::with_clock(shared), master: Arc::new(master) }
     }
 
-    pub(crate) async fn member(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
+    pub(crate) async fn connect(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
         self.named("127.0.0.1", segment).await
     }
 
-    /// A member of that name.
+    /// Connects a client with this name.
     pub(crate) async fn named(&self, name: &str, segment: u64) -> (Client<Wire>, Arc<Wire>) {
         let wire = Arc::new(Faulty::new(Arc::new(self.net.node()), 1, Faults::none()));
         let client = Client::builder()
@@ -55,7 +55,7 @@ impl World {
     }
 }
 
-/// Reads parts of located objects in one call: of each the offset and the length.
+/// Reads parts of located objects in one call, given the offset and the length of each.
 async fn parts(
     client: &Client<Wire>,
     wanted: &[(&Located, usize, usize)],
@@ -79,8 +79,8 @@ pub(crate) async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N
     keys.map(|_| located.next().unwrap().unwrap().unwrap())
 }
 
-pub(crate) fn at(member: &Client<Wire>) -> ReplicateConfig {
-    ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() }
+pub(crate) fn at(client: &Client<Wire>) -> ReplicateConfig {
+    ReplicateConfig { preferred_segment: client.hostname().into(), ..ReplicateConfig::default() }
 }
 
 pub(crate) fn always(fault: Fault) -> Faults {
@@ -94,12 +94,12 @@ fn short_leases() -> MasterOptions {
 #[tokio::test]
 async fn bytes_that_come_after_the_lease_do_not_count() {
     let world = World::new(short_leases());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.batch_put(&[("k", value(1, 1000)), ("l", value(2, 1000))], &ReplicateConfig::default()).await.unwrap();
     wire.set(always(Fault::Delay));
 
-    // Both tries are too slow.
+    // Both attempts are too slow.
     let get = tokio::spawn({
         let b = b.clone();
         async move { b.get("k").await }
@@ -111,7 +111,7 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
     }
     assert_eq!(get.await.unwrap().unwrap_err().code(), ErrorCode::LeaseExpired);
 
-    // A batch, of which only one is asked for again.
+    // One object of the batch is requested again.
     let batch = tokio::spawn({
         let b = b.clone();
         async move { b.batch_get(&["k", "l"]).await }
@@ -123,7 +123,7 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
     let got: Vec<_> = batch.await.unwrap().unwrap().into_iter().map(|got| got.unwrap().unwrap()).collect();
     assert_eq!(got, [value(1, 1000), value(2, 1000)]);
 
-    // Into the caller's memory, which comes back.
+    // The read goes into memory of the caller, and returns it.
     wire.set(always(Fault::Delay));
     let into = b.alloc_registered(1000).unwrap().exclusive().unwrap();
     let get = tokio::spawn({
@@ -142,9 +142,9 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
 #[tokio::test]
 async fn another_replica_stands_in_for_one_that_cannot_be_read() {
     let world = World::new(MasterOptions::default());
-    let (_a, wire) = world.member(1 << 20).await;
-    let (_b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (_a, wire) = world.connect(1 << 20).await;
+    let (_b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     let items: Vec<_> = (0..8).map(|i| (format!("key {i}"), value(i, 5000))).collect();
     c.batch_put(&items, &ReplicateConfig::replicas(2)).await.unwrap();
     wire.inner().kill();
@@ -165,13 +165,13 @@ async fn another_replica_stands_in_for_one_that_cannot_be_read() {
 #[tokio::test]
 async fn a_dead_member_costs_objects_and_nothing_else() {
     let world = World::new(MasterOptions::default());
-    let (_a, wire) = world.member(1 << 20).await;
-    let (b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (_a, wire) = world.connect(1 << 20).await;
+    let (b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     let items: Vec<_> = (0..16).map(|i| (format!("key {i}"), value(i, 5000))).collect();
     c.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
     wire.inner().kill();
-    // The master does not know yet. What lay there is a miss..
+    // The master does not know of the death yet. Objects in that segment are misses.
     let mut misses = 0;
     for (key, expected) in &items {
         match b.get(key).await.unwrap() {
@@ -180,7 +180,7 @@ async fn a_dead_member_costs_objects_and_nothing_else() {
         }
     }
     assert!(misses > 0 && misses < items.len());
-    // ..and what would go there goes elsewhere.
+    // New objects for that segment go to another one.
     for i in 0..16 {
         let (key, bytes) = (format!("new {i}"), value(100 + i, 5000));
         assert_eq!(b.put(&key, &bytes).await.unwrap(), PutOutcome::Stored);
@@ -195,8 +195,8 @@ async fn a_dead_member_costs_objects_and_nothing_else() {
 #[tokio::test]
 async fn a_write_that_failed_leaves_nothing_behind() {
     let world = World::new(MasterOptions::default());
-    let (_a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (_a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     for fault in [Fault::Fail, Fault::Drop, Fault::Cut] {
         wire.set(always(fault));
         let error = b.put("k", value(1, 5000)).await.unwrap_err();
@@ -204,7 +204,7 @@ async fn a_write_that_failed_leaves_nothing_behind() {
         let stats = world.master.stats();
         assert_eq!((stats.keys, stats.writing, stats.used()), (0, 0, stats.resting()), "{fault:?}");
         assert_eq!(b.get("k").await.unwrap(), None);
-        // The member is left alone for a moment, then tried again.
+        // The client avoids the unreachable owner for a moment, and then tries again.
         world.clock.advance(Duration::from_secs(2));
         wire.set(Faults::none());
         assert_eq!(b.put("k", value(1, 5000)).await.unwrap(), PutOutcome::Stored);
@@ -215,17 +215,17 @@ async fn a_write_that_failed_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_write_that_may_still_land_keeps_its_space() {
     let world = World::new(MasterOptions::default());
-    let (_a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (_a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     wire.set(always(Fault::LoseAnswer));
     assert_eq!(b.put("k", value(1, 5000)).await.unwrap_err().kind(), ErrorKind::Timeout);
     wire.set(Faults::none());
     world.clock.advance(Duration::from_secs(2));
-    // Not given back: the key is not free, nor is the space.
+    // The space is not revoked: neither the key nor the space is free.
     assert_eq!(world.master.stats().writing, 1);
     assert_eq!(b.put("k", value(2, 5000)).await.unwrap(), PutOutcome::Existed);
     assert_eq!(b.get("k").await.unwrap(), None);
-    // In time the master takes it back.
+    // The master reclaims the space in time.
     world.clock.advance(Duration::from_secs(30));
     b.is_healthy().await;
     assert_eq!(b.put("k", value(3, 5000)).await.unwrap_or(PutOutcome::Existed), PutOutcome::Stored);
@@ -235,8 +235,8 @@ async fn a_write_that_may_still_land_keeps_its_space() {
 #[tokio::test]
 async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
     let world = World::new(MasterOptions::default());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     wire.set(always(Fault::Delay));
     let put = tokio::spawn({
         let b = b.clone();
@@ -246,7 +246,7 @@ async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
     put.abort();
     assert!(put.await.unwrap_err().is_cancelled());
     wire.set(Faults::none());
-    // While it is under way the space stays granted.
+    // The space stays allocated while the write is in progress.
     assert_eq!(a.put("k", value(2, 100)).await.unwrap(), PutOutcome::Existed);
     assert_eq!(wire.release(1), 1);
     eventually("the space is given back", async || world.master.stats().writing == 0).await;
@@ -255,14 +255,14 @@ async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
     assert_eq!(b.local_buffer_used(), 0);
 }
 
-/// What was looked up at a member that died is read from the one that has it by then: ranges of one object, of several, and of one that was
-/// read in part before.
+/// Objects of an owner that died are read from the current owner: ranges of one object, of several,
+/// and of one that was read in part before.
 #[tokio::test]
 async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
     let world = World::new(MasterOptions::default());
-    let (a, wire) = world.member(1 << 20).await;
-    let (b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (a, wire) = world.connect(1 << 20).await;
+    let (b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     let keys = ["one", "two", "three", "session"];
     for (i, key) in keys.into_iter().enumerate() {
         a.put_with(key, value(i as u64, 5000), &at(&a)).await.unwrap();
@@ -275,26 +275,27 @@ async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
         eventually("it is copied", status).await;
     }
     wire.inner().kill();
-    // One object, in two ranges; then several objects, one of which was given out in part.
+    // One object is read in two ranges; then several objects, one of which was already read in
+    // part.
     let whole = value(0, 5000);
     let expected = [Ok(whole[..100].to_vec()), Ok(whole[100..].to_vec())];
     assert_eq!(parts(&c, &[(&one, 0, 100), (&one, 100, 4900)]).await, expected);
     let expected =
         [(1, 0..5000), (2, 7..4007), (3, 3000..5000)].map(|(seed, of)| Ok(value(seed, 5000)[of].to_vec()));
     assert_eq!(parts(&c, &[(&two, 0, 5000), (&three, 7, 4000), (&session, 3000, 2000)]).await, expected);
-    // What is known now is used from then on: the master is not asked for every part.
+    // The client keeps the result of the lookup: not every part asks the master.
     let asked = world.master.stats().reads;
     assert_eq!(parts(&c, &[(&session, 0, 5000)]).await, [Ok(value(3, 5000).to_vec())]);
     assert_eq!(world.master.stats().reads, asked);
 }
 
-/// Parts of two values never make one.
+/// A read never combines parts of two values.
 #[tokio::test]
 async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all() {
     let world = World::new(MasterOptions::default());
-    let (a, wire) = world.member(1 << 20).await;
-    let (b, _) = world.member(1 << 20).await;
-    let (c, _) = world.member(0).await;
+    let (a, wire) = world.connect(1 << 20).await;
+    let (b, _) = world.connect(1 << 20).await;
+    let (c, _) = world.connect(0).await;
     for key in ["k", "longer", "gone"] {
         a.put_with(key, value(1, 5000), &at(&a)).await.unwrap();
     }
@@ -320,8 +321,8 @@ async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all
 #[tokio::test]
 async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
     let world = World::new(short_leases());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.put("k", value(1, 5000)).await.unwrap();
     let slow = async |then: &dyn Fn()| {
         let [object] = locate(&b, ["k"]).await;
@@ -335,7 +336,7 @@ async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
         world.clock.advance(Duration::from_millis(600));
         then();
         eventually("it is asked for", async || world.master.stats().reads > asked).await;
-        // Whoever asked has the answer before the next one may go on.
+        // The caller gets the response before the next request may continue.
         tokio::task::yield_now().await;
         world.clock.advance(Duration::from_millis(600));
         wire.set(Faults::none());
@@ -343,17 +344,17 @@ async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
         read.await.unwrap()
     };
     assert_eq!(slow(&|| {}).await, Ok(value(1, 5000).to_vec()));
-    // It is not there any more: nobody renews its lease, and what is under way does not count.
+    // The object is gone: its lease is not renewed, and transfers in progress do not count.
     let remove = || world.master.remove(b"k", true).unwrap();
     assert_eq!(slow(&remove).await, Err(ErrorCode::ObjectNotFound));
 }
 
-/// Who looked an object up too long ago is told so, and nothing is moved for it.
+/// Objects that were located too long ago are refused without a transfer.
 #[tokio::test]
 async fn ranges_of_what_was_located_before_the_lease_ended_are_refused() {
     let world = World::new(short_leases());
-    let (a, _) = world.member(1 << 20).await;
-    let (b, wire) = world.member(0).await;
+    let (a, _) = world.connect(1 << 20).await;
+    let (b, wire) = world.connect(0).await;
     a.put("k", value(1, 5000)).await.unwrap();
     let [object] = locate(&b, ["k"]).await;
     world.clock.advance(Duration::from_secs(1));

@@ -1,4 +1,5 @@
-//! Files on a file system that clients share: written behind puts, read where nothing else has the value.
+//! Files on a file system that clients share: written after puts, and read where no other replica
+//! exists.
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +8,9 @@ use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
 use mooncake_store::client::{Client, FileReport, PutOutcome, RangeRead};
 use mooncake_store::master::{FileOptions, MasterOptions};
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
-/// Longer than what is read at once.
+/// Length of a value above that of one read.
 const LONG: usize = 5 << 20;
 
 async fn cluster(dir: &Path, files: FileOptions) -> Cluster {
@@ -17,7 +18,7 @@ async fn cluster(dir: &Path, files: FileOptions) -> Cluster {
     Cluster::start(Kind::Tcp, MasterOptions { files: Some(files), ..MasterOptions::default() }).await
 }
 
-/// Where the file of a key is, if the master lists one.
+/// Returns the path of the file of a key, if the master lists one.
 fn file(cluster: &Cluster, key: &[u8]) -> Option<PathBuf> {
     let replicas = cluster.master.peek(key).unwrap_or_default();
     replicas.iter().find_map(|replica| match &replica.location {
@@ -31,7 +32,7 @@ async fn written(cluster: &Cluster, key: &[u8]) -> PathBuf {
     file(cluster, key).unwrap()
 }
 
-/// Files below a folder.
+/// Returns the files below a folder.
 fn all(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().map_while(Result::ok) {
@@ -43,12 +44,12 @@ fn all(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A cluster in which only files have these values: whoever had them in memory is gone.
+/// Starts a cluster in which only files have these values: the owners of the memory are gone.
 async fn only_in_files(dir: &Path, items: &[(&[u8], Bytes)]) -> (Cluster, Client) {
     let cluster = cluster(dir, FileOptions::default()).await;
     let (holder, client) = (
-        cluster.member().connect().await.unwrap(),
-        cluster.member().segment(0).local_buffer(16 << 20).connect().await.unwrap(),
+        cluster.builder().connect().await.unwrap(),
+        cluster.builder().segment(0).local_buffer(16 << 20).connect().await.unwrap(),
     );
     for (key, value) in items {
         assert_eq!(client.put(key, value).await.unwrap(), PutOutcome::Stored);
@@ -87,8 +88,8 @@ async fn a_value_is_its_file_and_comes_back_from_it() {
     into.copy_to(0, &mut bytes).unwrap();
     assert!(bytes == *long);
 
-    // Others that come later read them, too.
-    let other = cluster.member().segment(0).connect().await.unwrap();
+    // Clients that join later read the files, too.
+    let other = cluster.builder().segment(0).connect().await.unwrap();
     assert!(other.get("short").await.unwrap().as_ref() == Some(&short));
     assert_eq!(report(&client).written, 2);
     assert_eq!((report(&other).read, report(&other).unread), (1, 0));
@@ -138,7 +139,7 @@ async fn what_is_no_file_of_the_value_is_a_miss_and_the_key_is_free_again() {
             _ => {}
         }
     }
-    // By parts first: they say nothing to the master.
+    // The test reads parts first, because they report nothing to the master.
     for object in client.locate(&names).await.unwrap() {
         let into = client.alloc_registered(10).unwrap().exclusive().unwrap();
         let read = RangeRead { object: object.unwrap().unwrap(), offset: 0, into };
@@ -151,7 +152,7 @@ async fn what_is_no_file_of_the_value_is_a_miss_and_the_key_is_free_again() {
     }
     assert!(report(&client).unread >= unread + names.len() as u64);
     eventually("the master has heard", async || cluster.master.keys().is_empty()).await;
-    let _holder = cluster.member().connect().await.unwrap();
+    let _holder = cluster.builder().connect().await.unwrap();
     for name in names {
         assert_eq!(client.put(name, b"again").await.unwrap(), PutOutcome::Stored);
     }
@@ -179,7 +180,7 @@ async fn without_the_folder_objects_are_in_memory_only() {
     std::fs::write(&blocked, b"").unwrap();
     for root in [absent, blocked] {
         let cluster = cluster(&root, FileOptions::default()).await;
-        let client = cluster.member().connect().await.unwrap();
+        let client = cluster.builder().connect().await.unwrap();
         client.put("k", b"value").await.unwrap();
         eventually("it was not written", async || report(&client).refused == 1).await;
         assert_eq!(client.get("k").await.unwrap().as_deref(), Some(&b"value"[..]));
@@ -195,7 +196,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
     std::fs::create_dir_all(&before).unwrap();
     std::fs::write(before.join("of somebody"), [0; 400]).unwrap();
     let cluster = cluster(dir.path(), FileOptions { quota: 1000, ..FileOptions::default() }).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     for n in 0..5 {
         client.put(format!("k{n}"), value(n, 300)).await.unwrap();
         written(&cluster, format!("k{n}").as_bytes()).await;
@@ -213,7 +214,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
 
     let fixed = FileOptions { quota: 1000, evict: false, ..FileOptions::default() };
     let cluster = self::cluster(dir.path(), fixed).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     client.put("more", value(9, 200)).await.unwrap();
     eventually("it was not written", async || report(&client).refused == 1).await;
     assert_eq!(all(dir.path()).len(), 3);
@@ -223,7 +224,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
 async fn what_is_replaced_or_removed_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = cluster(dir.path(), FileOptions::default()).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     let gone = async || all(dir.path()).is_empty();
     client.put("k", value(1, 300)).await.unwrap();
     let first = written(&cluster, b"k").await;
@@ -250,7 +251,7 @@ async fn what_is_replaced_or_removed_leaves_no_file() {
 async fn batches_and_pieces_and_registered_memory_are_written_whole() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = cluster(dir.path(), FileOptions::default()).await;
-    let client = cluster.member().connect().await.unwrap();
+    let client = cluster.builder().connect().await.unwrap();
     let once = ReplicateConfig::default();
     let [a, b, c] = [1, 2, 3].map(|n| value(n, 200_000));
     client.batch_put(&[("a", &a), ("b", &b)], &once).await.unwrap();
@@ -265,7 +266,7 @@ async fn batches_and_pieces_and_registered_memory_are_written_whole() {
         let path = written(&cluster, key.as_bytes()).await;
         assert!(std::fs::read(path).unwrap() == value, "{key}");
     }
-    // What is under way when a client leaves is written to its end.
+    // A client that leaves completes its writes.
     client.put("last", value(7, 100)).await.unwrap();
     client.close().await.unwrap();
     assert_eq!(all(dir.path()).len(), 6);

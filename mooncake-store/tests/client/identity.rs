@@ -1,4 +1,5 @@
-//! Owners that are replaced by another process of the same name, with the same memory at the same addresses.
+//! Owners that are replaced by another process of the same name, with the same memory at the same
+//! addresses.
 
 use std::sync::Arc;
 
@@ -9,14 +10,14 @@ use mooncake_store::client::{Client, RangeRead, RangeWrite};
 use mooncake_store::master::MasterOptions;
 use mooncake_transport::{Region, Slice};
 
+use crate::cluster::value;
 use crate::faults::{Wire, World, locate};
-use crate::support::value;
 
 const LEN: usize = 4096;
 const SEGMENT: usize = 1 << 16;
 const NAME: &str = "owner:7";
 
-/// A process of the name [`NAME`].
+/// Process with the name [`NAME`].
 struct Process {
     client: Client<Wire>,
     wire: Arc<Wire>,
@@ -28,10 +29,11 @@ impl Process {
         Self { client, wire }
     }
 
-    /// Dies without a word to the master. Nobody hears of it before the time of the client is up.
+    /// Dies without a message to the master, which learns of it by the heartbeat timeout.
     async fn die(self) {
         self.wire.inner().kill();
-        // Its name can be taken, as a directory of processes lets the next one of a host and port take it.
+        // The name becomes free, as a metadata service frees that of a host and port for the next
+        // process.
         self.client.engine().close().await.unwrap();
         std::mem::forget(self.client);
     }
@@ -41,7 +43,7 @@ fn memory() -> Arc<HostMemory> {
     Arc::new(HostMemory::new(SEGMENT).unwrap())
 }
 
-/// All bytes of memory that is registered for a look at it.
+/// Returns all bytes of a region that was registered for this.
 fn contents(region: &Region<Wire>) -> Vec<u8> {
     let slice: Slice<Wire> = region.slice(0..SEGMENT).unwrap();
     let mut bytes = vec![0; SEGMENT];
@@ -49,7 +51,7 @@ fn contents(region: &Region<Wire>) -> Vec<u8> {
     bytes
 }
 
-/// Memory of the process that comes next, at the addresses of the process before.
+/// Starts the next process with the memory at the addresses of the previous one.
 async fn next(world: &World, memory: &Arc<HostMemory>, byte: u8) -> (Process, Region<Wire>) {
     let process = Process::start(world).await;
     let region = process.client.engine().register(memory.clone() as Arc<dyn MemorySource>).await.unwrap();
@@ -67,7 +69,7 @@ async fn read(client: &Client<Wire>, object: &mooncake_store::client::Located) -
     outcome.map(|()| bytes).map_err(|error| error.code())
 }
 
-/// The process before, with one object.
+/// Starts the first process, with one object.
 async fn first(world: &World, memory: &Arc<HostMemory>) -> Process {
     let process = Process::start(world).await;
     process.client.mount_memory(memory.clone()).await.unwrap();
@@ -77,12 +79,12 @@ async fn first(world: &World, memory: &Arc<HostMemory>) -> Process {
 
 #[tokio::test]
 async fn an_object_of_the_process_before_is_not_read_from_the_next_one() {
-    // With and without a route from before.
+    // The test runs with and without an existing route.
     for known in [true, false] {
         let world = World::new(MasterOptions::default());
         let memory = memory();
         let before = first(&world, &memory).await;
-        let (reader, _) = world.member(0).await;
+        let (reader, _) = world.connect(0).await;
         let [object] = locate(&reader, ["k"]).await;
         if known {
             assert_eq!(read(&reader, &object).await.unwrap(), value(1, LEN));
@@ -97,7 +99,7 @@ async fn an_object_of_the_process_before_is_not_read_from_the_next_one() {
             world.clock.advance(std::time::Duration::from_millis(1500));
         }
         assert_eq!(reader.get("k").await.unwrap(), None);
-        // The next process is used for what is its own.
+        // The next process serves its own objects.
         after.client.put("l", value(2, LEN)).await.unwrap();
         assert_eq!(reader.get("l").await.unwrap().unwrap(), value(2, LEN));
     }
@@ -108,9 +110,10 @@ async fn memory_that_waits_for_its_mount_is_not_used() {
     let world = World::new(MasterOptions::default());
     let memory = memory();
     let before = first(&world, &memory).await;
-    let (reader, _) = world.member(0).await;
+    let (reader, _) = world.connect(0).await;
     before.die().await;
-    // It is registered and published, and the master still names the process before.
+    // The next process has registered and published its memory, and the master still names the
+    // previous one.
     let (after, region) = next(&world, &memory, 0xee).await;
     for _ in 0..2 {
         let got = reader.get("k").await.unwrap();
@@ -134,7 +137,7 @@ async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
         let world = World::new(MasterOptions::default());
         let memory = memory();
         let before = first(&world, &memory).await;
-        let (writer, _) = world.member(0).await;
+        let (writer, _) = world.connect(0).await;
         if known {
             assert_eq!(writer.get("k").await.unwrap().unwrap(), value(1, LEN));
         }
@@ -159,9 +162,9 @@ async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
     }
 }
 
-/// A look at memory, by a process that leaves it as it is.
+/// Connects a process that reads memory without changing it.
 async fn look(world: &World, memory: &Arc<HostMemory>) -> (Client<Wire>, Region<Wire>) {
-    let (client, _) = world.member(0).await;
+    let (client, _) = world.connect(0).await;
     let region = client.engine().register(memory.clone() as Arc<dyn MemorySource>).await.unwrap();
     (client, region)
 }

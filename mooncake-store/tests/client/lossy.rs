@@ -1,4 +1,4 @@
-//! A master whose answers get lost, that is slow in answering, or that is another one all of a sudden.
+//! Master whose responses get lost, that responds slowly, or that is suddenly another one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -22,23 +22,23 @@ use mooncake_store::protocol::wire::{DiskWork, InventoryPage, OffloadItem, Store
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::support::{eventually, value};
+use crate::cluster::{eventually, value};
 
-/// In front of a master. Each call is made; what is on the list has its answer lost.
+/// Service in front of a master. It forwards each call, and drops the responses on its list.
 #[derive(Debug)]
 struct Front {
     master: Mutex<Arc<Master>>,
     options: MasterOptions,
     lose: Mutex<Vec<&'static str>>,
-    /// How long the next answer of `locate` is under way.
+    /// Delay of the next response of `locate`.
     late: Mutex<Duration>,
-    /// As masters of the existing system: it knows nothing of numbers.
+    /// Makes the service behave like Mooncake C++, which has no numbers of writes.
     existing: bool,
-    /// Whether the master keeps inventories.
+    /// Makes the master keep inventories.
     lists: bool,
-    /// Masters so far: each has an epoch of its own.
+    /// Number of masters so far: each has an epoch of its own.
     masters: AtomicU64,
-    /// What `remount` waits for, one permit a call.
+    /// Gate of `remount`, which takes one permit per call.
     gate: Semaphore,
     remounting: Mutex<usize>,
     clock: Arc<ManualClock>,
@@ -58,7 +58,7 @@ impl Front {
         Arc::new(Self { master, options, lose, late, existing, lists, masters, gate, remounting, clock })
     }
 
-    /// Keeps inventories.
+    /// Creates a service whose master keeps inventories.
     fn with_lists() -> Arc<Self> {
         let front = Arc::into_inner(Self::new(false)).unwrap();
         Arc::new(Self { lists: true, ..front })
@@ -98,7 +98,7 @@ impl Front {
         }
     }
 
-    async fn member(self: &Arc<Self>, segment: u64) -> Client {
+    async fn connect(self: &Arc<Self>, segment: u64) -> Client {
         let config = ClientConfig {
             ping_interval: Duration::from_millis(20),
             timeout: Duration::from_secs(20),
@@ -270,7 +270,7 @@ impl DiskService for Front {
         keys: &[&[u8]],
     ) -> Result<Vec<Result<()>>> {
         if self.lose.lock().contains(&"dropped") {
-            // It does not come at all.
+            // The response is lost.
             return self.answer("dropped", Ok(Vec::new()));
         }
         DiskService::dropped_from_disk(&*self.master(), client, tenant, keys).await
@@ -287,7 +287,7 @@ fn with_disks(existing: bool) -> Arc<Front> {
     Front::with(existing, MasterOptions { disks, ..MasterOptions::default() })
 }
 
-/// An owner of a disk of so many bytes.
+/// Starts an owner of a disk with this capacity.
 #[cfg(feature = "disk")]
 async fn owner(front: &Arc<Front>, folder: &std::path::Path, capacity: u64) -> Client {
     let interval = Duration::from_millis(20);
@@ -318,7 +318,7 @@ async fn what_a_lost_answer_said_of_a_disk_is_said_again() {
     front.lose(&["work"]);
     owner.remove("k", true).await.unwrap();
     eventually("it is dropped", async || owner.disk().unwrap().store.objects == 0).await;
-    // As often as one is reported, and once more.
+    // The response is lost once per report, and once more.
     front.lose(&["offloaded"; 4]);
     owner.put("l", value(2, 1000)).await.unwrap();
     eventually("it is reported", async || on_disk(&front, "l")).await;
@@ -338,7 +338,7 @@ async fn what_left_a_disk_is_told_until_it_is_heard() {
     front.lose(&["dropped", "dropped"]);
     for number in 0..40 {
         owner.put(number.to_string(), value(number, 60_000)).await.unwrap();
-        // One by one, so that each is written.
+        // The objects are put one by one, so that each is written.
         eventually("it is written", async || on_disk(&front, &number.to_string())).await;
         front.clock.advance(Duration::from_secs(1));
     }
@@ -358,7 +358,7 @@ async fn an_offer_that_is_not_made_to_its_end_is_made_again() {
     let owner = owner(&front, folder.path(), 1 << 20).await;
     owner.put("k", value(1, 1000)).await.unwrap();
     eventually("it is written", async || on_disk(&front, "k")).await;
-    // A new master: what lies on the disk is to be announced to it, and that fails at first.
+    // A new master gets the objects on the disk announced, which fails at first.
     for lost in ["begin", "offloaded"] {
         front.lose(&[lost]);
         front.restart();
@@ -381,7 +381,7 @@ async fn a_master_that_does_not_number_is_asked_as_ever() {
 #[tokio::test]
 async fn a_put_survives_the_loss_of_an_answer() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     for (key, lost) in [("start", &["start"][..]), ("end", &["end"]), ("both", &["start", "end"])] {
         front.lose(lost);
         let outcome = client.put(key, value(1, 1000)).await.unwrap();
@@ -393,11 +393,11 @@ async fn a_put_survives_the_loss_of_an_answer() {
 #[tokio::test]
 async fn space_whose_grant_never_came_is_given_back() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     front.lose(&["start", "start"]);
     client.put("k", value(1, 1000)).await.unwrap_err();
     eventually("nothing is being written", async || front.master().stats().writing == 0).await;
-    // What was not put may be put: it is not said to be there.
+    // The failed put may be repeated: the key does not exist.
     assert_eq!(client.put("k", value(2, 1000)).await.unwrap(), PutOutcome::Stored);
     assert_eq!(client.get("k").await.unwrap().unwrap(), value(2, 1000));
 }
@@ -405,7 +405,7 @@ async fn space_whose_grant_never_came_is_given_back() {
 #[tokio::test]
 async fn a_master_without_numbers_is_asked_for_space_once() {
     let front = Front::new(true);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     front.lose(&["start"]);
     let error = client.put("k", value(1, 1000)).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::RpcFail);
@@ -417,7 +417,7 @@ async fn a_master_without_numbers_is_asked_for_space_once() {
 #[tokio::test]
 async fn what_was_not_written_is_not_committed() {
     let front = Front::new(false);
-    let owner = front.member(1 << 20).await;
+    let owner = front.connect(1 << 20).await;
     let reserved = owner.reserve(&[("k", 1000), ("l", 1000)], &Default::default()).await.unwrap();
     let [k, l] = reserved.try_into().map(|both: [Result<_>; 2]| both.map(Result::unwrap)).unwrap();
     let write = |object, offset| {
@@ -427,7 +427,7 @@ async fn what_was_not_written_is_not_committed() {
     for object in [&k, &l] {
         owner.write_ranges(write(object, 0)).await.remove(0).unwrap();
     }
-    // Later than the existing master would still know it for ours.
+    // The time exceeds that in which Mooncake C++ still knows the write.
     front.clock.advance(Duration::from_secs(26));
     let code = |outcome: Result<()>| outcome.unwrap_err().code();
     let late = owner.write_ranges(write(&k, 500)).await.remove(0);
@@ -442,7 +442,7 @@ async fn what_was_not_written_is_not_committed() {
 #[tokio::test]
 async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
     let front = Front::new(false);
-    let owner = front.member(1 << 20).await;
+    let owner = front.connect(1 << 20).await;
     owner.put("k", value(1, 1000)).await.unwrap();
     for late in [1, 12] {
         *front.late.lock() = Duration::from_secs(late);
@@ -460,14 +460,14 @@ async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
 #[tokio::test]
 async fn a_batch_that_is_tried_again_keeps_its_groups() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
-    // The empty key is refused before the master is asked, so it is asked for two of three.
+    let client = front.connect(1 << 20).await;
+    // The empty key is refused without the master, which gets two of three keys.
     let groups = ["a", "b", "c"].map(String::from).to_vec();
     let config = ReplicateConfig { group_ids: Some(groups), ..ReplicateConfig::default() };
     let items = [("x", value(1, 10)), ("", value(2, 10)), ("y", value(3, 10))];
     let outcomes = client.batch_put(&items, &config).await.unwrap();
     assert!(matches!(outcomes[..], [Ok(PutOutcome::Stored), Err(_), Ok(PutOutcome::Stored)]), "{outcomes:?}");
-    // A group is for ever.
+    // The group of an object does not change.
     let upsert = async |group: &str| {
         let config = ReplicateConfig { group_ids: Some(vec![group.into()]), ..ReplicateConfig::default() };
         let outcomes = client.batch_upsert(&[("y", value(4, 10))], &config).await.unwrap();
@@ -480,7 +480,7 @@ async fn a_batch_that_is_tried_again_keeps_its_groups() {
 #[tokio::test]
 async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     front.restart();
     client.mount(2 << 20).await.unwrap();
     let mut sizes: Vec<u64> = front.master().stats().segments.iter().map(|s| s.segment.size).collect();
@@ -491,7 +491,7 @@ async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
 #[tokio::test]
 async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
     let front = Front::new(false);
-    let client = front.member(1 << 20).await;
+    let client = front.connect(1 << 20).await;
     let [segment] = client.segments()[..] else { panic!() };
     // The heartbeat has its list of segments, and its call hangs.
     front.gate.forget_permits(Semaphore::MAX_PERMITS);
@@ -501,7 +501,7 @@ async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
         let client = client.clone();
         async move { client.unmount(segment).await }
     });
-    // As far as it gets: with nothing to wait for it would be over.
+    // The call runs until it waits; without the gate it would end.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -516,11 +516,12 @@ async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
     client.close().await.unwrap();
 }
 
-/// A master that is restarted while segments are being mounted at it again: its successor hears of the segments by the rest of these calls.
+/// A master is restarted during a remount: its successor learns of the segments from the remaining
+/// calls.
 #[tokio::test]
 async fn objects_outlive_masters_after_two_restarts_during_one_remount() {
     let front = Front::with_lists();
-    let owner = front.member(1 << 20).await;
+    let owner = front.connect(1 << 20).await;
     let passing = tokio::spawn({
         let front = front.clone();
         async move {

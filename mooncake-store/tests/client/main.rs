@@ -1,8 +1,23 @@
-//! The client against a real master: embedded over loopback, and remote over RPC with TCP and shared memory.
+//! The client with a real master: embedded with the loopback transport, and remote over RPC with
+//! TCP and shared memory.
+//!
+//! The tests share one process: each has a cluster of its own on free ports, so they run in
+//! parallel. Ignored tests need RDMA devices (`cargo xtask rdma-test`), or are child processes that
+//! other tests start with this program.
+
+#[path = "../common"]
+#[allow(dead_code, reason = "each test program uses a part")]
+mod common {
+    #[cfg(feature = "disk")]
+    pub(crate) mod fake_disk;
+    pub(crate) mod http;
+}
 
 mod cache;
 mod checksum;
+mod cluster;
 mod device;
+mod discovery;
 #[cfg(feature = "disk")]
 mod disk;
 #[cfg(feature = "disk")]
@@ -13,18 +28,17 @@ mod drain;
 mod faults;
 #[cfg(feature = "disk")]
 mod files;
-mod herd;
-mod hot;
-#[path = "../http_support/mod.rs"]
-mod http;
+mod free_space;
+mod hot_replicas;
 mod identity;
-mod lent;
+mod lent_memory;
+#[cfg(feature = "local")]
+mod local;
 mod lossy;
-mod meeting;
-mod outlive;
+mod many_clients;
 mod parts;
+mod recovery;
 mod restart;
-mod room;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]
 mod same_host;
 mod scenarios;
@@ -32,6 +46,5 @@ mod session_property;
 mod sessions;
 #[cfg(feature = "transport-tcp")]
 mod shared_engine;
-mod support;
 mod tasks;
 mod tenants;

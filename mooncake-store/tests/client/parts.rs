@@ -7,7 +7,7 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::Slice;
 
-use crate::support::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, value};
 
 fn filled(client: &Client, bytes: &[u8]) -> Slice<TransportSet> {
     let mut slice = client.alloc_registered(bytes.len()).unwrap().exclusive().unwrap();

@@ -1,4 +1,4 @@
-//! Masters that are absent, old, or go away and come back.
+//! Masters that are absent, old, or end and return.
 #![allow(clippy::disallowed_methods, reason = "the bounds are of real time")]
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
 use mooncake_store::server::MasterServer;
 
-use crate::support::{eventually, master_config, value};
+use crate::cluster::{eventually, master_config, value};
 
 fn options() -> MasterOptions {
     MasterOptions::default()
@@ -59,7 +59,7 @@ async fn a_master_of_another_version_is_refused_with_both_named() {
     running.stop().await;
 }
 
-/// A master of this version that knows every call Mooncake C++ lacks in a shape of its own.
+/// Master of this version in which every call that Mooncake C++ lacks has another type signature.
 struct OtherShapes(MasterService<Master>);
 
 impl Service for OtherShapes {
@@ -87,7 +87,7 @@ async fn a_master_whose_extensions_have_another_shape_is_used_without_them() {
     eventually("the object is known", async || client.lasting_objects().await == 1).await;
     first.stop().await;
 
-    // The next master is of another version: the segment comes back, empty.
+    // The next master is of another version: the segment returns empty.
     let server = Server::bind(&address.to_string(), ServerOptions::default()).await.unwrap();
     let next = Arc::new(Master::new(options()).unwrap());
     let running = server.start(Arc::new(OtherShapes(MasterService(next.clone()))));
@@ -115,13 +115,14 @@ async fn a_client_that_comes_first_waits_for_the_master() {
     server.stop().await;
 }
 
-/// Memory of the caller's keeps its addresses. The earlier master gave leases of 300 s, and has written down nothing.
+/// Memory of the caller keeps its addresses. The earlier master gave leases of 300 s, and wrote no
+/// snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold() {
     let clock = Arc::new(ManualClock::new());
     let start = async |port, lease| {
         let lease_ttl = Duration::from_secs(lease);
-        // The clock goes on in leaps.
+        // The clock moves in large steps.
         let options = MasterOptions { lease_ttl, client_ttl: Duration::from_secs(3600), ..options() };
         MasterServer::start_with_clock(master_config(port, options), clock.clone()).await.unwrap()
     };
@@ -150,7 +151,7 @@ async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold
 async fn promises_of_the_master_before_are_void() {
     let server = MasterServer::start(master_config(0, options())).await.unwrap();
     let address = server.addresses().rpc;
-    let member = |segment| {
+    let connect = |segment| {
         Client::builder()
             .master(address.to_string())
             .copy_in_process(false)
@@ -158,7 +159,7 @@ async fn promises_of_the_master_before_are_void() {
             .timeout(Duration::from_secs(1))
             .connect()
     };
-    let (a, b) = (member(4 << 20).await.unwrap(), member(0).await.unwrap());
+    let (a, b) = (connect(4 << 20).await.unwrap(), connect(0).await.unwrap());
     let given = HostMemory::new(8 << 20).unwrap();
     let given = a.mount_memory(Arc::new(given)).await.unwrap();
     let ids = a.segments();
@@ -174,13 +175,13 @@ async fn promises_of_the_master_before_are_void() {
     assert_eq!(base(&now, true), base(&old, true));
     assert_ne!(base(&now, false), base(&old, false));
 
-    // A late writer of the master before: what it was granted is not there any more.
+    // A late writer of the previous master finds its allocation gone.
     let target = b.engine().open(&old[0].segment.endpoint).await.unwrap();
     let write = async |at| b.engine().write(&target, at, Bytes::from_static(b"late"), None).await.0;
     eventually("the old memory is gone", async || write(base(&old, false)).await.is_err()).await;
     write(base(&now, false)).await.unwrap();
 
-    // What cannot be replaced rests, and the other takes its place.
+    // Memory that cannot be replaced stays reserved, and new objects go to another segment.
     for i in 0..3 {
         assert_eq!(b.put(format!("k{i}"), value(i, 1 << 20)).await.unwrap(), PutOutcome::Stored);
         let replicas = server.master().peek(format!("k{i}").as_bytes()).unwrap();
@@ -201,7 +202,7 @@ async fn promises_of_the_master_before_are_void() {
 async fn a_master_that_comes_back_gets_the_segments_again() {
     let server = MasterServer::start(master_config(0, options())).await.unwrap();
     let address = server.addresses().rpc;
-    let member = || {
+    let connect = || {
         Client::builder()
             .master(address.to_string())
             .copy_in_process(false)
@@ -209,7 +210,7 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
             .timeout(Duration::from_secs(1))
             .connect()
     };
-    let (a, b) = (member().await.unwrap(), member().await.unwrap());
+    let (a, b) = (connect().await.unwrap(), connect().await.unwrap());
     a.put("before", "v").await.unwrap();
     server.stop().await;
     for client in [&a, &b] {
@@ -221,10 +222,10 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
     let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
     let begun = Instant::now();
     eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
-    // It is too young to be sure to be there again (`outlive` has those that are).
+    // The object is too young to be recovered for sure; `recovery` has tests of the others.
     assert!(b.get("before").await.unwrap().is_none_or(|value| &value[..] == b"v"));
     assert_eq!(a.put("after", "w").await.unwrap(), PutOutcome::Stored);
-    // Memory that is mounted again at its old addresses would rest for 30 s.
+    // Memory that is remounted at its old addresses would stay reserved for 30 s.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     assert_eq!(&b.get("after").await.unwrap().unwrap()[..], b"w");
     a.close().await.unwrap();

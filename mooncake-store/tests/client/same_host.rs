@@ -1,4 +1,5 @@
-//! Members of one host: what is in shared memory is copied there, and everything else goes over the wire as if there were none.
+//! Clients on one host: transfers with shared memory are copies, and all others use TCP as between
+//! hosts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +12,15 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_tcp::TcpConfig;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
-/// A member whose data port is where nobody can connect.
+/// Returns a client whose data port is unreachable.
 fn unreachable_by_tcp(cluster: &Cluster) -> ClientBuilder {
-    // An address of the block for documentation: nothing answers there.
+    // The address is from the block for documentation, where no host listens.
     let tcp = TcpConfig { data_host: "192.0.2.1".into(), ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
-    cluster.member().wires(wires)
+    cluster.builder().wires(wires)
 }
 
 async fn cluster() -> Cluster {
@@ -36,19 +37,20 @@ async fn roundtrip(a: &Client, b: &Client, key: &str, len: usize) {
 async fn shared_memory_is_what_leads_there() {
     let cluster = cluster().await;
     let owner = unreachable_by_tcp(&cluster).connect().await.unwrap();
-    let user = cluster.member().segment(0).connect().await.unwrap();
+    let user = cluster.builder().segment(0).connect().await.unwrap();
     for (key, len) in [("a", 1), ("b", 5000), ("c", 1 << 20), ("d", 2_000_000)] {
         roundtrip(&user, &user, key, len).await;
     }
-    // A segment that came after the two knew each other: until it is mapped here, the wire is tried, in vain in this case.
-    let impatient = cluster.member().segment(0).timeout(Duration::from_millis(300)).connect().await.unwrap();
+    // The segment is newer than the connection of the clients: until it is mapped, reads use TCP,
+    // which fails here.
+    let impatient = cluster.builder().segment(0).timeout(Duration::from_millis(300)).connect().await.unwrap();
     assert!(impatient.get("a").await.unwrap().is_some());
     let first = owner.segments()[0];
     owner.mount(8 << 20).await.unwrap();
     owner.unmount(first).await.unwrap();
     eventually("the new segment is mapped", async || impatient.put("late", b"late").await.is_ok()).await;
     roundtrip(&impatient, &impatient, "more", 1 << 20).await;
-    let without = cluster.member().segment(0).share_memory(false).timeout(Duration::from_millis(500));
+    let without = cluster.builder().segment(0).share_memory(false).timeout(Duration::from_millis(500));
     let without = without.connect().await.unwrap();
     assert!(!matches!(without.get("more").await, Ok(Some(_))), "over the wire it is out of reach");
 }
@@ -56,9 +58,9 @@ async fn shared_memory_is_what_leads_there() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_is_not_shared_goes_over_the_wire() {
     let cluster = cluster().await;
-    let owner = cluster.member().segment(0).connect().await.unwrap();
+    let owner = cluster.builder().segment(0).connect().await.unwrap();
     owner.mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
-    let user = cluster.member().segment(0).connect().await.unwrap();
+    let user = cluster.builder().segment(0).connect().await.unwrap();
     roundtrip(&user, &user, "private", 3_000_000).await;
     let keys: Vec<String> = (0..50).map(|i| format!("k{i}")).collect();
     let items: Vec<_> = keys.iter().map(|key| (key.as_str(), value(1, 3000))).collect();
@@ -73,8 +75,8 @@ async fn memory_that_is_not_shared_goes_over_the_wire() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_shares_and_one_that_does_not_understand_each_other() {
     let cluster = cluster().await;
-    let shares = cluster.member().connect().await.unwrap();
-    let does_not = cluster.member().share_memory(false).connect().await.unwrap();
+    let shares = cluster.builder().connect().await.unwrap();
+    let does_not = cluster.builder().share_memory(false).connect().await.unwrap();
     roundtrip(&shares, &does_not, "there", 1 << 20).await;
     roundtrip(&does_not, &shares, "back", 1 << 20).await;
 }
@@ -82,8 +84,8 @@ async fn a_member_that_shares_and_one_that_does_not_understand_each_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_segment_that_goes_under_readers_is_a_miss_and_never_wrong_bytes() {
     let cluster = cluster().await;
-    let owner = cluster.member().segment(0).connect().await.unwrap();
-    let user = cluster.member().segment(0).connect().await.unwrap();
+    let owner = cluster.builder().segment(0).connect().await.unwrap();
+    let user = cluster.builder().segment(0).connect().await.unwrap();
     for round in 0..5u64 {
         let id = owner.mount(8 << 20).await.unwrap();
         let (key, bytes) = (format!("k{round}"), value(round, 4 << 20));
@@ -92,7 +94,7 @@ async fn a_segment_that_goes_under_readers_is_a_miss_and_never_wrong_bytes() {
             let (user, key, bytes) = (user.clone(), key.clone(), bytes.clone());
             tokio::spawn(async move {
                 let mut reads = 0;
-                // An error is fine while the segment goes, bytes of another time are not.
+                // A read may fail while the segment is unmounted, but must not return other bytes.
                 while let Ok(Some(read)) = user.get(&key).await {
                     assert!(read == bytes, "wrong bytes");
                     reads += 1;

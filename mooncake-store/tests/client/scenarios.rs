@@ -1,4 +1,4 @@
-//! What holds over every wire.
+//! Scenarios that hold for every transport.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::PutOutcome;
 use mooncake_store::master::MasterOptions;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 macro_rules! over_every_wire {
     ($($scenario:ident,)*) => {
@@ -160,7 +160,7 @@ async fn of_one_key_in_a_batch_one_is_stored(kind: Kind) {
     let (a, b) = cluster.pair().await;
     let config = ReplicateConfig::default();
     for round in 0..20 {
-        // Values of one length: space for both would be the same.
+        // Both values have one length, and so would fit into the same space.
         let (first, other) = (value(1, 100_000), value(2, 100_000));
         let (k, l) = (format!("k{round}"), format!("l{round}"));
         let items = [
@@ -189,9 +189,9 @@ async fn of_one_key_in_a_batch_one_is_stored(kind: Kind) {
 
 async fn registered_memory_is_used_as_it_is(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
-    // No local buffer: nothing can go through it.
-    let member = || cluster.member().local_buffer(0);
-    let (a, b) = (member().connect().await.unwrap(), member().connect().await.unwrap());
+    // Without a local buffer, no value can pass through it.
+    let builder = || cluster.builder().local_buffer(0);
+    let (a, b) = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
     assert_eq!(a.put("k", "v").await.unwrap_err().code(), ErrorCode::InvalidParams);
     let shared = [("shared 0", value(8, 70_000)), ("shared 1", value(9, 10))];
     let put = a.batch_put_bytes(&shared, &ReplicateConfig::replicas(2)).await.unwrap();
@@ -285,13 +285,13 @@ async fn a_value_larger_than_all_memory(kind: Kind) {
 
 async fn no_segment_at_all(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
-    let a = cluster.member().segment(0).room_patience(Duration::ZERO).connect().await.unwrap();
+    let a = cluster.builder().segment(0).room_patience(Duration::ZERO).connect().await.unwrap();
     let error = a.put("k", "v").await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::NoAvailableHandle);
     assert_eq!(a.get("k").await.unwrap(), None);
     assert!(a.segments().is_empty());
     cluster.assert_empty();
-    // A requester can become a member later, and stop being one.
+    // A requester can mount a segment later, and unmount it.
     let id = a.mount(1 << 20).await.unwrap();
     assert_eq!(a.put("k", "v").await.unwrap(), PutOutcome::Stored);
     a.unmount(id).await.unwrap();
@@ -303,8 +303,8 @@ async fn no_segment_at_all(kind: Kind) {
 async fn a_segment_goes_after_a_time(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = (
-        cluster.member().segment(0).connect().await.unwrap(),
-        cluster.member().segment(0).connect().await.unwrap(),
+        cluster.builder().segment(0).connect().await.unwrap(),
+        cluster.builder().segment(0).connect().await.unwrap(),
     );
     let id = a.mount(1 << 20).await.unwrap();
     b.put("k", "v").await.unwrap();
@@ -312,7 +312,7 @@ async fn a_segment_goes_after_a_time(kind: Kind) {
     a.unmount_after(id, grace).await.unwrap();
     assert!(a.segments().is_empty());
     assert_eq!(a.unmount_after(id, grace).await.unwrap_err().code(), ErrorCode::SegmentNotFound);
-    // What is there can be read, and nothing is added, except to what is offered from now on.
+    // Existing objects stay readable, and new ones go only to segments that are mounted later.
     assert_eq!(b.get("k").await.unwrap().as_deref(), Some(&b"v"[..]));
     assert_eq!(b.put("new", "v").await.unwrap_err().code(), ErrorCode::NoAvailableHandle);
     let other = a.mount(1 << 20).await.unwrap();
@@ -329,13 +329,13 @@ async fn the_local_buffer_may_be_full(kind: Kind) {
     for (i, key) in keys.iter().enumerate() {
         a.put(key, value(i as u64, 400_000)).await.unwrap();
     }
-    // More than the local buffer holds, and the values are kept.
+    // The values exceed the local buffer, and the caller keeps them.
     let held = b.batch_get(&keys).await.unwrap();
     assert!(b.local_buffer_used() > 0);
     for (i, got) in held.iter().enumerate() {
         assert_eq!(got.as_ref().unwrap().as_ref().unwrap(), &value(i as u64, 400_000));
     }
-    // There is still room for what is put, one after the other and all at once.
+    // The buffer still has space for puts, one after the other and all at once.
     let items: Vec<_> = (0..8).map(|i| (format!("item {i}"), value(100 + i, 300_000))).collect();
     for outcome in b.batch_put(&items, &ReplicateConfig::default()).await.unwrap() {
         assert_eq!(outcome.unwrap(), PutOutcome::Stored);
@@ -371,7 +371,7 @@ async fn removing_leaves_nothing(kind: Kind) {
 async fn replicas_lie_apart_and_stand_in(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = cluster.pair().await;
-    let c = cluster.member().segment(0).connect().await.unwrap();
+    let c = cluster.builder().segment(0).connect().await.unwrap();
     let items: Vec<_> = (0..10).map(|i| (format!("key {i}"), value(i, 100_000))).collect();
     for outcome in c.batch_put(&items, &ReplicateConfig::replicas(2)).await.unwrap() {
         assert_eq!(outcome.unwrap(), PutOutcome::Stored);
@@ -414,14 +414,14 @@ async fn dropping_without_closing(kind: Kind) {
     let items: Vec<_> = (0..8).map(|i| (format!("key {i}"), value(i, 1000))).collect();
     b.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
     drop(a);
-    // Whatever lay there is a miss at once, and room is found elsewhere.
+    // Objects in that segment are misses at once, and other segments have free space.
     for (key, expected) in &items {
         if let Some(got) = b.get(key).await.unwrap() {
             assert_eq!(got, expected);
         }
         assert_eq!(b.put(format!("new {key}"), expected).await.unwrap(), PutOutcome::Stored);
     }
-    crate::support::eventually("the segment is taken back", async || {
+    crate::cluster::eventually("the segment is taken back", async || {
         cluster.master.stats().segments.len() == 1
     })
     .await;
@@ -449,7 +449,7 @@ async fn many_at_once(kind: Kind) {
     cluster.assert_empty();
 }
 
-/// Every operation may run on any task.
+/// Checks at compile time that every operation may run in any task.
 #[allow(dead_code, reason = "it only has to compile")]
 fn futures_are_send(client: &mooncake_store::client::Client) {
     fn send(_: impl Send) {}

@@ -1,8 +1,10 @@
-//! Random write sessions over a wire that delays, fails and times out, with calls that are dropped at any await.
+//! Random write sessions over a transport that delays, fails and times out, with calls that are
+//! dropped at any await.
 //!
-//! Three properties hold for every sequence: a commit never makes bytes readable that were not written, committed bytes stay what was written,
-//! and space is not given back while bytes may land in it. Every run draws new seeds. `MOONCAKE_SESSION_SEED=<seed>` repeats the run of one
-//! seed, which a failure names.
+//! Three properties hold for every sequence. A commit never makes bytes readable that were not
+//! written. Committed bytes do not change. Space is not freed while bytes may land in it. Every run
+//! draws new seeds. `MOONCAKE_SESSION_SEED=<seed>` repeats the run of one seed; a failure names its
+//! seed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -20,21 +22,21 @@ use mooncake_transport::testkit::{Fault, Faults};
 
 use crate::faults::{Wire, World};
 
-/// Seeds of one run. Each planted bug is found within these.
+/// Number of seeds of one run. Each planted bug is found within these.
 const SEEDS: u64 = 100;
-/// Steps of one seed.
+/// Number of steps of one seed.
 const STEPS: u64 = 60;
 /// Length of each object.
 const LEN: usize = 512;
-/// Objects that fit into the segment of the owner.
+/// Number of objects that fit into the segment of the owner.
 const OBJECTS: usize = 6;
 
-/// One byte of an object as its writer knows it.
+/// Byte of an object, as its writer records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Byte {
-    /// Nobody tried to write it.
+    /// No write has been tried.
     Untouched,
-    /// The last write of it has failed or was dropped.
+    /// The last write has failed or was dropped.
     Unwritten,
     Written(u8),
 }
@@ -45,7 +47,7 @@ struct Object {
     bytes: Vec<Byte>,
 }
 
-/// Rare events of a run: a test without them shows nothing.
+/// Numbers of rare events of a run: a test without them shows nothing.
 #[derive(Debug, Default)]
 struct Seen {
     committed: u64,
@@ -63,7 +65,7 @@ struct Session {
     wire: Arc<Wire>,
     rng: Rng,
     objects: Vec<Object>,
-    /// Number of the object of each transfer that the wire holds, the oldest first.
+    /// Number of the object of each transfer that the transport holds, the oldest first.
     held: VecDeque<u64>,
     committed: BTreeMap<u64, Vec<Byte>>,
     last: u64,
@@ -73,9 +75,9 @@ struct Session {
 impl Session {
     async fn new(seed: u64) -> Self {
         let world = World::new(MasterOptions::default());
-        let (owner, _) = world.member((OBJECTS * LEN) as u64).await;
-        let (reader, _) = world.member(0).await;
-        let (writer, wire) = world.member(0).await;
+        let (owner, _) = world.connect((OBJECTS * LEN) as u64).await;
+        let (reader, _) = world.connect(0).await;
+        let (writer, wire) = world.connect(0).await;
         Self {
             world,
             owner,
@@ -112,7 +114,8 @@ impl Session {
     async fn reserve(&mut self) {
         self.last += 1;
         let item = [(key(self.last), LEN as u64)];
-        // Space that rests is waited for until the deadline, which does not come on this clock.
+        // Without free space, the call waits until its deadline, which never comes under this
+        // clock.
         let reserve = async { self.writer.reserve(&item, &ReplicateConfig::default()).await };
         let Ok(outcome) = tokio::time::timeout(Duration::from_millis(20), reserve).await else { return };
         if let Ok(reservation) = outcome.unwrap().remove(0) {
@@ -171,7 +174,7 @@ impl Session {
             }
             if outcomes.is_none() && !drops {
                 polled = true;
-                // Until all is over or held.
+                // The loop runs until all transfers have ended or are held.
                 let pause = Duration::from_millis(10);
                 outcomes = tokio::time::timeout(pause, call.as_mut()).await.ok();
                 if outcomes.is_none() {
@@ -201,7 +204,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets some of the held transfers land.
+    /// Lands some of the held transfers.
     async fn release(&mut self) {
         let most = self.rng.below(4) as usize;
         let released = self.wire.release(most);
@@ -209,7 +212,7 @@ impl Session {
         self.settle().await;
     }
 
-    /// Lets the tasks of dropped calls go on.
+    /// Runs the tasks of dropped calls.
     async fn settle(&self) {
         for _ in 0..20 {
             tokio::task::yield_now().await;
@@ -242,7 +245,7 @@ impl Session {
             return Err(format!("space of object {number} was given back, and a write of it is under way"));
         }
         self.settle().await;
-        // Space with a transfer under way is still granted, whoever gives it back.
+        // Space with a transfer in progress is still allocated, whatever call frees it.
         let granted = self.world.master.stats().writing as usize;
         let mut under_way: Vec<u64> = self.held.iter().copied().collect();
         under_way.sort_unstable();
@@ -259,13 +262,14 @@ impl Session {
 
     async fn advance(&mut self) {
         self.world.clock.advance(Duration::from_millis(self.rng.below(2500)));
-        for member in [&self.owner, &self.reader, &self.writer] {
-            member.is_healthy().await;
+        for client in [&self.owner, &self.reader, &self.writer] {
+            client.is_healthy().await;
         }
         self.world.master.tick();
     }
 
-    /// Compares all committed objects with what was written. They may be evicted, but not be other bytes.
+    /// Compares all committed objects with the written bytes. An object may be evicted, but must
+    /// not have other bytes.
     async fn check(&self) -> Result<(), String> {
         for (number, bytes) in &self.committed {
             let Some(got) = self.reader.get(key(*number)).await.unwrap() else { continue };
@@ -278,7 +282,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets everything land.
+    /// Lands all transfers.
     async fn finish(&mut self) -> Result<(), String> {
         self.wire.set(Faults::none());
         self.wire.release(usize::MAX);
@@ -301,7 +305,7 @@ async fn run(seed: u64) -> Result<Seen, String> {
     Ok(session.seen)
 }
 
-/// The seed to repeat, if one is named.
+/// Returns the seed to repeat, if the environment names one.
 #[allow(clippy::disallowed_methods, reason = "a setting of the test")]
 fn named_seed() -> Option<u64> {
     std::env::var("MOONCAKE_SESSION_SEED").ok()?.parse().ok()

@@ -14,8 +14,8 @@ use mooncake_store::master::{MasterOptions, Put};
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults};
 
+use crate::cluster::{eventually, value};
 use crate::faults::{Wire, World, always, at};
-use crate::support::{eventually, value};
 
 /// Length of each object, and of the whole segment of the owner.
 const LEN: usize = 4096;
@@ -24,7 +24,7 @@ async fn reserve(client: &Client<Wire>, key: &str) -> Reservation {
     client.reserve(&[(key, LEN as u64)], &ReplicateConfig::default()).await.unwrap().remove(0).unwrap()
 }
 
-/// A write of the whole object.
+/// Returns a write of the whole object.
 fn all<'a>(client: &Client<Wire>, object: &'a Reservation, seed: u64) -> Vec<RangeWrite<'a, Wire>> {
     let mut from = client.alloc_registered(LEN).unwrap().exclusive().unwrap();
     from.copy_from(0, &value(seed, LEN)).unwrap();
@@ -35,7 +35,7 @@ async fn commit(client: &Client<Wire>, object: &Reservation) -> Result<(), Error
     client.commit(&[object]).await.unwrap().remove(0).map_err(|error| error.code())
 }
 
-/// Begins a write and drops it while its bytes are under way.
+/// Begins a write and drops it while its bytes are in progress.
 async fn drop_a_write(world: &World, client: &Client<Wire>, wire: &Wire, object: &Reservation, seed: u64) {
     wire.set(always(Fault::Delay));
     {
@@ -55,8 +55,8 @@ async fn drop_a_write(world: &World, client: &Client<Wire>, wire: &Wire, object:
 #[tokio::test]
 async fn a_dropped_write_is_not_committed() {
     let world = World::new(MasterOptions::default());
-    let (_owner, _) = world.member(1 << 20).await;
-    let (writer, wire) = world.member(0).await;
+    let (_owner, _) = world.connect(1 << 20).await;
+    let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     drop_a_write(&world, &writer, &wire, &object, 1).await;
     let refused = Err(ErrorCode::UnavailableInCurrentStatus);
@@ -73,7 +73,7 @@ async fn a_dropped_write_is_not_committed() {
     .await;
     assert_eq!(commit(&writer, &object).await, Ok(()));
     assert_eq!(writer.get("k").await.unwrap().unwrap(), value(3, LEN));
-    // A readable object cannot be written any more.
+    // A readable object can no longer be written.
     let late = writer.write_ranges(all(&writer, &object, 4)).await.remove(0);
     assert_eq!(late.unwrap_err().code(), ErrorCode::UnavailableInCurrentStatus);
     assert_eq!(writer.get("k").await.unwrap().unwrap(), value(3, LEN));
@@ -82,10 +82,10 @@ async fn a_dropped_write_is_not_committed() {
 #[tokio::test]
 async fn a_write_that_was_never_sent_is_not_committed() {
     let world = World::new(MasterOptions::default());
-    let (_owner, _) = world.member(1 << 20).await;
-    let (writer, _) = world.member(0).await;
+    let (_owner, _) = world.connect(1 << 20).await;
+    let (writer, _) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
-    // A future that is created and never polled has written nothing and says nothing of its ranges.
+    // A future that is never polled has written nothing, and does not affect its ranges.
     drop(writer.write_ranges(all(&writer, &object, 1)));
     assert!(!object.is_incomplete());
     writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
@@ -93,12 +93,13 @@ async fn a_write_that_was_never_sent_is_not_committed() {
     assert_eq!(writer.get("k").await.unwrap().unwrap(), value(2, LEN));
 }
 
-/// Whether the master grants space for another object. Time passes before that: longer than revoked space rests, and shorter than a grant lasts.
-async fn grants_another(world: &World, members: &[&Client<Wire>]) -> bool {
+/// Returns whether the master allocates space for another object. The clock moves before that, by
+/// longer than revoked space stays reserved, and by less than an allocation lasts.
+async fn grants_another(world: &World, clients: &[&Client<Wire>]) -> bool {
     for _ in 0..2 {
         world.clock.advance(Duration::from_secs(6));
-        for member in members {
-            member.is_healthy().await;
+        for client in clients {
+            client.is_healthy().await;
         }
     }
     world.master.tick();
@@ -111,14 +112,14 @@ async fn grants_another(world: &World, members: &[&Client<Wire>]) -> bool {
 #[tokio::test]
 async fn space_of_a_write_that_timed_out_is_not_revoked() {
     let world = World::new(MasterOptions::default());
-    let (owner, _) = world.member(LEN as u64).await;
-    let (writer, wire) = world.member(0).await;
+    let (owner, _) = world.connect(LEN as u64).await;
+    let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     wire.set(always(Fault::LandLate));
     let outcome = writer.write_ranges(all(&writer, &object, 1)).await.remove(0);
     assert_eq!(outcome.unwrap_err().code(), ErrorCode::RpcTimeout);
     wire.set(Faults::none());
-    // A member that timed out is left alone for a moment.
+    // The client avoids an owner that timed out for a moment.
     world.clock.advance(Duration::from_secs(2));
     // The late bytes would change the value, even if the range is written again.
     writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
@@ -126,7 +127,7 @@ async fn space_of_a_write_that_timed_out_is_not_revoked() {
     assert!(!writer.give_back(&[&object]).await);
     assert!(!grants_another(&world, &[&owner]).await, "late bytes may land in another object");
     assert_eq!(wire.release(1), 1);
-    // The master takes it back in its own time.
+    // The master reclaims the space in its own time.
     for _ in 0..70 {
         world.clock.advance(Duration::from_secs(9));
         owner.is_healthy().await;
@@ -139,8 +140,8 @@ async fn space_of_a_write_that_timed_out_is_not_revoked() {
 #[tokio::test]
 async fn space_of_a_dropped_write_is_revoked_once_it_has_landed() {
     let world = World::new(MasterOptions::default());
-    let (_owner, _) = world.member(LEN as u64).await;
-    let (writer, wire) = world.member(0).await;
+    let (_owner, _) = world.connect(LEN as u64).await;
+    let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     drop_a_write(&world, &writer, &wire, &object, 1).await;
     assert!(!writer.give_back(&[&object]).await, "its bytes are under way");
@@ -151,15 +152,15 @@ async fn space_of_a_dropped_write_is_revoked_once_it_has_landed() {
     assert_eq!(late.unwrap_err().code(), ErrorCode::UnavailableInCurrentStatus);
 }
 
-/// One target fails at once, the other one is late: the space of both may still be written.
+/// The first target fails at once, the second one is late: the space of both may still be written.
 #[tokio::test]
 async fn space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land() {
     let world = World::new(MasterOptions::default());
-    let (source, wire) = world.member(LEN as u64).await;
-    let (one, _) = world.member(LEN as u64).await;
-    let (two, _) = world.member(LEN as u64).await;
+    let (source, wire) = world.connect(LEN as u64).await;
+    let (one, _) = world.connect(LEN as u64).await;
+    let (two, _) = world.connect(LEN as u64).await;
     source.put_with("k", value(1, LEN), &at(&source)).await.unwrap();
-    // The probes whether the targets answer are late, too, until all is released.
+    // The probes of the targets are late, too, until all transfers are released.
     wire.set(always(Fault::LandLate).next(Fault::Fail).next(Fault::LandLate));
     let task = source.copy_task("k", &[one.hostname(), two.hostname()]).await.unwrap();
     eventually("the copy fails", async || source.task(task).await.unwrap().status == TaskStatus::Failed)

@@ -1,4 +1,5 @@
-//! A client on an engine that is there already: one name, one set of ports, and both users of the engine see the same memory.
+//! Client on an engine that the program has created: one name, one set of ports, and the same
+//! memory for both users of the engine.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_transport::engine::{HandshakePort, LocalCopies};
 
-use crate::support::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, value};
 
 async fn engine() -> TransferEngine {
     let host = HandshakePort { host: Some("127.0.0.1".into()), ..HandshakePort::default() };
@@ -38,8 +39,8 @@ async fn a_store_and_its_engine_are_one_member() {
     assert_eq!(store.engine().descriptor().tcp_data_port, engine.descriptor().tcp_data_port);
     assert!(registered() > 1, "the store's segment is the engine's memory");
 
-    // Others reach both by the engine's name.
-    let other = cluster.member().segment(0).connect().await.unwrap();
+    // Other clients reach both by the name of the engine.
+    let other = cluster.builder().segment(0).connect().await.unwrap();
     let bytes = value(1, 300_000);
     assert_eq!(other.put("key", bytes.clone()).await.unwrap(), PutOutcome::Stored);
     let place = &cluster.master.peek(b"key").unwrap()[0];
@@ -51,7 +52,7 @@ async fn a_store_and_its_engine_are_one_member() {
     region.slice(0..11).unwrap().copy_to(0, &mut seen).unwrap();
     assert_eq!(seen, [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
 
-    // The store goes with what it brought, the engine stays.
+    // The store closes what it created, and the engine stays.
     store.close().await.unwrap();
     assert_eq!(registered(), 1);
     assert_eq!(other.get("key").await.unwrap(), None);

@@ -7,7 +7,7 @@ use mooncake_store::client::Client;
 use mooncake_store::master::{MasterOptions, TaskOptions};
 use mooncake_store::protocol::wire::TaskStatus;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 const KINDS: [Kind; 2] = [Kind::Embedded, Kind::Tcp];
 
@@ -27,9 +27,8 @@ fn done() -> (TaskStatus, String) {
     (TaskStatus::Success, "Task completed successfully".into())
 }
 
-async fn put_in(client: &Client, member: &Client, key: &str, len: usize) -> Result<()> {
-    let config =
-        ReplicateConfig { preferred_segment: member.hostname().into(), ..ReplicateConfig::default() };
+async fn put_in(client: &Client, owner: &Client, key: &str, len: usize) -> Result<()> {
+    let config = ReplicateConfig { preferred_segment: owner.hostname().into(), ..ReplicateConfig::default() };
     client.put_with(key, value(7, len), &config).await.map(drop)
 }
 
@@ -38,7 +37,7 @@ async fn a_copy_outlives_the_first_member() {
     for kind in KINDS {
         let cluster = Cluster::start(kind, options()).await;
         let (a, b) = cluster.pair().await;
-        let c = cluster.member().segment(0).connect().await.unwrap();
+        let c = cluster.builder().segment(0).connect().await.unwrap();
         put_in(&c, &a, "k", 1_500_000).await.unwrap();
         let task = c.copy_task("k", &[b.hostname(), a.hostname()]).await.unwrap();
         assert_eq!(ended(&c, task).await, done(), "{kind:?}");
@@ -73,7 +72,7 @@ async fn a_task_that_fails_says_why_and_leaves_nothing() {
     assert_eq!(status, TaskStatus::Failed);
     assert_eq!(message, "NO_AVAILABLE_HANDLE (max retries reached: 2)");
 
-    // It is gone before anybody comes for it.
+    // The object is removed before a client fetches the task.
     let task = b.copy_task("k", &[b.hostname()]).await.unwrap();
     assert!(b.remove("k", true).await.unwrap());
     let (status, message) = ended(&b, task).await;

@@ -1,10 +1,10 @@
-//! Members of several tenants share the memory of one cluster.
+//! Clients of several tenants, which share the memory of one cluster.
 
 use mooncake_core::ErrorCode::{TenantNotRegistered, TenantQuotaExceeded};
 use mooncake_store::master::{MasterOptions, TenantQuota};
 use mooncake_store::protocol::wire::TaskStatus;
 
-use crate::support::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 
 fn options() -> MasterOptions {
     let quota = |name: &str, bytes| TenantQuota { name: name.into(), bytes };
@@ -16,20 +16,21 @@ fn options() -> MasterOptions {
 async fn tenants_do_not_see_each_other() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, options()).await;
-        let a = cluster.member().tenant("a").connect().await.unwrap();
-        let b = cluster.member().tenant("b").connect().await.unwrap();
+        let a = cluster.builder().tenant("a").connect().await.unwrap();
+        let b = cluster.builder().tenant("b").connect().await.unwrap();
         a.put("k", value(1, 100_000)).await.unwrap();
         assert!(b.get("k").await.unwrap().is_none(), "{kind:?}");
         b.put("k", value(2, 200_000)).await.unwrap();
         assert_eq!(a.get("k").await.unwrap().unwrap(), value(1, 100_000), "{kind:?}");
         assert_eq!(b.get("k").await.unwrap().unwrap(), value(2, 200_000), "{kind:?}");
-        // "k" was just read.
+        // The object "k" was just read.
         assert_eq!(a.put("l", value(3, 250_000)).await.unwrap_err().code(), TenantQuotaExceeded);
         a.put("l", value(3, 150_000)).await.unwrap();
         a.put("m", value(4, 150_000)).await.unwrap();
         assert!(a.get("l").await.unwrap().is_none(), "it made room for its successor");
 
-        // A copy of a tenant's object, made by the owner of the bytes, whoever that is.
+        // The owner of the bytes copies the object of a tenant, though it may belong to another
+        // tenant.
         let replicas = cluster.master.peek(&cluster.master.scoped("a", b"m").unwrap()).unwrap();
         let there = &replicas[0].location.memory().unwrap().endpoint;
         let segments = cluster.master.segment_stats();
@@ -47,9 +48,9 @@ async fn tenants_do_not_see_each_other() {
         assert_eq!(a.get("m").await.unwrap().unwrap(), value(4, 150_000), "{kind:?}");
         assert!(!b.remove("m", true).await.unwrap());
 
-        let c = cluster.member().tenant("c").connect().await.unwrap();
+        let c = cluster.builder().tenant("c").connect().await.unwrap();
         assert_eq!(c.put("k", value(5, 10)).await.unwrap_err().code(), TenantNotRegistered, "{kind:?}");
-        // As if it had none, to whoever only asks.
+        // A lookup of an unknown tenant finds nothing.
         assert!(!c.exist("k").await.unwrap());
         assert!(c.get("k").await.unwrap().is_none());
         assert!(!c.remove("k", true).await.unwrap());

@@ -1,7 +1,8 @@
-//! Data of releases: a snapshot, a segment file with its index, and an inventory of each release, read by this version.
+//! Data of releases: a snapshot, a segment file with its index, and an inventory of each release,
+//! read by this version.
 //!
-//! `MOONCAKE_CORPUS=v0.1.0 cargo test -p mooncake-store --all-features --test processes corpus::write -- --ignored` writes the
-//! data of this version. A release adds its folder and never changes the folder of another.
+//! `MOONCAKE_CORPUS=v0.1.0` names the folder, and the ignored test `corpus::write` writes the data
+//! of this version into it. A release adds its folder and never changes the folder of another.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,23 +15,23 @@ use mooncake_store::protocol::pack;
 use mooncake_store::protocol::wire::InventoryPage;
 use mooncake_store::server::MasterServer;
 
-use crate::lasting::{Owner, folder, hits, value};
-use crate::process::{Process, figure, free_port};
-use crate::support::{PATIENCE, builder, connect, eventually, master_shown, order};
+use crate::cluster::{PATIENCE, argument, builder, connect, eventually, master_shown};
+use crate::process::{Process, free_port, metric};
+use crate::segment_files::{Owner, folder, hits, value};
 
-/// Bytes of the segment file.
+/// Size of the segment file in bytes.
 const SEGMENT: u64 = 64 << 10;
-/// Objects in the segment file, of which one is removed before the snapshot.
+/// Number of objects in the segment file, of which one is removed before the snapshot.
 const OBJECTS: u64 = 12;
 const REMOVED: u64 = 3;
-/// Objects in the inventory.
+/// Number of objects in the inventory.
 const LISTED: u64 = 3;
 
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus")
 }
 
-/// A master that writes snapshots into `folder` and restores the newest snapshot there.
+/// Starts a master that writes snapshots into `folder` and restores the newest snapshot there.
 fn master_in(folder: &Path) -> (u16, u16, Process) {
     let (port, pages) = (free_port(), free_port());
     let path = format!("--snapshot_local_path={}", folder.display());
@@ -44,7 +45,7 @@ fn master_in(folder: &Path) -> (u16, u16, Process) {
     (port, pages, master_shown(port, pages, &flags))
 }
 
-fn segment_orders() -> [(&'static str, String); 2] {
+fn segment_arguments() -> [(&'static str, String); 2] {
     [("TEST_SEGMENT", SEGMENT.to_string()), ("TEST_OBJECTS", OBJECTS.to_string())]
 }
 
@@ -52,7 +53,7 @@ fn segment_orders() -> [(&'static str, String); 2] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "writes the corpus of a release"]
 async fn write() {
-    let Some(release) = order::<String>("MOONCAKE_CORPUS") else { return };
+    let Some(release) = argument::<String>("MOONCAKE_CORPUS") else { return };
     let to = corpus().join(release);
     std::fs::create_dir_all(&to).unwrap();
 
@@ -60,9 +61,9 @@ async fn write() {
     let file = SegmentFile::new(memory.path().join("segment"));
     let (port, pages, master) = master_in(snapshots.path());
     let reader = connect(&format!("127.0.0.1:{port}"), 0).await;
-    let owner = Owner::ready_with(port, &file.path, Some((0, OBJECTS)), &segment_orders());
+    let owner = Owner::ready_with(port, &file.path, Some((0, OBJECTS)), &segment_arguments());
     assert!(reader.remove(format!("key {REMOVED}"), true).await.unwrap());
-    let count = || figure(pages, "master_snapshot_success").unwrap_or(0);
+    let count = || metric(pages, "master_snapshot_success").unwrap_or(0);
     let before = count();
     eventually("two snapshots after the removal", PATIENCE, async || count() >= before + 2).await;
     owner.0.kill();
@@ -98,7 +99,7 @@ async fn write() {
     server.stop().await;
 }
 
-/// Makes an index that was written for one file name another: its header holds the device and the inode of the file.
+/// Changes the file that an index names: its header holds the device and the inode of the file.
 fn adopt(index: &mut [u8], from: &[u8], file: &Path) {
     let about = std::fs::metadata(file).unwrap();
     let to = [about.dev().to_le_bytes(), about.ino().to_le_bytes()].concat();
@@ -134,7 +135,7 @@ async fn segments_and_snapshots_of_every_release_are_served() {
 
         let (port, _, _master) = master_in(snapshots.path());
         let reader = connect(&format!("127.0.0.1:{port}"), 0).await;
-        let _owner = Owner::ready_with(port, &file.path, None, &segment_orders());
+        let _owner = Owner::ready_with(port, &file.path, None, &segment_arguments());
         eventually("all objects but the removed one are served", PATIENCE, async || {
             hits(&reader, 0..OBJECTS).await == OBJECTS - 1
         })

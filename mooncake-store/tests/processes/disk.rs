@@ -1,4 +1,4 @@
-//! The owner of a disk dies, freezes and comes back.
+//! Owners of disks that die, freeze and return.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use mooncake_core::ErrorCode;
 use mooncake_store::client::{Client, OffloadConfig};
 
-use crate::process::{Process, free_port};
-use crate::support::{
-    PATIENCE, SEGMENT, builder, eventually, master, order, start, tagged, timed, told_master,
+use crate::cluster::{
+    PATIENCE, SEGMENT, argument, builder, eventually, master, master_address, start, tagged, timed,
     until_end_of_input,
 };
+use crate::process::{Process, free_port};
 
 const LEN: usize = 256 << 10;
-/// Twice as many as memory holds.
+/// Number of keys: twice as many as memory holds.
 const KEYS: u64 = 128;
 
-/// The process of an owner.
+/// Process of an owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn owner() {
-    let Some(master) = told_master() else { return };
-    let folder: PathBuf = order("TEST_FOLDER").unwrap();
+    let Some(master) = master_address() else { return };
+    let folder: PathBuf = argument("TEST_FOLDER").unwrap();
     let interval = Duration::from_millis(50);
     let disk =
         OffloadConfig { interval, capacity: 256 << 20, buffer: 32 << 20, ..OffloadConfig::new(folder) };
@@ -31,14 +31,14 @@ async fn owner() {
     client.close().await.unwrap();
 }
 
-/// Starts one; how many objects it found.
+/// Starts an owner. Returns it with the number of objects that it found.
 fn start_owner(port: u16, folder: &Path) -> (Process, u64) {
     let mut owner = start("disk::owner", port, &[("TEST_FOLDER", folder.to_str().unwrap().into())]);
-    let found = owner.said("ready ").next().expect("an owner that comes up");
+    let found = owner.lines_after("ready ").next().expect("an owner that comes up");
     (owner, found.parse().unwrap())
 }
 
-/// Fills memory twice over, as fast as the disk takes it.
+/// Fills memory twice over, as fast as the disk takes the objects.
 async fn fill(client: &Client) {
     for key in 0..KEYS {
         eventually("there is room", Duration::from_secs(60), async || {
@@ -55,7 +55,7 @@ async fn on_disk(client: &Client) -> usize {
     lists.filter(|list| list.replicas.iter().any(|replica| replica.location.memory().is_none())).count()
 }
 
-/// A read that was not too slow for its lease: whether the value was there. Anything else than that value is wrong.
+/// Reads a value within its lease. Returns whether it was there; another value is an error.
 async fn is_there(client: &Client, key: u64) -> bool {
     loop {
         match timed("a read", client.get(key.to_string())).await {
@@ -91,7 +91,7 @@ async fn an_owner_that_is_killed_is_a_miss_and_its_objects_come_back_with_it() {
     eventually("all is on disk", PATIENCE, async || on_disk(&client).await == KEYS as usize).await;
     assert_eq!(count(&client).await, KEYS as usize);
 
-    // Each read ends in time, and is a miss, before the master has learned of the death and after.
+    // Each read ends in time and is a miss, before and after the master detects the death.
     owner.kill();
     assert_eq!(count(&client).await, 0);
     eventually("the master knows", PATIENCE, async || on_disk(&client).await == 0).await;
@@ -102,19 +102,20 @@ async fn an_owner_that_is_killed_is_a_miss_and_its_objects_come_back_with_it() {
     assert_eq!(on_disk(&client).await, KEYS as usize, "announced before it says that it is ready");
     assert_eq!(count(&client).await, KEYS as usize);
 
-    // Back before it is missed: what it has counts as soon as the one it was is given up.
+    // The owner returns before its heartbeat timeout: its objects count as soon as the previous
+    // process is given up.
     owner.kill();
     let (owner, found) = start_owner(port, folder.path());
     assert_eq!(found, KEYS);
     eventually("all is served again", PATIENCE, async || count(&client).await == KEYS as usize).await;
 
-    // One that does not answer is a miss within the time of a read.
+    // An owner that does not respond is a miss within the timeout of a read.
     owner.freeze();
     assert!(!is_there(&client, 0).await);
     owner.thaw();
     eventually("it answers again", PATIENCE, async || is_there(&client, 0).await).await;
 
-    // A new master is told by itself.
+    // The owner announces its objects to a new master.
     drop(_master);
     let _master = master(port, &flags);
     eventually("all is announced", PATIENCE, async || on_disk(&client).await == KEYS as usize).await;

@@ -1,4 +1,4 @@
-//! Files that clients share outlive those who wrote them and those who had the values in memory.
+//! Files that clients share, and that outlive their writers and the owners of the values in memory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,24 +6,25 @@ use std::time::Duration;
 use mooncake_core::ErrorCode;
 use mooncake_store::client::Client;
 
-use crate::process::{Process, free_port};
-use crate::support::{
-    LIMIT, PATIENCE, builder, eventually, master, order, start, start_member, tagged, timed, told_master,
+use crate::cluster::{
+    LIMIT, PATIENCE, argument, builder, eventually, master, master_address, start, start_client, tagged,
+    timed,
 };
+use crate::process::{Process, free_port};
 
-/// Long enough that a kill finds some of them half written.
+/// Length of values, long enough for a kill in the middle of a write.
 const LEN: usize = 1 << 20;
 const KEYS: u64 = 12;
 
-/// The first of these are put once, and then the others over and over.
+/// Number of keys that are put once. The others are put again and again.
 const ONCE: u64 = 6;
 
-/// The process of a writer, which waits for nothing else than its end.
+/// Process of a writer, which runs until it is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn writer() {
-    let Some(master) = told_master() else { return };
-    let round: u64 = order("TEST_NUMBER").unwrap();
+    let Some(master) = master_address() else { return };
+    let round: u64 = argument("TEST_NUMBER").unwrap();
     let client = builder(&master, 0).timeout(LIMIT * 10).connect().await.unwrap();
     for key in 0..ONCE {
         client.put(key.to_string(), tagged(key, 1, LEN)).await.unwrap();
@@ -37,14 +38,14 @@ async fn writer() {
     }
 }
 
-/// What a key is now: nothing, or one of the values that were put under it, whole.
+/// Reads a key. Returns the version of a complete value, if there is one.
 async fn read(client: &Client, key: u64) -> Option<u64> {
     loop {
         match timed("a read", client.get(key.to_string())).await {
             Err(error) if error.code() == ErrorCode::LeaseExpired => {}
             got => {
                 let bytes = got.unwrap()?;
-                let version = crate::support::version_of(key, &bytes);
+                let version = crate::cluster::version_of(key, &bytes);
                 return Some(version.expect("a value that was put, whole"));
             }
         }
@@ -56,7 +57,7 @@ async fn has_file(client: &Client, key: u64) -> bool {
     list.is_some_and(|list| list.replicas.iter().any(|replica| replica.location.memory().is_none()))
 }
 
-/// Whether a key is in a file and nowhere else.
+/// Returns whether an object has its only replica in a file.
 async fn only_in_file(client: &Client, key: u64) -> bool {
     let list = client.replicas(key.to_string()).await.ok().flatten();
     list.is_some_and(|list| list.replicas.iter().all(|replica| replica.location.memory().is_none()))
@@ -80,11 +81,11 @@ async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() 
     let _master = master(port, &[&root, "--default_kv_lease_ttl=500", "--client_ttl=2"]);
     let client = builder(&format!("127.0.0.1:{port}"), 0).timeout(LIMIT).connect().await.unwrap();
     for round in 0..3 {
-        let (holder, _) = start_member(port);
-        let (other, _) = start_member(port);
+        let (holder, _) = start_client(port);
+        let (other, _) = start_client(port);
         let mut writing = start("files::writer", port, &[("TEST_NUMBER", round.to_string())]);
-        // In the middle of whatever it is at.
-        assert!(writing.said("wrote ").nth(round as usize).is_some());
+        // The kill comes at any point of a write.
+        assert!(writing.lines_after("wrote ").nth(round as usize).is_some());
         writing.kill();
         for key in 0..KEYS {
             read(&client, key).await;

@@ -1,4 +1,5 @@
-//! A member that has forked dies, and its child lives on: ports and files are free for the next process.
+//! Clients that fork and die while their children live on: ports and files are free for the next
+//! process.
 
 use std::path::{Path, PathBuf};
 
@@ -8,15 +9,15 @@ use mooncake_store::config::MasterConfig;
 use mooncake_store::local::{LocalServer, LocalServerConfig};
 use mooncake_store::server::MasterServer;
 
+use crate::cluster::{SEGMENT, argument, builder_with, master, master_address, start, until_end_of_input};
 use crate::process::{Process, free_port};
-use crate::support::{SEGMENT, builder_with, master, order, start, told_master, until_end_of_input};
 
-/// The process of a member with a segment file or a disk. It forks if it is told to.
+/// Process of a client with a segment file or a disk. It forks if its arguments say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
-async fn member() {
-    let (Some(master), Some(folder)) = (told_master(), order::<PathBuf>("TEST_FOLDER")) else { return };
-    let builder = match order::<u8>("TEST_DISK") {
+async fn client() {
+    let (Some(master), Some(folder)) = (master_address(), argument::<PathBuf>("TEST_FOLDER")) else { return };
+    let builder = match argument::<u8>("TEST_DISK") {
         None => {
             let segment_file = Some(SegmentFile::new(folder.join("segment")));
             builder_with(ClientConfig { segment_file, ..ClientConfig::default() }, &master, SEGMENT)
@@ -30,7 +31,7 @@ async fn member() {
         Ok(client) => client,
         Err(error) => return println!("\nsaid {error}"),
     };
-    match order::<u8>("TEST_FORK") {
+    match argument::<u8>("TEST_FORK") {
         Some(_) => println!("\nsaid child {}", fork_child().unwrap()),
         None => println!("\nsaid ready"),
     }
@@ -38,26 +39,26 @@ async fn member() {
     client.close().await.unwrap();
 }
 
-fn start_member(port: u16, orders: &[(&str, String)], fork: bool) -> (Process, String) {
+fn start_client(port: u16, arguments: &[(&str, String)], fork: bool) -> (Process, String) {
     let fork: &[(&str, String)] = if fork { &[("TEST_FORK", "1".into())] } else { &[] };
-    let mut member = start("forked::member", port, &[orders, fork].concat());
-    let said = member.said("said ").next().unwrap_or_default();
-    (member, said)
+    let mut client = start("forked::client", port, &[arguments, fork].concat());
+    let said = client.lines_after("said ").next().unwrap_or_default();
+    (client, said)
 }
 
 fn is_free_while_a_child_lives_on(disk: bool, in_use: impl Fn(u32) -> String) {
     let port = free_port();
     let _master = master(port, &["--enable_offload"]);
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let mut orders = vec![("TEST_FOLDER", folder.path().display().to_string())];
-    orders.extend(disk.then(|| ("TEST_DISK", "1".into())));
-    let (owner, said) = start_member(port, &orders, true);
+    let mut arguments = vec![("TEST_FOLDER", folder.path().display().to_string())];
+    arguments.extend(disk.then(|| ("TEST_DISK", "1".into())));
+    let (owner, said) = start_client(port, &arguments, true);
     let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
     let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
-    let (_, said) = start_member(port, &orders, false);
+    let (_, said) = start_client(port, &arguments, false);
     assert!(said.contains(&in_use(owner.0.id())), "the owner is alive: {said}");
     owner.kill();
-    let (_, said) = start_member(port, &orders, false);
+    let (_, said) = start_client(port, &arguments, false);
     assert_eq!(said, "ready");
     drop(child);
 }
@@ -72,14 +73,14 @@ fn the_disk_of_a_killed_process_is_free_while_its_child_lives_on() {
     is_free_while_a_child_lives_on(true, |owner| format!("is in use by process {owner}"));
 }
 
-/// The process of a client and a master that have every listener there is. It forks.
+/// Process of a client and a master with every kind of listener. It forks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn listening() {
-    let (Some(master), Some(folder)) = (told_master(), order::<PathBuf>("TEST_FOLDER")) else { return };
+    let (Some(master), Some(folder)) = (master_address(), argument::<PathBuf>("TEST_FOLDER")) else { return };
     let second = MasterConfig::from_flags([
         ("rpc_address", "127.0.0.1"),
-        ("rpc_port", "0"),
+        ("rpc_port", "auto"),
         ("metrics_host", "127.0.0.1"),
         ("metrics_port", "0"),
         ("enable_http_metadata_server", "true"),
@@ -103,7 +104,7 @@ async fn listening() {
     client.close().await.unwrap();
 }
 
-/// Sockets of a process that listen: of TCP, and of this host alone.
+/// Returns the number of listening sockets of a process: of TCP, and of this host alone.
 fn listening_sockets(process: u32) -> (usize, usize) {
     let links = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
     let own: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
@@ -127,12 +128,13 @@ fn no_listener_is_inherited() {
     let port = free_port();
     let _master = master(port, &["--enable_offload"]);
     let folder = tempfile::tempdir().unwrap();
-    let orders = [("TEST_FOLDER", folder.path().display().to_string())];
-    let mut owner = start("forked::listening", port, &orders);
-    let said = owner.said("said ").next().unwrap_or_default();
+    let arguments = [("TEST_FOLDER", folder.path().display().to_string())];
+    let mut owner = start("forked::listening", port, &arguments);
+    let said = owner.lines_after("said ").next().unwrap_or_default();
     let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
     let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
-    // RPC, admin, metadata, events; data, handshake, pages, disk; the socket for light clients, and that for peers.
+    // RPC, admin, metadata, events; data, handshake, HTTP, disk; the socket for shared clients, and
+    // that for transfers on the same host.
     assert_eq!(listening_sockets(owner.0.id()), (8, 2));
     assert_eq!(listening_sockets(child.0), (0, 0));
     owner.kill();

@@ -1,5 +1,6 @@
-//! A lease that runs out in the middle of a read: whatever the form of the read, its bytes do not count. While it stands still, what it reads is
-//! removed, the memory is written over, and the key gets another value.
+//! Leases that expire in the middle of a read: the bytes do not count, whatever the form of the
+//! read. While the read is stalled, its object is removed, the memory is overwritten, and the key
+//! gets another value.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -18,15 +19,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::cluster::{
+    PATIENCE, argument, builder, eventually, master, master_address, start, until_end_of_input,
+};
 use crate::process::{Process, free_port};
-use crate::support::{PATIENCE, builder, eventually, master, order, start, told_master, until_end_of_input};
 
 const LEASE: &str = "--default_kv_lease_ttl=300";
 const LEASE_TIME: Duration = Duration::from_millis(300);
-/// As long as a client takes at most.
+/// Longest timeout that a client accepts.
 const LONGEST: Duration = Duration::from_secs(24);
 
-/// A value every eight bytes of which are the same and say whose they are.
+/// Returns a value whose groups of eight bytes are all equal and depend on key and version.
 fn striped(key: u64, version: u64, len: usize) -> Bytes {
     (key << 32 | version).to_le_bytes().repeat(len / 8).into()
 }
@@ -36,16 +39,16 @@ fn is_striped(key: u64, bytes: &[u8]) -> bool {
     front == back && u64::from_le_bytes(bytes[..8].try_into().unwrap()) >> 32 == key
 }
 
-/// In front of a data port. What comes back from it stands still in the middle, once for each time something is asked.
+/// Relay in front of a data port. The responses stall in the middle, once for each request.
 struct Proxy {
-    /// Nothing stands still while this is off.
+    /// Makes responses stall.
     on: AtomicBool,
     armed: AtomicBool,
     go_on: Semaphore,
 }
 
 impl Proxy {
-    /// Passes on what comes to `from` at the same port of `to`, and tells each time something stands still.
+    /// Starts a relay from `from` to the same port of `to`, and a channel that reports each stall.
     async fn start(from: Ipv4Addr, to: Ipv4Addr, port: u16) -> (Arc<Self>, mpsc::UnboundedReceiver<()>) {
         let proxy = Self { on: false.into(), armed: false.into(), go_on: Semaphore::new(0) };
         let proxy = Arc::new(proxy);
@@ -103,33 +106,33 @@ impl Proxy {
     }
 }
 
-/// The process of a member whose data port others find elsewhere.
+/// Process of a client whose data port is behind a relay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn owner() {
-    let Some(master) = told_master() else { return };
-    let port: u16 = order("TEST_DATA_PORT").unwrap();
+    let Some(master) = master_address() else { return };
+    let port: u16 = argument("TEST_DATA_PORT").unwrap();
     let (bind, data_host) = (Some(Ipv4Addr::LOCALHOST.into()), "127.0.0.2".into());
     let tcp = TcpConfig { bind, data_host, ports: port..=port, ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
-    let client = builder(&master, order("TEST_SEGMENT").unwrap()).wires(wires).connect().await.unwrap();
+    let client = builder(&master, argument("TEST_SEGMENT").unwrap()).wires(wires).connect().await.unwrap();
     println!("\nready");
     let _ = until_end_of_input().await;
     client.close().await.unwrap();
 }
 
-/// A master, an owner of memory, and somebody who replaces what lies there.
+/// Cluster of a master, an owner of memory, and a client that replaces the objects there.
 struct Stage {
     master: u16,
     data: u16,
     writer: Client,
     /// Length of values.
     len: usize,
-    /// How many make the segment full.
+    /// Number of objects that fill the segment.
     fill: u64,
     version: AtomicU64,
-    /// How often a lease was alive longer than it was given for.
+    /// Number of leases that lived longer than granted.
     renewed: AtomicU64,
     _processes: [Process; 2],
 }
@@ -138,12 +141,12 @@ impl Stage {
     async fn set(len: usize, fill: u64) -> Self {
         let (port, data) = (free_port(), free_port());
         let server = master(port, &[LEASE]);
-        // Its own memory is shared memory, which needs no port.
+        // The writer has shared memory of its own, which needs no port.
         let writer = builder(&format!("127.0.0.1:{port}"), 0).timeout(LONGEST).connect().await.unwrap();
-        let orders =
+        let arguments =
             [("TEST_DATA_PORT", data.to_string()), ("TEST_SEGMENT", (fill * len as u64).to_string())];
-        let mut owner = start("leases::owner", port, &orders);
-        assert!(owner.said("ready").next().is_some());
+        let mut owner = start("leases::owner", port, &arguments);
+        assert!(owner.lines_after("ready").next().is_some());
         Self {
             master: port,
             data,
@@ -164,11 +167,11 @@ impl Stage {
         .await;
     }
 
-    /// Waits until no lease on these keys is alive, writes over all memory, and gives them other values. Who `renews` a lease is not to be
-    /// waited for: then the keys are taken away.
+    /// Waits until no lease on these keys is alive, overwrites all memory, and puts other values. A
+    /// reader that `renews` its lease is not waited for: then the keys are removed by force.
     async fn replace(&self, keys: u64, renews: bool) {
         if renews {
-            // Longer than the lease that the reader began with.
+            // The wait exceeds the lease with which the reader began.
             tokio::time::sleep(3 * LEASE_TIME).await;
             let refused =
                 self.writer.remove("k0", false).await.is_err_and(|e| e.code() == ErrorCode::ObjectHasLease);
@@ -192,7 +195,7 @@ impl Stage {
     }
 }
 
-/// How objects are read.
+/// Form of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Get,
@@ -201,14 +204,15 @@ enum Form {
     BatchGetInto,
     /// Located, and then read in two parts.
     Ranges,
-    /// The same, and read once before with the same lease.
+    /// Located and read once before with the same lease.
     Session,
 }
 
 const FORMS: [Form; 6] =
     [Form::Get, Form::BatchGet, Form::GetInto, Form::BatchGetInto, Form::Ranges, Form::Session];
 impl Form {
-    /// Whether the lease is renewed while bytes are under way: of ranges, which is how an owner reads what a light client has no room for yet.
+    /// Returns whether the lease is renewed during the transfer. Reads of ranges do so, and with
+    /// them an owner reads for a shared client that has no free memory yet.
     fn renews(self, lightly: bool) -> bool {
         match self {
             Self::Ranges | Self::Session => true,
@@ -218,7 +222,7 @@ impl Form {
     }
 }
 
-/// Keys of a batch.
+/// Number of keys of a batch.
 const KEYS: u64 = 4;
 
 fn names(keys: u64) -> Vec<String> {
@@ -243,14 +247,14 @@ fn part(object: &Located, offset: u64, into: Slice) -> RangeRead<TransportSet> {
     RangeRead { object: object.clone(), offset, into }
 }
 
-/// All parts, or why one is missing.
+/// Joins all parts, or returns the reason why one is missing.
 fn joined(parts: impl Iterator<Item = Result<Option<Bytes>>>) -> Result<Option<Bytes>> {
     let parts: Result<Vec<_>> = parts.collect();
     let parts: Option<Vec<_>> = parts?.into_iter().collect();
     Ok(parts.map(|parts| parts.concat().into()))
 }
 
-/// Reads with an ordinary client; `first` is called before the read that counts.
+/// Reads with an ordinary client. `first` is called before the read that counts.
 async fn read(client: &Client, form: Form, len: usize, first: impl FnOnce()) -> Values {
     let memory = || client.alloc_registered(len).unwrap().exclusive().unwrap();
     match form {
@@ -292,7 +296,7 @@ async fn read(client: &Client, form: Form, len: usize, first: impl FnOnce()) -> 
     }
 }
 
-/// The same with a light client.
+/// Reads in the same way with a shared client.
 async fn read_lightly(client: &LocalClient, form: Form, len: usize, first: impl FnOnce()) -> Values {
     let back = |(read, into): (Result<Option<usize>>, Option<Slice>)| match into {
         Some(into) => owned(read, &into),
@@ -339,7 +343,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
     let stage = Stage::set(256 << 10, 16).await;
     let (proxy, mut stalls) =
         Proxy::start(Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST, stage.data).await;
-    // A connection that stands still is to be waited for.
+    // The client must wait for a stalled connection.
     let tcp = TcpConfig { probe_after: PATIENCE, ..TcpConfig::default() };
     let wires = TransportOptions { tcp: Some(tcp), ..TransportOptions::default() };
     let reader = builder(&format!("127.0.0.1:{}", stage.master), 0).wires(wires).share_memory(false);
@@ -385,7 +389,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
         );
         println!("{form:?}, light client {lightly}: {} expired after {times} late answers", codes.len());
     }
-    // A machine that is busy may be too late now and then.
+    // A busy machine may be too late now and then.
     let renewed = stage.renewed.load(SeqCst);
     assert!(renewed > 0, "no lease was renewed");
     println!("{renewed} leases renewed until the object was gone");
@@ -393,18 +397,19 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
     server.stop().await;
 }
 
-/// The process of a reader: reads in every form, again and again, through shared memory.
+/// Process of a reader: reads in every form, again and again, through shared memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn reader() {
-    let Some(master) = told_master() else { return };
-    let len = order("TEST_LEN").unwrap();
+    let Some(master) = master_address() else { return };
+    let len = argument("TEST_LEN").unwrap();
     let client = builder(&master, 0).timeout(LONGEST).local_buffer(4 * len as u64).connect().await.unwrap();
     println!("\n> ready");
     let leave = until_end_of_input();
     let (mut hits, mut misses, mut expired) = (0, 0, 0);
     while !leave.is_finished() {
-        // Sessions that gave something do not go on with another value, so they show what came too late.
+        // A session that has read a part never continues with another value, so it detects bytes
+        // that arrive too late.
         for form in FORMS {
             for (key, value) in read(&client, form, len, || {}).await.into_iter().enumerate() {
                 match value {
@@ -430,7 +435,7 @@ async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
     stage.put(0).await;
     let mut reader = start("leases::reader", stage.master, &[("TEST_LEN", stage.len.to_string())]);
     let (tell, said) = std::sync::mpsc::channel();
-    let lines = reader.said("> ");
+    let lines = reader.lines_after("> ");
     std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
     assert_eq!(said.recv().as_deref(), Ok("ready"));
     let (mut expired, mut rounds) = (0, 0);
@@ -439,7 +444,7 @@ async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
         reader.freeze();
         stage.replace(1, false).await;
         reader.thaw();
-        // It reads something whole before it is stopped again, at any point of a read.
+        // The reader completes a read before it is stopped again, at any point of a read.
         tokio::time::sleep(Duration::from_millis(50 + rounds * 7 % 20)).await;
         for line in said.try_iter() {
             assert_eq!(line, "expired");

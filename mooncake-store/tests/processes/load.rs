@@ -1,4 +1,4 @@
-//! Many clients on few keys, all the time, while others come and go.
+//! Many clients on few keys, all the time, while others join and leave.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,23 +8,25 @@ use std::time::{Duration, Instant};
 use mooncake_store::client::Client;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::process::{Process, figure, free_port};
-use crate::support::{connect, eventually, master_shown, order};
+use crate::cluster::{argument, connect, eventually, master_shown};
+use crate::process::{Process, free_port, metric};
 use crate::worker::{Counts, Work, Worker};
 
-/// A grant ends in time for a test to see that its space comes back, and long after its writer has given up.
+/// An allocation expires soon enough for the test to see its space return, and long after its
+/// writer has given up.
 const FLAGS: &[&str] = &[
     "--client_ttl=2",
     "--default_kv_lease_ttl=200",
     "--put_start_discard_timeout_sec=28",
     "--put_start_release_timeout_sec=30",
 ];
-/// Until all of that is over.
+/// Longest time until all allocations have expired.
 const SETTLED: Duration = Duration::from_secs(60);
-/// An operation that takes longer hangs. Clients give up after two seconds; the rest is for a machine that is busy.
+/// Longest duration of an operation that does not hang. Clients give up after two seconds; the rest
+/// is for a busy machine.
 const HANGS: Duration = Duration::from_secs(30);
 
-/// A master and a member with a segment that stays to the end.
+/// Master, and a client whose segment stays to the end.
 struct Stage {
     port: u16,
     metrics: u16,
@@ -43,7 +45,7 @@ impl Stage {
         Self { port, metrics, _master: master, steady, registered, over: Arc::default() }
     }
 
-    /// Works in this process until it is over. Every operation must end.
+    /// Runs operations in this process until the load ends. Every operation must end.
     fn work(&self, number: u64, keys: u64) -> JoinHandle<Result<Counts, String>> {
         let mut work = Work::new(self.steady.clone(), number, keys, true);
         let over = self.over.clone();
@@ -56,12 +58,12 @@ impl Stage {
         })
     }
 
-    /// Everybody else has left: nothing of them is left, either.
+    /// Checks after all other clients have left that no data of them is left.
     async fn assert_clean(self) {
         let gone = async || {
             let _ = self.steady.remove_all(true).await;
             let figures = ["key_count", "puts_in_progress", "allocated_bytes", "active_clients"]
-                .map(|name| figure(self.metrics, &format!("master_{name}")));
+                .map(|name| metric(self.metrics, &format!("master_{name}")));
             figures == [Some(0), Some(0), Some(0), Some(1)]
         };
         eventually("nothing is left of keys, writes, space and clients", SETTLED, gone).await;
@@ -93,16 +95,18 @@ async fn eight_clients_on_one_key() {
     stage.assert_clean().await;
 }
 
-/// How long the next one takes in seconds, unless `TEST_SECONDS` says otherwise.
+/// Duration of the next test in seconds, unless `TEST_SECONDS` sets it.
 const SECONDS: u64 = 6;
-/// From here on writers are killed, too: it takes half a minute until the space they were given is free again.
+/// Duration in seconds from which writers are killed, too: their allocations stay reserved for half
+/// a minute.
 const LONG: u64 = 30;
 
-/// Clients with segments of their own join and leave, one way or another, while all read and write the same keys.
+/// Clients with segments of their own join and leave, one way or another, while all read and write
+/// the same keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::disallowed_methods, reason = "it runs for a given time")]
 async fn clients_come_and_go_under_load() {
-    let span = order("TEST_SECONDS").unwrap_or(SECONDS);
+    let span = argument("TEST_SECONDS").unwrap_or(SECONDS);
     let stage = Stage::set(16 << 20).await;
     let port = stage.port;
     let ours: Vec<_> = (1..=2).map(|number| stage.work(number, KEYS)).collect();
@@ -130,7 +134,8 @@ async fn clients_come_and_go_under_load() {
             continue;
         }
         if kind == Exit::Frozen {
-            // For longer than its time to live, so that it comes back to a master that has buried it.
+            // The stop exceeds the heartbeat timeout, so the client returns to a master that has
+            // expired it.
             frozen += 1;
             worker.process.freeze();
             tokio::time::sleep(Duration::from_millis(2500)).await;
@@ -156,10 +161,10 @@ async fn clients_come_and_go_under_load() {
 }
 
 const KEYS: u64 = 48;
-/// How many workers there are at a time.
+/// Number of workers at a time.
 const CROWD: usize = 4;
 
-/// How a worker goes.
+/// Way in which a worker leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     Leaves,

@@ -1,30 +1,45 @@
-//! Real processes that die, freeze, are slow and come back: contract points 1, 2 and 4. The master is the program; members are this test
-//! binary, started again for one test that does as its environment says.
-#![allow(clippy::print_stdout, reason = "how a process says where it stands, and the figures of a run")]
+//! The programs `mooncake_master`, `mooncake_client` and `mooncake` as processes that are killed,
+//! stopped, slow, and started again.
+//!
+//! Clients of the tests are often this test program, started again for one ignored test that takes
+//! its arguments from the environment. So the environment, limits of descriptors, signals and open
+//! files of a node are those of a child process, and the tests share one process. The tests of
+//! [`listeners`] raise the limit of descriptors of this process, which disturbs no other test.
+#![allow(clippy::print_stdout, reason = "processes print their state, and runs their measurements")]
 
-#[cfg(feature = "metadata-rocksdb")]
-#[path = "../http_support/mod.rs"]
-mod http_support;
-#[path = "../process_support/mod.rs"]
-mod process;
+#[path = "../common"]
+#[allow(dead_code, reason = "each test program uses a part")]
+mod common {
+    #[cfg(feature = "metadata-etcd")]
+    pub(crate) mod fake_etcd;
+    #[cfg(feature = "metadata-rocksdb")]
+    pub(crate) mod http;
+}
 #[cfg(feature = "metadata-etcd")]
 #[path = "../../../mooncake-transport/tests/servers/mod.rs"]
 mod servers;
 
+mod cluster;
 mod corpus;
 mod disk;
-mod dying;
+mod failover;
 mod files;
 mod forked;
-mod lasting;
-mod leading;
+mod killed_clients;
 mod leases;
+mod listeners;
 mod load;
+mod local_clients;
+mod master_program;
 mod mixed;
 mod partition;
+mod process;
 #[cfg(feature = "transport-rdma")]
 mod rdma;
 mod replaced;
+mod segment_files;
 mod snapshots;
-mod support;
+mod tool;
+#[cfg(not(feature = "metadata-rocksdb"))]
+mod without_rocksdb;
 mod worker;

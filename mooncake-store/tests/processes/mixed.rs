@@ -1,6 +1,8 @@
-//! Clusters of this version and the last release: `cargo xtask mixed` builds the release and runs these tests.
+//! Clusters of this version and the last release: `cargo xtask mixed` builds the release and runs
+//! these tests.
 //!
-//! `MOONCAKE_LAST_RELEASE` is the folder with the programs of the release. Without the variable there is nothing to mix with.
+//! `MOONCAKE_LAST_RELEASE` is the folder with the programs of the release. The tests need this
+//! variable.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,13 +12,13 @@ use bytes::Bytes;
 use mooncake_store::client::{Client, PutOutcome};
 use tempfile::TempDir;
 
-use crate::process::{Process, figure, free_port};
-use crate::support::{PATIENCE, connect, eventually, order, tagged, version_of};
+use crate::cluster::{PATIENCE, argument, connect, eventually, tagged, version_of};
+use crate::process::{Process, free_port, metric};
 
 const OBJECTS: u64 = 100;
 const LEN: usize = 10_000;
 
-/// The programs of one version.
+/// Programs of one version.
 #[derive(Clone, Debug)]
 struct Programs(PathBuf);
 
@@ -26,7 +28,7 @@ impl Programs {
     }
 
     fn last() -> Self {
-        Self(order("MOONCAKE_LAST_RELEASE").expect("cargo xtask mixed sets MOONCAKE_LAST_RELEASE"))
+        Self(argument("MOONCAKE_LAST_RELEASE").expect("cargo xtask mixed sets MOONCAKE_LAST_RELEASE"))
     }
 
     fn command(&self, name: &str) -> Command {
@@ -41,8 +43,8 @@ impl Programs {
         Process(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// A process that offers 16 MB of memory.
-    fn member(&self, port: u16, folder: &Path, name: &str) -> Process {
+    /// Starts a process that offers 16 MB of memory.
+    fn client(&self, port: u16, folder: &Path, name: &str) -> Process {
         let mut command = self.command("mooncake_client");
         command
             .args(["--metadata_server=P2PHANDSHAKE", "--host=127.0.0.1", "--global_segment_size=16MB"])
@@ -63,12 +65,12 @@ impl Programs {
     }
 }
 
-/// One member of each version, a master, and a client of this version that offers nothing.
+/// Client process of each version, a master, and a client of this version that offers no memory.
 struct Cluster {
     port: u16,
     pages: u16,
     _folder: TempDir,
-    _members: [Process; 2],
+    _clients: [Process; 2],
     client: Client,
 }
 
@@ -79,18 +81,18 @@ fn key(i: u64) -> String {
 impl Cluster {
     async fn start(port: u16, pages: u16) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let members = [
-            Programs::current().member(port, folder.path(), "current"),
-            Programs::last().member(port, folder.path(), "last"),
+        let clients = [
+            Programs::current().client(port, folder.path(), "current"),
+            Programs::last().client(port, folder.path(), "last"),
         ];
         let client = connect(&format!("127.0.0.1:{port}"), 0).await;
-        let cluster = Self { port, pages, _folder: folder, _members: members, client };
-        eventually("both members are mounted", PATIENCE, async || cluster.segments() == 2).await;
+        let cluster = Self { port, pages, _folder: folder, _clients: clients, client };
+        eventually("both clients are mounted", PATIENCE, async || cluster.segments() == 2).await;
         cluster
     }
 
     fn segments(&self) -> u64 {
-        figure(self.pages, "master_active_clients").unwrap_or(0)
+        metric(self.pages, "master_active_clients").unwrap_or(0)
     }
 
     async fn put(&self, version: u64) {
@@ -100,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Objects that are there. Every one has the bytes of its version.
+    /// Returns the number of objects found, each of which has the bytes of its version.
     async fn hits(&self, version: u64) -> u64 {
         let mut hits = 0;
         for i in 0..OBJECTS {
@@ -112,14 +114,14 @@ impl Cluster {
         hits
     }
 
-    /// Waits until every member has taken stock of what was put before: some heartbeats later.
+    /// Waits for some heartbeats, until every client has the inventory of the earlier puts.
     async fn taken_stock(&self) {
-        let pings = || figure(self.pages, "master_ping_requests_total").unwrap_or(0);
+        let pings = || metric(self.pages, "master_ping_requests_total").unwrap_or(0);
         let before = pings();
-        eventually("heartbeats of all members", PATIENCE, async || pings() >= before + 12).await;
+        eventually("heartbeats of all clients", PATIENCE, async || pings() >= before + 12).await;
     }
 
-    /// Programs of either version read what programs of the other wrote.
+    /// Checks that programs of either version read the objects of the other.
     async fn tools_agree(&self) {
         let (current, last) = (Programs::current(), Programs::last());
         let value = tagged(7, 7, LEN);
@@ -134,7 +136,7 @@ impl Cluster {
     }
 }
 
-/// The master is replaced by one of the other version: objects outlive it, and all goes on.
+/// Replaces the master by one of the other version: objects outlive it, and all calls work.
 async fn restarted(first: Programs, next: Programs) {
     let (port, pages) = (free_port(), free_port());
     let master = first.master(port, pages);

@@ -1,5 +1,5 @@
-//! Clients that are cut off from their master for longer than `--client_ttl`, and return: what nobody touched meanwhile is read again, and
-//! what was removed or replaced does not come back.
+//! Clients that cannot reach their master for longer than `--client_ttl`, and return: unchanged
+//! objects are read again, and removed or replaced ones do not return.
 #![allow(clippy::disallowed_methods, reason = "the bounds are of real time")]
 
 use std::collections::BTreeMap;
@@ -9,22 +9,22 @@ use mooncake_store::client::{Client, PutOutcome};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::process::{Process, free_port};
-use crate::support::{
-    PATIENCE, connect, eventually, in_member, master, order, start, start_member, tagged, told_master,
-    until_end_of_input, version_of,
+use crate::cluster::{
+    PATIENCE, argument, connect, eventually, in_segment_of, master, master_address, start, start_client,
+    tagged, until_end_of_input, version_of,
 };
+use crate::process::{Process, free_port};
 
 const TTL: Duration = Duration::from_secs(2);
-/// Time in which everything is read again after the cut has ended.
+/// Longest time until all objects are readable after the partition has ended.
 const HEALED: Duration = Duration::from_secs(5);
 
-/// The process of a relay between clients and their master.
+/// Process of a relay between clients and their master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn relay() {
-    let Some(master) = told_master() else { return };
-    let port: u16 = order("TEST_RELAY_PORT").unwrap();
+    let Some(master) = master_address() else { return };
+    let port: u16 = argument("TEST_RELAY_PORT").unwrap();
     let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     println!("\nready");
     let end = until_end_of_input();
@@ -46,11 +46,12 @@ async fn relay() {
 fn start_relay(master: u16) -> (Process, u16) {
     let port = free_port();
     let mut relay = start("partition::relay", master, &[("TEST_RELAY_PORT", port.to_string())]);
-    assert!(relay.said("ready").next().is_some());
+    assert!(relay.lines_after("ready").next().is_some());
     (relay, port)
 }
 
-/// Objects whose members are cut off, and what each of them must be afterwards: a version, or nothing.
+/// Objects of the separated clients, and the expected state of each afterwards: a version, or
+/// nothing.
 struct Objects {
     client: Client,
     expected: BTreeMap<u64, Option<u64>>,
@@ -59,11 +60,11 @@ struct Objects {
 const OBJECTS: u64 = 60;
 
 impl Objects {
-    /// Stores objects in these members, the last ones just before the cut.
+    /// Stores objects in these clients, the last ones just before the partition.
     async fn put(client: Client, members: &[String]) -> Self {
         let mut expected = BTreeMap::new();
         for key in 0..OBJECTS {
-            let member = in_member(&members[key as usize % members.len()]);
+            let member = in_segment_of(&members[key as usize % members.len()]);
             let value = tagged(key, 1, 1000 + 977 * key as usize);
             let outcome = client.put_with(key.to_string(), value, &member).await.unwrap();
             assert_eq!(outcome, PutOutcome::Stored);
@@ -77,7 +78,7 @@ impl Objects {
         Some(version_of(key, &bytes).unwrap_or_else(|| panic!("wrong bytes of key {key}")))
     }
 
-    /// Removes and replaces some while their members are away.
+    /// Removes and replaces some objects while their owners are unreachable.
     async fn touch(&mut self) {
         for key in (0..OBJECTS).step_by(10) {
             let _ = self.client.remove(key.to_string(), true).await;
@@ -95,7 +96,8 @@ impl Objects {
         }
     }
 
-    /// Reads all of them until each is what it must be. One that was touched must never be anything else.
+    /// Reads all objects until each has its expected state. A changed object must never have
+    /// another one.
     async fn healed(&self, since: Instant) {
         loop {
             let mut missing = Vec::new();
@@ -118,7 +120,8 @@ impl Objects {
     }
 }
 
-/// Cuts off these processes for `span`, touches objects meanwhile, and reads everything afterwards.
+/// Separates these processes for `span`, changes objects meanwhile, and reads all objects
+/// afterwards.
 async fn cut(objects: &mut Objects, processes: &[&Process], span: Duration) {
     let begun = Instant::now();
     processes.iter().for_each(|process| process.freeze());
@@ -134,18 +137,18 @@ async fn cut(objects: &mut Objects, processes: &[&Process], span: Duration) {
     objects.healed(Instant::now()).await;
 }
 
-/// A master, a member that is never cut off, and a client that reads.
+/// Starts a master, a client that is never separated, and a client that reads.
 async fn cluster() -> (u16, Process, (Process, String), Client) {
     let port = free_port();
     let server = master(port, &[&format!("--client_ttl={}", TTL.as_secs())]);
     let client = connect(&format!("127.0.0.1:{port}"), 0).await;
-    (port, server, start_member(port), client)
+    (port, server, start_client(port), client)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_that_was_stopped_serves_its_objects_again() {
     let (port, _server, _other, client) = cluster().await;
-    let (owner, name) = start_member(port);
+    let (owner, name) = start_client(port);
     let mut objects = Objects::put(client, &[name]).await;
     cut(&mut objects, &[&owner], 2 * TTL).await;
     objects.client.close().await.unwrap();
@@ -154,7 +157,7 @@ async fn an_owner_that_was_stopped_serves_its_objects_again() {
 async fn partition(span: Duration) {
     let (port, _server, _other, client) = cluster().await;
     let (relay, at) = start_relay(port);
-    let members: Vec<_> = (0..3).map(|_| start_member(at)).collect();
+    let members: Vec<_> = (0..3).map(|_| start_client(at)).collect();
     let names: Vec<_> = members.iter().map(|(_, name)| name.clone()).collect();
     let mut objects = Objects::put(client, &names).await;
     cut(&mut objects, &[&relay], span).await;

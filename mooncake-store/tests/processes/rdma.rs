@@ -1,5 +1,5 @@
-//! A store of three processes, a master and a member at either end of a cable, with nothing but RDMA between the members. Needs two Soft-RoCE
-//! devices: `cargo xtask rdma-test` runs it.
+//! Store of three processes, a master and a client at either end of a cable, with only RDMA between
+//! the clients. The test needs two Soft-RoCE devices: `cargo xtask rdma-test` runs it.
 
 use std::io::Write;
 use std::time::Duration;
@@ -11,38 +11,38 @@ use mooncake_rdma::RdmaConfig;
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::transport_set::TransportOptions;
 
-use crate::process::{Process, free_port};
-use crate::support::{
-    PATIENCE, builder, eventually, in_member, master, order, start, tagged, told_master, version_of,
+use crate::cluster::{
+    PATIENCE, argument, builder, eventually, in_segment_of, master, master_address, start, tagged, version_of,
 };
+use crate::process::{Process, free_port};
 
-/// A dead member is to be noticed before a call is given up.
+/// Longest duration of a call, which includes the detection of a dead client.
 const LIMIT: Duration = Duration::from_secs(20);
 const SEGMENT: u64 = 16 << 20;
 
-/// The process of a member: does as it is told, line by line.
+/// Process of a client, which executes arguments line by line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this file"]
 async fn the_other_process() {
-    let (Some(master), Some(device)) = (told_master(), order::<String>("TEST_DEVICE")) else { return };
+    let (Some(master), Some(device)) = (master_address(), argument::<String>("TEST_DEVICE")) else { return };
     let rdma = RdmaConfig { devices: vec![device], timeout: 17, attempts: 1, ..RdmaConfig::default() };
     let wires = TransportOptions { rdma: Some(rdma), ..TransportOptions::default() };
     let builder = builder(&master, SEGMENT).wires(wires).share_memory(false).timeout(LIMIT);
     let client = builder.connect().await.unwrap();
     println!("\n> {}", client.hostname());
-    // On the test's own thread; the client has others.
+    // The loop has the thread of the test; the client has others.
     for line in std::io::stdin().lines().map_while(std::io::Result::ok) {
         println!("> {}", obey(&client, &line).await);
     }
     client.close().await.unwrap();
 }
 
-/// How often calls came to what.
+/// Numbers of calls by outcome.
 #[derive(Default)]
 struct Counts {
     done: usize,
     missed: usize,
-    /// With an error that says that the other side is not there.
+    /// Number of calls with an error that says that the other side is absent.
     failed: usize,
 }
 
@@ -67,13 +67,14 @@ fn value(number: u64, version: u64) -> Bytes {
     tagged(number, version, [1, 4096, 65_537, (1 << 20) + 3][number as usize % 4])
 }
 
-/// An order: what, the first key and the one after the last, the version of their values, where they are to lie.
+/// Executes an argument: operation, first key and end of the keys, version of the values, preferred
+/// segment.
 async fn obey(client: &Client, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let &[what, from, to, version, place] = words.as_slice() else { panic!("{line:?}") };
     let (from, to, version): (u64, u64, u64) =
         (from.parse().unwrap(), to.parse().unwrap(), version.parse().unwrap());
-    let config = if place == "both" { ReplicateConfig::replicas(2) } else { in_member(place) };
+    let config = if place == "both" { ReplicateConfig::replicas(2) } else { in_segment_of(place) };
     let keys: Vec<String> = (from..to).map(key).collect();
     let items = || (from..to).map(|i| (key(i), value(i, version))).collect::<Vec<_>>();
     let mut counts = Counts::default();
@@ -138,12 +139,12 @@ struct Member {
 impl Member {
     fn start(port: u16, device: &str) -> Self {
         let mut process = start("rdma::the_other_process", port, &[("TEST_DEVICE", device.to_owned())]);
-        let mut said = Box::new(process.said("> "));
-        let name = said.next().expect("a member that comes up");
+        let mut said = Box::new(process.lines_after("> "));
+        let name = said.next().expect("a client that starts");
         Self { process, name, said }
     }
 
-    /// How many of an order's calls were done, missed and failed.
+    /// Sends an order. Returns how many of its calls succeeded, missed and failed.
     fn does(&mut self, what: &str, keys: std::ops::Range<u64>, version: u64, place: &str) -> [usize; 3] {
         let input = self.process.0.stdin.as_mut().unwrap();
         writeln!(input, "{what} {} {} {version} {place}", keys.start, keys.end).unwrap();
@@ -153,7 +154,7 @@ impl Member {
     }
 }
 
-/// Members at both ends of the cable, and on one device.
+/// Devices of the two clients: both ends of the cable, and one device.
 const PLACES: [(&str, &str); 2] = [("rxe0", "rxe1"), ("rxe0", "rxe0")];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,7 +166,7 @@ async fn members_in_processes_of_their_own() {
         let (mut a, mut b) = (Member::start(port, first), Member::start(port, second));
         let (in_a, in_b) = (a.name.clone(), b.name.clone());
         let done = |n| [n, 0, 0];
-        // Written into the other's memory, and read by both.
+        // The values are written into the memory of the other client, and both read them.
         assert_eq!(a.does("put", 0..4, 1, &in_b), done(4));
         assert_eq!(a.does("put", 0..4, 9, &in_b), [0, 4, 0], "a key is put once");
         assert_eq!((a.does("get", 0..4, 1, ""), b.does("get", 0..4, 1, "")), (done(4), done(4)));
@@ -174,11 +175,11 @@ async fn members_in_processes_of_their_own() {
             (a.does("batch_get", 10..26, 2, ""), b.does("batch_get", 10..26, 2, "")),
             (done(16), done(16))
         );
-        // Replaced.
+        // The values are replaced.
         assert_eq!((b.does("upsert", 0..4, 3, ""), a.does("get", 0..4, 3, "")), (done(4), done(4)));
         assert_eq!((a.does("batch_upsert", 0..4, 4, &in_b), a.does("get", 0..4, 4, "")), (done(4), done(4)));
         assert_eq!(b.does("batch_get", 0..4, 4, ""), done(4));
-        // Removed.
+        // The values are removed.
         assert_eq!(
             (a.does("remove", 10..12, 0, ""), b.does("batch_remove", 12..18, 0, "")),
             (done(2), done(6))
@@ -186,7 +187,7 @@ async fn members_in_processes_of_their_own() {
         assert_eq!(a.does("batch_get", 10..20, 2, ""), [2, 8, 0]);
         assert_eq!(b.does("remove", 10..12, 0, ""), [0, 2, 0]);
 
-        // In the other's memory alone, and in both.
+        // Some values are in the memory of the other client only, the others in both.
         assert_eq!((a.does("put", 30..34, 5, &in_b), a.does("put", 40..44, 6, "both")), (done(4), done(4)));
         b.process.kill();
         let [hits, ..] = a.does("get", 30..34, 5, "");
@@ -199,7 +200,8 @@ async fn members_in_processes_of_their_own() {
         assert_eq!((a.does("put", 50..54, 7, ""), a.does("get", 50..54, 7, "")), (done(4), done(4)));
         let mut next = Member::start(port, second);
         assert_eq!((next.does("get", 40..44, 6, ""), next.does("get", 50..54, 7, "")), (done(4), done(4)));
-        // One key at a time: the master may give them up between two puts, and what is put is there.
+        // Each put has one key: the master may expire the killed client between two puts,
+        // and the stored values are there.
         for key in 30..34 {
             eventually("the master has given up what only the killed one had", PATIENCE, async || {
                 next.does("put", key..key + 1, 8, &in_a) == done(1)

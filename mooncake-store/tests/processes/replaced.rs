@@ -1,4 +1,4 @@
-//! Values that are replaced while somebody reads them.
+//! Values that are replaced while clients read them.
 
 use std::time::Duration;
 
@@ -7,30 +7,30 @@ use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, Located, RangeRead};
 use tokio::task::spawn_blocking;
 
+use crate::cluster::{PATIENCE, builder, eventually, master, start, start_client, tagged, version_of};
 use crate::process::{Process, free_port};
-use crate::support::{PATIENCE, builder, eventually, master, start, start_member, tagged, version_of};
 use crate::worker::Worker;
 
 const LEN: usize = 1 << 20;
 
-/// A master, a member with room for so many values, a reader and a writer.
+/// Starts a master, a client with space for this number of values, a reader and a writer.
 async fn stage(values: u64, lease: &str) -> (u16, [Process; 2], Client, Client) {
     let port = free_port();
-    // A value that fills its segment is not to go for that.
+    // Without the high watermark, a value that fills its segment is not evicted.
     let server = master(port, &[lease, "--eviction_high_watermark_ratio=1"]);
     let at = format!("127.0.0.1:{port}");
     let room = (values * (LEN as u64 + 16)).next_multiple_of(4096).to_string();
-    let orders = [("TEST_DATA_PORT", free_port().to_string()), ("TEST_SEGMENT", room)];
-    let mut owner = start("leases::owner", port, &orders);
-    assert!(owner.said("ready").next().is_some());
+    let arguments = [("TEST_DATA_PORT", free_port().to_string()), ("TEST_SEGMENT", room)];
+    let mut owner = start("leases::owner", port, &arguments);
+    assert!(owner.lines_after("ready").next().is_some());
     let timeout = Duration::from_secs(24);
-    // It is to be told at once that there is no room.
+    // The writer must fail at once without free space.
     let client =
         async || builder(&at, 0).timeout(timeout).room_patience(Duration::ZERO).connect().await.unwrap();
     (port, [server, owner], client().await, client().await)
 }
 
-/// Where the value lies.
+/// Returns the address of the value.
 async fn address(client: &Client) -> u64 {
     let list = client.replicas("k").await.unwrap().unwrap();
     let ReplicaLocation::Memory(place) = &list.replicas[0].location else { panic!("in memory") };
@@ -53,7 +53,7 @@ async fn read(client: &Client, object: &Located) -> Result<Vec<u8>, ErrorCode> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_that_is_replaced_is_read_as_it_was_while_the_lease_is_alive() {
     let (_, _processes, reader, writer) = stage(4, "--default_kv_lease_ttl=2000").await;
-    // What was replaced rests until its leases are over.
+    // A replaced value stays reserved until its leases expire.
     let upsert = async |version| {
         eventually("there is room", PATIENCE, async || {
             writer.upsert("k", tagged(0, version, LEN)).await.is_ok()
@@ -64,8 +64,8 @@ async fn a_value_that_is_replaced_is_read_as_it_was_while_the_lease_is_alive() {
     for version in 1..20 {
         upsert(version).await;
         if version == 1 {
-            // The reader knows the owner from now on: at the first contact with a process, the master
-            // is asked again, and tells of the later value.
+            // The reader knows the owner from now on: before the first contact with a process it
+            // asks the master again, and gets the later value.
             reader.get("k").await.unwrap().unwrap();
         }
         let (before, at) = (locate(&reader).await, address(&reader).await);
@@ -123,7 +123,7 @@ async fn a_value_is_written_over_only_when_no_lease_is_alive() {
     }
 }
 
-/// Others read all the time, in processes of their own.
+/// Other processes read all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upserts_under_readers() {
     let (port, _processes, _, writer) = stage(4, "--default_kv_lease_ttl=50").await;
@@ -150,7 +150,8 @@ async fn upserts_under_readers() {
     assert!(hits > 10, "{hits}");
 }
 
-/// What a client has kept needs no owner, and is forgotten when it is not the value any more, whoever wrote that and whichever master says so.
+/// A cached value needs no owner, and is dropped when another value replaces it, by any writer and
+/// any master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
     let port = free_port();
@@ -158,7 +159,7 @@ async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
     let flags = ["--default_kv_lease_ttl=2000"];
     let server = master(port, &flags);
     let writer = builder(&at, 0).connect().await.unwrap();
-    let (owner, _) = spawn_blocking(move || start_member(port)).await.unwrap();
+    let (owner, _) = spawn_blocking(move || start_client(port)).await.unwrap();
     let reader = builder(&at, 0).share_memory(false).hot_cache(4 << 20).connect().await.unwrap();
     let hits = || reader.hot_cache().unwrap().hits;
     let read =
@@ -182,7 +183,7 @@ async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
     }
     assert_eq!(hits(), before + 10);
     owner.thaw();
-    // Another master at the same port: what it knows of the key is what counts.
+    // Another master starts at the same port, and its record of the key counts.
     server.kill();
     let _server = master(port, &flags);
     eventually("it is written again", PATIENCE, async || {

@@ -1,4 +1,4 @@
-//! Masters that write down what they know, are killed, and begin with that.
+//! Masters that write snapshots, are killed, and start from them.
 
 use std::path::{Path, PathBuf};
 
@@ -9,21 +9,21 @@ use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::protocol::wire::TaskInfo;
 use tempfile::TempDir;
 
-use crate::process::{Process, figure, free_port};
-use crate::support::{
-    PATIENCE, SEGMENT, builder, eventually, in_member, master_shown, start_member, tagged, version_of,
+use crate::cluster::{
+    PATIENCE, SEGMENT, builder, eventually, in_segment_of, master_shown, start_client, tagged, version_of,
 };
+use crate::process::{Process, free_port, metric};
 
-/// Of each of two tenants.
+/// Number of objects of each of two tenants.
 const OBJECTS: u64 = 60;
 
-/// A master that takes a snapshot every second.
+/// Master that takes a snapshot every second.
 struct Master {
     process: Option<Process>,
     port: u16,
     pages: u16,
     folder: TempDir,
-    /// Where snapshots and tenants lie.
+    /// Flags for the folders of snapshots and tenants.
     places: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Master {
             "--enable_snapshot_restore=true",
             "--snapshot_interval_seconds=1",
             "--enable_multi_tenants=true",
-            // A task whose client is slow to ask must not end by itself.
+            // A task must not expire while its client is slow to fetch it.
             "--pending_task_timeout_sec=600",
         ];
         let places: Vec<_> = self.places.iter().map(|place| &**place).collect();
@@ -63,10 +63,10 @@ impl Master {
         snapshots_in(self.folder.path())
     }
 
-    /// Waits for one that was begun from now on.
+    /// Waits for a snapshot that begins after this call.
     async fn snapshot(&self) {
-        let count = || figure(self.pages, "master_snapshot_success").unwrap_or(0);
-        // The next may be under way.
+        let count = || metric(self.pages, "master_snapshot_success").unwrap_or(0);
+        // The next snapshot may be in progress.
         let before = count();
         eventually("two snapshots", PATIENCE, async || count() >= before + 2).await;
     }
@@ -88,25 +88,26 @@ fn key(number: u64) -> String {
     format!("key {number}")
 }
 
-/// Every third is pinned for ever, every third softly, and all are of three groups.
-fn kept(number: u64, member: &str) -> ReplicateConfig {
+/// Returns the configuration of an object: every third has a hard pin, every third a soft pin, and
+/// each is in one of three groups.
+fn configuration(number: u64, member: &str) -> ReplicateConfig {
     ReplicateConfig {
         hard_pin: number.is_multiple_of(3),
         soft_pin: if number % 3 == 1 { SoftPin::Enable } else { SoftPin::Preserve },
         group_ids: Some(vec![format!("group {}", number % 3)]),
-        ..in_member(member)
+        ..in_segment_of(member)
     }
 }
 
 async fn put(client: &Client, numbers: std::ops::Range<u64>, version: u64, member: &str) {
     for number in numbers {
         let value = tagged(number, version, 5000);
-        let stored = client.put_with(key(number), value, &kept(number, member)).await;
+        let stored = client.put_with(key(number), value, &configuration(number, member)).await;
         assert_eq!(stored.unwrap(), PutOutcome::Stored, "key {number}");
     }
 }
 
-/// How many of these there are; their bytes are right.
+/// Returns the number of hits among these objects, and checks their bytes.
 async fn hits(client: &Client, numbers: std::ops::Range<u64>, version: u64) -> u64 {
     let mut hits = 0;
     for number in numbers {
@@ -118,12 +119,12 @@ async fn hits(client: &Client, numbers: std::ops::Range<u64>, version: u64) -> u
     hits
 }
 
-/// All but its times, which are of clocks.
-fn gist(task: TaskInfo) -> (Uuid, String, String) {
+/// Returns a task without its times, which depend on clocks.
+fn without_times(task: TaskInfo) -> (Uuid, String, String) {
     (task.id, format!("{:?} {:?} {:?}", task.kind, task.status, task.client), task.message)
 }
 
-/// Two members, clients of two tenants, and what they have stored so that it lasts.
+/// Starts two clients with memory and clients of two tenants, and stores durable objects.
 async fn filled(master: &Master) -> ([Client; 2], [Client; 2]) {
     let at = format!("127.0.0.1:{}", master.port);
     let members = [0; 2].map(|_| builder(&at, SEGMENT));
@@ -156,29 +157,29 @@ async fn all_back(clients: &[Client; 2], numbers: std::ops::Range<u64>) {
     .await;
 }
 
-/// The page about tenants and the counts of pins.
-fn told(master: &Master) -> [Option<u64>; 3] {
+/// Returns the numbers of tenants and of pins in the HTTP endpoints.
+fn counts(master: &Master) -> [Option<u64>; 3] {
     ["master_key_count", "master_soft_pin_key_count", "mooncake_tenant_quota_charged_bytes"]
-        .map(|name| figure(master.pages, name))
+        .map(|name| metric(master.pages, name))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_master_gives_the_same_answers() {
     let mut master = Master::start();
     let (members, clients) = filled(&master).await;
-    // Nobody fetches the task of a member that is gone.
-    let (gone, name) = start_member(master.port);
-    let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_member(&name)).await;
+    // The client of this task is gone, so no client fetches it.
+    let (gone, name) = start_client(master.port);
+    let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_segment_of(&name)).await;
     assert_eq!(there.unwrap(), PutOutcome::Stored);
     gone.freeze();
     let task = clients[0].copy_task("there", &[members[0].hostname()]).await.unwrap();
-    let asked = gist(clients[0].task(task).await.unwrap());
+    let asked = without_times(clients[0].task(task).await.unwrap());
     clients[0].remove("there", true).await.unwrap();
     master.snapshot().await;
-    let before = told(&master);
+    let before = counts(&master);
     let group = clients[0].remove(key(0), false).await;
     assert!(group.is_ok(), "{group:?}");
-    // After the snapshot: what owners have heard of comes back as well.
+    // These objects come after the snapshot; their owners have received them and announce them.
     put(&clients[0], 1000..1010, 1, members[0].hostname()).await;
     lasting(&members, 2 * OBJECTS - 1 + 10).await;
     master.kill();
@@ -187,9 +188,9 @@ async fn a_killed_master_gives_the_same_answers() {
     master.run(&[]);
     all_back(&clients, 1..OBJECTS).await;
     eventually("what came later", PATIENCE, async || hits(&clients[0], 1000..1010, 1).await == 10).await;
-    assert_eq!(gist(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
+    assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
     assert_eq!(hits(&clients[0], 0..1, 1).await, 0, "removed is removed");
-    let now = told(&master);
+    let now = counts(&master);
     assert_eq!(now[0], before[0].map(|keys| keys - 1 + 10));
     assert!(now[1] >= before[1] && now[1] > Some(0), "soft pins: {before:?} and {now:?}");
     // Hard pins, groups and quotas hold: tenant blue has 8 MB, of which 60 objects take 300 KB.
@@ -219,7 +220,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     std::fs::write(&all[1], &latest[..latest.len() / 2]).unwrap();
     master.run(&[]);
     all_back(&clients, 0..OBJECTS).await;
-    // All of them torn, and written into.
+    // All snapshots are truncated and damaged.
     master.snapshot().await;
     master.kill();
     for path in master.snapshots() {
@@ -230,7 +231,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     }
     master.run(&[]);
     all_back(&clients, 0..OBJECTS).await;
-    // Killed at whatever moment of writing one.
+    // The kill comes at any point of a snapshot.
     for _ in 0..3 {
         master.kill();
         master.run(&[]);
@@ -238,7 +239,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     all_back(&clients, 0..OBJECTS).await;
 }
 
-/// The next leader begins with what the one before wrote down.
+/// The next leader starts from a snapshot of the previous one.
 #[cfg(feature = "metadata-etcd")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_leader_begins_with_a_snapshot() {
@@ -264,14 +265,14 @@ async fn the_next_leader_begins_with_a_snapshot() {
     let at = format!("etcd://{}", server.at());
     let member = |segment| builder(&at, segment).cluster_id("lab").connect();
     let members = [member(SEGMENT).await.unwrap(), member(SEGMENT).await.unwrap()];
-    let count = |pages: u16| figure(pages, "master_snapshot_success").unwrap_or(0);
+    let count = |pages: u16| metric(pages, "master_snapshot_success").unwrap_or(0);
     eventually("one of them leads", PATIENCE, async || masters.iter().any(|(_, pages)| count(*pages) > 0))
         .await;
     masters.sort_by_key(|(_, pages)| count(*pages) == 0);
     assert_eq!(count(masters[1].1), 0, "a standby takes none");
     put(&members[0], 0..OBJECTS, 1, members[1].hostname()).await;
     lasting(&members, OBJECTS).await;
-    // The task of a member that is there takes no time; its end is known for a while.
+    // The task of a live client takes no time; its end is recorded for a while.
     let task = members[0].copy_task(key(1), &[members[0].hostname()]).await.unwrap();
     let over = async || format!("{:?}", members[0].task(task).await.unwrap().status) == "Success";
     eventually("the task is over", PATIENCE, over).await;
@@ -287,15 +288,16 @@ async fn the_next_leader_begins_with_a_snapshot() {
     eventually("the next leader takes snapshots", PATIENCE, async || taken() > 0).await;
 }
 
-/// A master whose one directory is all it has: snapshots, tenants, and what engines publish about themselves.
+/// Masters with one directory for snapshots, tenants, and the records of engines.
 #[cfg(feature = "metadata-rocksdb")]
 mod own {
     use super::*;
-    use crate::http_support::http;
+    use crate::common::http::http;
     use mooncake_core::ErrorCode;
 
     impl Master {
-        /// Nothing where there is no library, except in CI; and the port of its metadata server.
+        /// Starts a master with a directory. Returns it with the port of its metadata server, or
+        /// nothing without the library, except in CI.
         #[allow(clippy::disallowed_methods, reason = "CI says who it is in the environment")]
         fn start_with_a_directory() -> Option<(Self, u16)> {
             let folder = tempfile::tempdir().unwrap();
@@ -326,7 +328,7 @@ mod own {
     async fn a_killed_master_finds_all_in_its_directory() {
         let Some((mut master, metadata)) = Master::start_with_a_directory() else { return };
         let (pages, metadata) = (([127, 0, 0, 1], master.pages).into(), ([127, 0, 0, 1], metadata).into());
-        let up = async || figure(master.pages, "master_key_count").is_some();
+        let up = async || metric(master.pages, "master_key_count").is_some();
         eventually("the master's pages", PATIENCE, up).await;
         let quotas = "/api/v1/tenant_quotas";
         for (tenant, bytes) in [("default", 16 << 20), ("blue", 8 << 20)] {
@@ -337,22 +339,22 @@ mod own {
         let entry = "/metadata?key=mooncake/ram/somebody";
         assert_eq!(http(metadata, "PUT", entry, r#"{"name":"somebody"}"#).await.0, 200);
         let (members, clients) = filled(&master).await;
-        let (gone, name) = start_member(master.port);
-        let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_member(&name)).await;
+        let (gone, name) = start_client(master.port);
+        let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_segment_of(&name)).await;
         assert_eq!(there.unwrap(), PutOutcome::Stored);
         gone.freeze();
         let task = clients[0].copy_task("there", &[members[0].hostname()]).await.unwrap();
-        let asked = gist(clients[0].task(task).await.unwrap());
+        let asked = without_times(clients[0].task(task).await.unwrap());
         clients[0].remove("there", true).await.unwrap();
         master.snapshot().await;
-        let before = told(&master);
+        let before = counts(&master);
         master.kill();
         gone.kill();
 
         master.run(&[]);
         all_back(&clients, 0..OBJECTS).await;
-        assert_eq!(gist(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
-        let now = told(&master);
+        assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
+        let now = counts(&master);
         assert!(now[0] == before[0] && now[1] >= before[1] && now[1] > Some(0), "{before:?} and {now:?}");
         let (_, said) = http(pages, "GET", quotas, "").await;
         assert!(said.contains("\"blue\"") && said.contains("8388608") && said.contains("16777216"), "{said}");
@@ -360,12 +362,12 @@ mod own {
         assert!(full.is_err(), "{full:?}");
         let (status, said) = http(metadata, "GET", entry, "").await;
         assert_eq!((status, said.as_str()), (200, r#"{"name":"somebody"}"#));
-        // Killed at whatever moment of writing one.
+        // The kill comes at any point of a snapshot.
         for _ in 0..3 {
             master.kill();
             master.run(&[]);
         }
         all_back(&clients, 0..OBJECTS).await;
-        assert_eq!(gist(clients[1].task(task).await.unwrap()), asked);
+        assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked);
     }
 }

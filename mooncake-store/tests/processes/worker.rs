@@ -1,4 +1,5 @@
-//! A client that joins, reads and writes a few keys with others, checks every byte, and leaves: a process.
+//! Process of a client that joins, reads and writes a few keys with others, checks every byte, and
+//! leaves.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,22 +9,22 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOutcome};
 
+use crate::cluster::{argument, builder, master_address, start, tagged, until_end_of_input};
 use crate::process::Process;
-use crate::support::{builder, order, start, tagged, told_master, until_end_of_input};
 
-/// Longest value, and what it has at least.
+/// Length of the longest value, and of the shortest.
 const LONGEST: u64 = 128 << 10;
 
-/// What operations came to.
+/// Numbers of operations by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) stored: u64,
     pub(crate) removed: u64,
     pub(crate) hits: u64,
     pub(crate) misses: u64,
-    /// Ended in an error that says that it may be tried again.
+    /// Number of operations with an error that permits another try.
     pub(crate) failed: u64,
-    /// Reads of what the client had kept, of the hits.
+    /// Number of hits from the cache of the client.
     pub(crate) kept: u64,
 }
 
@@ -58,31 +59,32 @@ impl fmt::Display for Counts {
     }
 }
 
-/// A worker process. What it has said, line by line, is for whoever started it to look at.
+/// Worker process, whose output its parent inspects line by line.
 pub(crate) struct Worker {
     pub(crate) process: Process,
     said: std::sync::mpsc::Receiver<String>,
 }
 
 impl Worker {
-    /// Starts one that offers `segment` bytes and uses the first `keys` keys; back when it is at work.
+    /// Starts a worker that offers `segment` bytes and uses the first `keys` keys. Returns when the
+    /// worker is at work.
     pub(crate) fn start(port: u16, number: u64, keys: u64, segment: u64, writes: bool) -> Self {
-        let orders = [
+        let arguments = [
             ("TEST_NUMBER", number.to_string()),
             ("TEST_KEYS", keys.to_string()),
             ("TEST_SEGMENT", segment.to_string()),
             ("TEST_WRITES", writes.to_string()),
         ];
-        let mut process = start("worker::worker", port, &orders);
+        let mut process = start("worker::worker", port, &arguments);
         let (tell, said) = std::sync::mpsc::channel();
-        // Read as it comes, so that it never waits for us.
-        let lines = process.said("> ");
+        // A thread reads the output at once, so that the worker never waits for its parent.
+        let lines = process.lines_after("> ");
         std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
         assert_eq!(said.recv().as_deref(), Ok("at work"), "a worker that comes up");
         Self { process, said }
     }
 
-    /// Lets it leave by itself.
+    /// Lets the worker leave by itself.
     pub(crate) fn leave(mut self) -> Counts {
         drop(self.process.0.stdin.take());
         let last = self.said.iter().last().unwrap_or_default();
@@ -90,7 +92,7 @@ impl Worker {
         Counts::parse(&last).unwrap_or_else(|| panic!("figures, not {last:?}"))
     }
 
-    /// Kills it. Nothing may have been wrong before.
+    /// Kills the worker, which must have reported no error before.
     pub(crate) fn kill(self) {
         self.process.kill();
         let said: Vec<_> = self.said.iter().collect();
@@ -101,18 +103,18 @@ impl Worker {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the other processes of the tests in this binary"]
 async fn worker() {
-    let Some(master) = told_master() else { return };
-    let (number, segment): (u64, _) = (order("TEST_NUMBER").unwrap(), order("TEST_SEGMENT").unwrap());
+    let Some(master) = master_address() else { return };
+    let (number, segment): (u64, _) = (argument("TEST_NUMBER").unwrap(), argument("TEST_SEGMENT").unwrap());
     let mut builder = builder(&master, segment);
-    let writes = order("TEST_WRITES").unwrap();
+    let writes = argument("TEST_WRITES").unwrap();
     if writes && number % 2 == 1 {
-        // What it keeps must be no older than what others read.
+        // A cached value must not be older than the values that other clients read.
         builder = builder.share_memory(false).hot_cache(4 << 20);
     }
     let client = builder.connect().await.unwrap();
     println!("\n> at work");
     let leave = until_end_of_input();
-    let mut work = Work::new(client.clone(), number, order("TEST_KEYS").unwrap(), writes);
+    let mut work = Work::new(client.clone(), number, argument("TEST_KEYS").unwrap(), writes);
     while !leave.is_finished() {
         if let Err(wrong) = work.step().await {
             println!("> {wrong}");
@@ -125,7 +127,7 @@ async fn worker() {
     println!("\n> {}", work.counts);
 }
 
-/// What a client does to keys that others use, too.
+/// Operations of a client on keys that others use, too.
 pub(crate) struct Work {
     client: Client,
     number: u64,
@@ -133,19 +135,20 @@ pub(crate) struct Work {
     writes: bool,
     rng: Rng,
     written: u64,
-    /// The latest value of each key and writer that was seen. A writer writes one after the other, so what comes later is never older.
+    /// Latest version of each key and writer that a read has shown. A writer puts one version after
+    /// the other, so a later read never shows an older one.
     seen: HashMap<(u64, u64), u64>,
     pub(crate) counts: Counts,
 }
 
 impl Work {
-    /// No two may have the same number.
+    /// Creates the operations of a client. Each client needs a number of its own.
     pub(crate) fn new(client: Client, number: u64, keys: u64, writes: bool) -> Self {
         let (rng, seen, counts) = (Rng::seeded(number), HashMap::new(), Counts::default());
         Self { client, number, keys, writes, rng, written: 0, seen, counts }
     }
 
-    /// One operation. The error is for what must never be.
+    /// Runs one operation. The error reports an impossible outcome.
     pub(crate) async fn step(&mut self) -> Result<(), String> {
         let number = self.rng.below(self.keys);
         let key = format!("key {number}");
@@ -184,7 +187,7 @@ impl Work {
     }
 
     fn check(&mut self, key: u64, bytes: &[u8]) -> Result<(), String> {
-        let version = crate::support::version_of(key, bytes);
+        let version = crate::cluster::version_of(key, bytes);
         let version =
             version.ok_or_else(|| format!("{} bytes of key {key} are no value of it", bytes.len()))?;
         let (writer, count) = (version >> 32, version & 0xffff_ffff);
@@ -197,7 +200,7 @@ impl Work {
         Ok(())
     }
 
-    /// `None` for an error that may be.
+    /// Returns `None` for a permitted error.
     fn fine<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, String> {
         use ErrorKind::{Busy, Expired, NoSpace, Timeout, Unavailable};
         match outcome {
@@ -206,7 +209,8 @@ impl Work {
                 self.counts.failed += 1;
                 Ok(None)
             }
-            // Overtaken by another's upsert: whoever ends first would have been replaced at once.
+            // An upsert of another client has replaced the value: the later end would have been
+            // replaced at once.
             Err(error) if error.code() == ErrorCode::IllegalClient => {
                 self.counts.failed += 1;
                 Ok(None)

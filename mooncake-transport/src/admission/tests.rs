@@ -11,7 +11,7 @@ fn limits(name: &'static str, places: usize) -> ListenerLimits {
     ListenerLimits { name, places, descriptor_share: 2, request: None, idle: None }
 }
 
-/// A connection that reports its end, and is told what to do through its place.
+/// Connection that reports its end, and receives commands through its entry in the table.
 struct Served {
     place: Arc<Place>,
     ended: mpsc::Receiver<()>,
@@ -22,7 +22,7 @@ fn serve(connections: &mut Connections) -> Option<Served> {
     let (tell, mut told) = mpsc::unbounded_channel();
     let admitted = connections.admit(|place| {
         let place = Arc::new(place);
-        // The place is free when the task drops its share, so the test keeps a weak one.
+        // The entry is free when the task drops its share, so the test keeps a weak one.
         let _ = tell.send(Arc::downgrade(&place));
         async move {
             let _held = (place, alive);
@@ -51,7 +51,8 @@ fn report(name: &str) -> ListenerReport {
 async fn the_longest_wait_makes_room_whatever_was_asked_before() {
     let mut connections = Connections::new(limits("test-longest", 4));
     let mut served: Vec<Served> = (0..4).map(|_| serve(&mut connections).unwrap()).collect();
-    // All have been asked something once; the second one last, and the third one is in the middle of a request.
+    // Each has received one request. The second one received it last, and the third one is in the
+    // middle of a request.
     for at in [0, 2, 3, 1] {
         assert!(served[at].place.work());
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::TransportConfig;
-use crate::transport::Protocol;
+use crate::protocol::Protocol;
 use mooncake_core::{Error, Result};
 
 /// Settings of the NVLink transport (crate `mooncake-nvlink`).
@@ -12,10 +12,10 @@ use mooncake_core::{Error, Result};
 pub struct NvlinkConfig {
     /// Library of the CUDA driver. `None` stands for the `libcuda.so.1` that the system finds.
     pub libcuda: Option<PathBuf>,
-    /// Whether the transport is limited to one host, which descriptors call `nvlink_intra`;
-    /// `nvlink` otherwise.
+    /// Limits the transport to one host. Descriptors then contain `nvlink_intra`, and `nvlink`
+    /// otherwise.
     pub intra_node: bool,
-    /// Whether memory allocated for it is exported to the whole NVLink fabric, if the devices are
+    /// Exports memory of the transport's allocator to the whole NVLink fabric, if the devices are
     /// in one. CUDA IPC alone reaches only this host.
     pub fabric: bool,
     /// Timeout for the response of an owner, to the connection and to each request for its regions.

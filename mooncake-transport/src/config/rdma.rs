@@ -78,7 +78,7 @@ pub struct RdmaConfig {
     /// Longest registration in bytes, limited by every device. Longer memory is registered in
     /// parts.
     pub region_bytes: u64,
-    /// Whether devices may write in any order where they support it.
+    /// Permits devices to write in any order, if they support it.
     pub relaxed_ordering: bool,
     /// Limits and timeouts of the handshake port.
     pub handshake: HandshakeConfig,
@@ -153,7 +153,7 @@ impl RdmaConfig {
         Err(Error::invalid(fault).context("cannot use RdmaConfig"))
     }
 
-    /// Whether a device is used when none is named.
+    /// Returns whether a device is used when none is named.
     pub fn selects(&self, name: &str) -> bool {
         let listed = |topology: &Topology| topology.devices().contains(&name);
         self.discovery.counts(name) && self.topology.as_ref().is_none_or(listed)
@@ -167,7 +167,7 @@ impl RdmaConfig {
         nodes.next().filter(|_| nodes.next().is_none())
     }
 
-    /// Whether local device `ours` prefers device `theirs` of a peer.
+    /// Returns whether local device `ours` prefers device `theirs` of a peer.
     pub fn are_partners(&self, ours: &str, theirs: &str) -> bool {
         match self.partners.iter().find(|(name, _)| name == ours) {
             Some((_, partners)) => partners.iter().any(|name| name == theirs),

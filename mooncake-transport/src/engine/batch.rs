@@ -1,5 +1,5 @@
-//! Transfers through an engine: grouped by target, copied where the memory is in this process, repeated once where
-//! the target has moved.
+//! Transfers through an engine: grouped by target, copied if the memory is in this process, and
+//! repeated once if the target has moved.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,55 +7,26 @@ use std::time::Duration;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
-use super::metrics::count;
+use super::metrics::Sums;
+use super::request::{Direction, Request, Requests};
 use super::target::{Route, Target};
 use super::{Engine, Inner};
 use crate::exposed::ExposedMemory;
 use crate::region::{Sink, Source};
 use crate::ticket::{Completion, Failures, Tally, Ticket, Watch, ticket, watched};
-use crate::transfer::{Transfer, post_some};
+use crate::transfer::post_some;
 use crate::transport::{Opcode, Transport};
 
-/// One transfer to or from an opened segment.
-#[derive(Debug)]
-pub struct Request<T: Transport, B> {
-    /// The other side.
-    pub target: Target<T>,
-    /// What to move.
-    pub transfer: Transfer<B>,
-    /// Its place in the caller's batch.
-    pub(super) index: usize,
-    /// Which way, in a posting of both.
-    pub(super) opcode: Opcode,
-}
-
-/// Which way the requests of a posting go. Reads come with sinks: the callers see to that.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
-    All(Opcode),
-    /// As each request says.
-    Own,
-}
-
-impl Way {
-    pub(super) fn of<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
-        match self {
-            Way::All(opcode) => opcode,
-            Way::Own => request.opcode,
-        }
-    }
-}
-
-/// What has a say in the repeating of a batch's requests.
+/// Control over the repetition of a batch's requests.
 pub(super) trait Repeats: Sync {
-    /// Whether anything is to be repeated.
+    /// Returns whether failed requests are to be repeated.
     fn are_wanted(&self) -> bool;
 
-    /// These numbers of the batch were posted again.
+    /// Receives the numbers of the requests that were posted again.
     fn posted(&self, watch: Watch, numbers: Vec<usize>);
 }
 
-/// Nobody: what may be repeated is.
+/// Control that repeats every request that may be repeated.
 struct Always;
 
 impl Repeats for Always {
@@ -66,35 +37,12 @@ impl Repeats for Always {
     fn posted(&self, _: Watch, _: Vec<usize>) {}
 }
 
-impl<T: Transport, B> Request<T, B> {
-    /// All of `buffer` against as many bytes at a remote address.
-    pub fn new(target: &Target<T>, remote: u64, buffer: B) -> Self {
-        Self {
-            target: target.clone(),
-            transfer: Transfer::new(remote, buffer),
-            index: 0,
-            opcode: Opcode::Read,
-        }
-    }
-}
-
-/// Several requests in one value: an array or a `Vec`.
-pub trait Requests<T: Transport, B>: AsRef<[Request<T, B>]> + Send + sealed::Sealed + 'static {}
-
-impl<T: Transport, B: Send + 'static, const N: usize> Requests<T, B> for [Request<T, B>; N] {}
-impl<T: Transport, B: Send + 'static> Requests<T, B> for Vec<Request<T, B>> {}
-
-mod sealed {
-    pub trait Sealed {}
-    impl<T: crate::Transport, B, const N: usize> Sealed for [super::Request<T, B>; N] {}
-    impl<T: crate::Transport, B> Sealed for Vec<super::Request<T, B>> {}
-}
-
 /// Results of a batch in the caller's order, and the requests with their buffers.
 pub type Outcome<T, B> = (Vec<Result<()>>, Vec<Request<T, B>>);
 
 impl<T: Transport> Engine<T> {
-    /// Reads from an absolute remote address until `into` is full. Repeated once when the target turns out to have moved.
+    /// Reads from an absolute remote address until `into` is full. The read is repeated once if the
+    /// target has moved.
     pub async fn read<B: Sink<T>>(
         &self,
         target: &Target<T>,
@@ -102,10 +50,11 @@ impl<T: Transport> Engine<T> {
         into: B,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        self.inner.one(Way::All(Opcode::Read), Request::new(target, remote, into), deadline).await
+        self.inner.run_one(Direction::All(Opcode::Read), Request::new(target, remote, into), deadline).await
     }
 
-    /// Writes all of `from` to an absolute remote address. Repeated once when the target turns out to have moved, never after the deadline.
+    /// Writes all of `from` to an absolute remote address. The write is repeated once if the target
+    /// has moved, but never after the deadline.
     pub async fn write<B: Source<T>>(
         &self,
         target: &Target<T>,
@@ -113,44 +62,50 @@ impl<T: Transport> Engine<T> {
         from: B,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
-        self.inner.one(Way::All(Opcode::Write), Request::new(target, remote, from), deadline).await
+        self.inner.run_one(Direction::All(Opcode::Write), Request::new(target, remote, from), deadline).await
     }
 
-    /// Reads from any number of targets at once: one posting per target, one wake-up, one result per request.
+    /// Reads from any number of targets in parallel: one posting per target, one wake-up, and one
+    /// result per request.
     pub async fn read_batch<B: Sink<T>>(
         &self,
         requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        self.inner.many(Way::All(Opcode::Read), requests, deadline).await
+        self.inner.run_batch(Direction::All(Opcode::Read), requests, deadline).await
     }
 
-    /// Writes to any number of targets at once.
+    /// Writes to any number of targets in parallel.
     pub async fn write_batch<B: Source<T>>(
         &self,
         requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
-        self.inner.many(Way::All(Opcode::Write), requests, deadline).await
+        self.inner.run_batch(Direction::All(Opcode::Write), requests, deadline).await
     }
 
-    /// Posts reads and returns at once; nothing is repeated. For callers without a runtime, and for those who overlap
-    /// other work with the transfer. One posting per run of requests with the same target.
+    /// Posts reads and returns at once. No request is repeated. For callers without a runtime, and
+    /// for callers that overlap other work with the transfer. Each run of requests with the same
+    /// target is one posting.
     pub fn post_read<B, C>(&self, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Sink<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Way::All(Opcode::Read), requests, deadline).tallied(self.inner.tally(count_reads))
+        self.inner
+            .post(Direction::All(Opcode::Read), requests, deadline)
+            .tallied(self.inner.tally(count_reads))
     }
 
-    /// Posts writes and returns at once; nothing is repeated.
+    /// Posts writes and returns at once. No request is repeated.
     pub fn post_write<B, C>(&self, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Source<T>,
         C: Requests<T, B>,
     {
-        self.inner.post(Way::All(Opcode::Write), requests, deadline).tallied(self.inner.tally(count_writes))
+        self.inner
+            .post(Direction::All(Opcode::Write), requests, deadline)
+            .tallied(self.inner.tally(count_writes))
     }
 }
 
@@ -177,41 +132,68 @@ fn count_posted<T: Transport, B: Source<T>>(
     took: Duration,
 ) {
     let failed = |index| failures.iter().any(|(range, _)| range.contains(&index));
-    count(Way::All(opcode), requests, failed, took);
+    count(Direction::All(opcode), requests, failed, took);
+}
+
+/// Adds finished requests to the metrics of their peers. `failed` maps an index to the outcome.
+fn count<T: Transport, B: Source<T>>(
+    direction: Direction,
+    requests: &[Request<T, B>],
+    failed: impl Fn(usize) -> bool,
+    took: Duration,
+) {
+    let mut index = 0;
+    for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
+        let mut sums = Sums::default();
+        for request in run {
+            sums.add(
+                direction.of_request(request),
+                request.transfer.buffer.local().span.len as u64,
+                failed(index),
+            );
+            index += 1;
+        }
+        run[0].target.route().meter.add(&sums, took);
+    }
 }
 
 impl<T: Transport> Inner<T> {
-    /// Counts a posting from now on.
+    /// Returns a tally that starts now.
     fn tally<C>(&self, count: fn(&C, &Failures, Duration)) -> Tally<C> {
         Tally { clock: self.clock.clone(), began: self.clock.now(), count }
     }
 
-    fn post<B, C>(&self, way: Way, requests: C, deadline: Option<Moment>) -> Ticket<C>
+    fn post<B, C>(&self, direction: Direction, requests: C, deadline: Option<Moment>) -> Ticket<C>
     where
         B: Source<T>,
         C: Requests<T, B>,
     {
         let count = requests.as_ref().len();
         let (done, ticket) = ticket(requests, count, deadline);
-        self.post_runs(way, (*ticket.buffer()).as_ref(), done);
+        self.post_runs(direction, (*ticket.buffer()).as_ref(), done);
         ticket
     }
 
-    pub(super) fn post_runs<B: Source<T>>(&self, way: Way, requests: &[Request<T, B>], done: Completion) {
+    pub(super) fn post_runs<B: Source<T>>(
+        &self,
+        direction: Direction,
+        requests: &[Request<T, B>],
+        done: Completion,
+    ) {
         let mut rest = done;
         for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
             if run.len() == rest.ops() {
-                return self.post_run(way, run, rest);
+                return self.post_run(direction, run, rest);
             }
             let (share, others) = rest.split_at(run.len());
-            self.post_run(way, run, share);
+            self.post_run(direction, run, share);
             rest = others;
         }
         rest.finish(Ok(()));
     }
 
     /// Posts requests that have one target.
-    fn post_run<B: Source<T>>(&self, way: Way, run: &[Request<T, B>], share: Completion) {
+    fn post_run<B: Source<T>>(&self, direction: Direction, run: &[Request<T, B>], share: Completion) {
         let Some(first) = run.first() else { return share.finish(Ok(())) };
         let route = first.target.route();
         if let Some(memory) = &route.local
@@ -220,82 +202,88 @@ impl<T: Transport> Inner<T> {
             let now = self.clock.now();
             for (request, share) in run.iter().zip(share.each()) {
                 let late = share.deadline().is_some_and(|at| now >= at);
-                share.finish(if late { Err(too_late()) } else { request.copy(way.of(request), memory) });
+                share.finish(if late {
+                    Err(too_late())
+                } else {
+                    request.copy(direction.of_request(request), memory)
+                });
             }
             return;
         }
-        let transfers = run.iter().map(|request| (way.of(request), &request.transfer));
-        // SAFETY: the requests sit in a ticket, which keeps them where they are until the share is finished; reads come with sinks
-        // that were handed over.
+        let transfers = run.iter().map(|request| (direction.of_request(request), &request.transfer));
+        // SAFETY: the ticket keeps the requests in place until the share is finished. The buffers
+        // of reads are sinks that were handed over.
         unsafe { post_some(&*self.transport, &route.peer, transfers, share) };
     }
 
-    async fn one<B: Source<T>>(
+    async fn run_one<B: Source<T>>(
         &self,
-        way: Way,
+        direction: Direction,
         request: Request<T, B>,
         deadline: Option<Moment>,
     ) -> (Result<()>, B) {
         let (stale, began) = (request.target.route(), self.clock.now());
-        let (mut result, [mut request]) = self.post(way, [request], deadline).await;
+        let (mut result, [mut request]) = self.post(direction, [request], deadline).await;
         if is_repeatable(&request, &result)
             && let Some(route) = self.refresh(&request.target, &stale, deadline).await
-            && route.takes_over(&stale, &request)
+            && is_taken_over(&route, &stale, &request)
             && deadline.is_none_or(|at| self.clock.now() < at)
         {
-            (result, [request]) = self.post(way, [request], deadline).await;
+            (result, [request]) = self.post(direction, [request], deadline).await;
         }
         let took = self.clock.now().since(began);
-        count(way, std::slice::from_ref(&request), |_| result.is_err(), took);
+        count(direction, std::slice::from_ref(&request), |_| result.is_err(), took);
         (result, request.transfer.buffer)
     }
 
-    async fn many<B: Source<T>>(
+    async fn run_batch<B: Source<T>>(
         &self,
-        way: Way,
+        direction: Direction,
         mut requests: Vec<Request<T, B>>,
         deadline: Option<Moment>,
     ) -> Outcome<T, B> {
         group(&mut requests);
         let (routes, began) = (routes(&requests), self.clock.now());
-        let (results, requests) = self.post(way, requests, deadline).results().await;
-        self.settle((way, deadline, began), results, requests, &routes, &Always).await
+        let (results, requests) = self.post(direction, requests, deadline).results().await;
+        self.finish_batch((direction, deadline, began), results, requests, &routes, &Always).await
     }
 
-    /// What comes after the first posting of a batch: repeats what may be repeated, and restores the caller's order.
-    pub(super) async fn settle<B: Source<T>>(
+    /// Finishes a batch after its first posting: repeats the requests that may be repeated, and
+    /// restores the caller's order.
+    pub(super) async fn finish_batch<B: Source<T>>(
         &self,
-        (way, deadline, began): (Way, Option<Moment>, Moment),
+        (direction, deadline, began): (Direction, Option<Moment>, Moment),
         results: Vec<Result<()>>,
         mut requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
         repeats: &dyn Repeats,
     ) -> Outcome<T, B> {
         if results.iter().all(Result::is_ok) {
-            count(way, &requests, |_| false, self.clock.now().since(began));
+            count(direction, &requests, |_| false, self.clock.now().since(began));
             if !requests.is_sorted_by_key(|request| request.index) {
                 requests.sort_unstable_by_key(|request| request.index);
             }
             return (results, requests);
         }
         let (results, requests) = match repeats.are_wanted() {
-            true => self.again((way, deadline), results, requests, routes, repeats).await,
+            true => self.repeat_failed((direction, deadline), results, requests, routes, repeats).await,
             false => restore(results.into_iter().zip(requests).collect()),
         };
-        count(way, &requests, |index| results[index].is_err(), self.clock.now().since(began));
+        count(direction, &requests, |index| results[index].is_err(), self.clock.now().since(began));
         (results, requests)
     }
 
-    /// Repeats those of a batch that may be repeated, and puts everything back in the caller's order.
-    async fn again<B: Source<T>>(
+    /// Repeats the requests of a batch that may be repeated, and restores the caller's order.
+    async fn repeat_failed<B: Source<T>>(
         &self,
-        (way, deadline): (Way, Option<Moment>),
+        (direction, deadline): (Direction, Option<Moment>),
         results: Vec<Result<()>>,
         requests: Vec<Request<T, B>>,
         routes: &[(usize, Arc<Route<T>>)],
         repeats: &dyn Repeats,
     ) -> Outcome<T, B> {
-        // All targets at once: who has moved is not kept waiting by who is gone.
+        // All targets are looked up in parallel, so that a dead target does not delay one that has
+        // moved.
         let moved = routes.iter().map(|(id, stale)| async {
             let mut failed = results.iter().zip(&requests).filter(|(_, request)| request.target.id() == *id);
             let (_, request) = failed.find(|(result, request)| is_repeatable(request, result))?;
@@ -309,7 +297,9 @@ impl<T: Transport> Inner<T> {
             let target = routes.iter().zip(&moved).find(|((id, _), _)| *id == request.target.id());
             match target {
                 Some(((_, stale), Some(route)))
-                    if wanted && is_repeatable(&request, &result) && route.takes_over(stale, &request) =>
+                    if wanted
+                        && is_repeatable(&request, &result)
+                        && is_taken_over(route, stale, &request) =>
                 {
                     again.push(request);
                 }
@@ -320,7 +310,7 @@ impl<T: Transport> Inner<T> {
             let numbers: Vec<usize> = again.iter().map(|request| request.index).collect();
             let (done, ticket, watch) = watched(again, numbers.len(), deadline);
             repeats.posted(watch, numbers);
-            self.post_runs(way, &ticket.buffer(), done);
+            self.post_runs(direction, &ticket.buffer(), done);
             let (results, requests) = ticket.results().await;
             over.extend(results.into_iter().zip(requests));
         }
@@ -328,20 +318,35 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Brings results and requests back into the caller's order.
+/// Restores the caller's order of results and requests.
 fn restore<T: Transport, B>(mut over: Vec<(Result<()>, Request<T, B>)>) -> Outcome<T, B> {
     over.sort_unstable_by_key(|(_, request)| request.index);
     over.into_iter().unzip()
 }
 
-/// Whether a request failed in a way that a target may have which has moved. `Invalid` may be the answer of a stranger who has the old port now.
+/// Returns whether a request failed with an error that a moved target may cause. `Invalid` may be
+/// the response of another process that has the old port now.
 fn is_repeatable<T: Transport, B: Source<T>>(request: &Request<T, B>, result: &Result<()>) -> bool {
     let Err(error) = result else { return false };
     request.transfer.buffer.local().span.len > 0
         && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid)
 }
 
-/// Numbers the requests of a batch and brings those of one target together.
+/// Returns whether a request that failed on the route `old` may run on `new`. The range must be
+/// registered there. It must not be memory of an earlier process, whose addresses have another
+/// meaning now.
+fn is_taken_over<T: Transport, B: Source<T>>(
+    new: &Route<T>,
+    old: &Route<T>,
+    request: &Request<T, B>,
+) -> bool {
+    let (addr, len) = (request.transfer.remote, request.transfer.buffer.local().span.len as u64);
+    let is_listed = new.desc.buffers.is_empty() || new.desc.holds(addr, len);
+    let is_same_process = new.instance() == old.instance();
+    is_listed && (is_same_process || !old.desc.holds(addr, len))
+}
+
+/// Numbers the requests of a batch and sorts them by target.
 pub(super) fn group<T: Transport, B>(requests: &mut [Request<T, B>]) {
     for (index, request) in requests.iter_mut().enumerate() {
         request.index = index;
@@ -351,7 +356,7 @@ pub(super) fn group<T: Transport, B>(requests: &mut [Request<T, B>]) {
     }
 }
 
-/// The route of each target of a batch grouped by target.
+/// Returns the route of each target of a batch that is grouped by target.
 pub(super) fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize, Arc<Route<T>>)> {
     requests
         .chunk_by(|a, b| a.target.id() == b.target.id())
@@ -367,14 +372,15 @@ impl<T: Transport, B: Source<T>> Request<T, B> {
     fn copy(&self, opcode: Opcode, memory: &ExposedMemory) -> Result<()> {
         let span = self.transfer.buffer.local().span;
         match opcode {
-            // SAFETY: the buffer is a sink that was handed over. They may overlap, if somebody transfers from memory to itself.
+            // SAFETY: the buffer is a sink that was handed over. The ranges may overlap if the
+            // caller transfers from memory to itself.
             Opcode::Read => unsafe { memory.copy_out(self.transfer.remote, span) },
-            // SAFETY: as above, and nobody writes the buffer.
+            // SAFETY: as above, and no code writes the buffer.
             Opcode::Write => unsafe { memory.copy_in(self.transfer.remote, span) },
         }
     }
 }
 
 fn too_late() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer began")
+    Error::new(ErrorCode::RpcTimeout, "cannot begin transfer: its deadline has passed")
 }

@@ -13,27 +13,29 @@ use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
+use super::look_up::keep_fresh;
 use super::metrics::Meters;
 use super::regions::Regions;
-use super::target::keep_fresh;
-use super::{Engine, Inner};
+use super::{Engine, Inner, LocalCopies};
 use crate::directory::Directory;
 use crate::handshake::{
     ConnectionDescriptor, HandshakeConfig, HandshakeServer, HandshakeService, Notification,
 };
 use crate::net::{self, DEFAULT_PORTS, HostPort};
-use crate::transport::{Protocol, Transport};
+use crate::protocol::Protocol;
+use crate::transport::Transport;
 
-/// Our handshake port.
+/// Settings of the local handshake port.
 #[derive(Clone, Debug)]
 pub struct HandshakePort {
-    /// Host that others are told; by default the first IPv4 address of an interface that is up, or 127.0.0.1.
+    /// Published host. The default is the first IPv4 address of an interface that is up, or
+    /// 127.0.0.1.
     pub host: Option<String>,
-    /// Address to listen on; by default any, of the family of `host`.
+    /// Address to listen on. The default is any address of the family of `host`.
     pub bind: Option<IpAddr>,
-    /// Ports to pick from; a range of one for a fixed port.
+    /// Ports to choose from. A range of one is a fixed port.
     pub ports: RangeInclusive<u16>,
-    /// Limits and patience.
+    /// Limits and timeouts.
     pub limits: HandshakeConfig,
 }
 
@@ -41,15 +43,6 @@ impl Default for HandshakePort {
     fn default() -> Self {
         Self { host: None, bind: None, ports: DEFAULT_PORTS, limits: HandshakeConfig::default() }
     }
-}
-
-/// Which transfers are plain copies instead of going over the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LocalCopies {
-    /// None.
-    Never,
-    /// Those to memory of an engine in this process.
-    Process,
 }
 
 /// Settings of an [`Engine`].
@@ -67,9 +60,16 @@ pub struct EngineBuilder<T: Transport> {
     expects_mount: bool,
 }
 
+impl<T: Transport> Engine<T> {
+    /// Returns settings of an engine on this transport. [`EngineBuilder::start`] starts the engine.
+    pub fn builder(transport: Arc<T>) -> EngineBuilder<T> {
+        EngineBuilder::new(transport)
+    }
+}
+
 impl<T: Transport> EngineBuilder<T> {
-    pub(super) fn new(transport: Arc<T>) -> Self {
-        // The loopback wire is a copy already, and tests put faults into it.
+    fn new(transport: Arc<T>) -> Self {
+        // The loopback transport is a copy already, and tests inject faults into it.
         let local_copies = if transport.protocol() == Protocol::LOOPBACK {
             LocalCopies::Never
         } else {
@@ -89,57 +89,60 @@ impl<T: Transport> EngineBuilder<T> {
         }
     }
 
-    /// The segment's name. With `P2PHANDSHAKE` only its host counts, and the handshake port is added.
+    /// Sets the name of the segment. With `P2PHANDSHAKE` only its host counts, and the handshake
+    /// port is added.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Where segments are found; by default a directory of this engine's own, in which only it is.
+    /// Sets the directory of segments. The default is a private directory with this engine only.
     #[must_use]
     pub fn directory(mut self, directory: Directory) -> Self {
         self.directory = Some(directory);
         self
     }
 
-    /// Opens a handshake port. Needed for `P2PHANDSHAKE`, notifications, and by peers of the existing system.
+    /// Opens a handshake port. `P2PHANDSHAKE`, notifications and peers with Mooncake C++ need one.
     #[must_use]
     pub fn handshake(mut self, port: HandshakePort) -> Self {
         self.handshake = Some(port);
         self
     }
 
-    /// The clock of deadlines: the same as the wire's.
+    /// Sets the clock of deadlines, which must be the clock of the transport.
     #[must_use]
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Randomness for ports and the like, so that a run can be repeated.
+    /// Sets the random generator for ports and the like, for runs that can be repeated.
     #[must_use]
     pub fn rng(mut self, rng: Rng) -> Self {
         self.rng = rng;
         self
     }
 
-    /// Which transfers are plain copies; by default those inside the process, except on the loopback wire.
+    /// Selects the transfers that are plain copies. The default is those inside the process, except
+    /// on the loopback transport.
     #[must_use]
     pub fn local_copies(mut self, which: LocalCopies) -> Self {
         self.local_copies = which;
         self
     }
 
-    /// Whether an opened segment is looked up once and then only when a transfer with it fails (the default), or at each
-    /// [`open`](Engine::open).
+    /// Selects when an opened segment is looked up again: only after a failed transfer (the
+    /// default), or at each [`open`](Engine::open).
     #[must_use]
     pub fn cache_descriptors(mut self, yes: bool) -> Self {
         self.caches = yes;
         self
     }
 
-    /// Looks all opened segments up at this interval, a millisecond at least. Needs a tokio runtime; by default there is none of it.
+    /// Looks up all opened segments at this interval, at least a millisecond. Needs a tokio
+    /// runtime. The default is never.
     #[must_use]
     pub fn refresh_every(mut self, interval: Duration) -> Self {
         self.refresh = Some(interval.max(Duration::from_millis(1)));
@@ -153,8 +156,9 @@ impl<T: Transport> EngineBuilder<T> {
         self
     }
 
-    /// Opens the handshake port, takes the name and publishes an empty segment. With a handshake port it runs on the
-    /// current tokio runtime; without one it needs none (an HTTP directory does).
+    /// Opens the handshake port, takes the name and publishes an empty segment. With a handshake
+    /// port the engine runs on the current tokio runtime. Without one it needs no runtime, except
+    /// for an HTTP directory.
     pub async fn start(mut self) -> Result<Engine<T>> {
         let directory =
             self.directory.take().unwrap_or_else(|| Directory::new(Arc::new(MemoryMetadata::new())));
@@ -172,11 +176,13 @@ impl<T: Transport> EngineBuilder<T> {
             (Directory::P2p, Some(at)) => at.to_string(),
             (Directory::P2p, None) => {
                 return Err(Error::invalid(
-                    "P2PHANDSHAKE needs a handshake port: call `handshake` on the builder",
+                    "cannot start engine: P2PHANDSHAKE needs a handshake port; call `handshake` on the builder",
                 ));
             }
             (Directory::Metadata { .. }, _) if self.name.is_empty() => {
-                return Err(Error::invalid("an engine in a metadata directory needs a name"));
+                return Err(Error::invalid(
+                    "cannot start engine: a metadata service needs a name; call `name` on the builder",
+                ));
             }
             (Directory::Metadata { .. }, _) => self.name,
         };
@@ -205,13 +211,14 @@ impl<T: Transport> EngineBuilder<T> {
             changes: AtomicU64::new(0),
             publishing: tokio::sync::Mutex::new(None),
             runtime: tokio::runtime::Handle::try_current().ok(),
-            // Nothing to withdraw until the name is ours.
+            // Nothing is published until the engine owns the name.
             closed: AtomicBool::new(true),
         });
         if let Some(listener) = listener {
             let service = Arc::new(Service(Arc::downgrade(&inner)));
             let server = HandshakeServer::serve(listener, service, inner.limits.clone())?;
-            // Before the name is taken: whoever wonders whether its owner lives asks here.
+            // The server starts before the name is taken, because other engines probe it to see
+            // whether the owner is alive.
             *inner.server.lock() = Some(server);
         }
         inner.begin().await?;
@@ -233,7 +240,7 @@ impl<T: Transport> EngineBuilder<T> {
 }
 
 fn bind_ip(port: &HandshakePort, host: &str) -> IpAddr {
-    // An address of one link only has its interface behind it.
+    // The interface follows a link-local address.
     let address = host.split_once('%').map_or(host, |(address, _)| address);
     port.bind.unwrap_or(match address.parse() {
         Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
@@ -248,7 +255,8 @@ impl<T: Transport> Inner<T> {
             self.directory.announce(&self.name, at, &self.limits).await?;
         }
         self.closed.store(false, Ordering::SeqCst);
-        // With a handshake port the name is ours for sure; without one, only if nobody else published under it.
+        // With a handshake port the engine owns the name for certain. Without one, it owns the name
+        // only if no other engine published under it.
         let published = self.publish(self.at.is_none()).await;
         if published.is_err() && self.at.is_none() {
             self.closed.store(true, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What other engines have said and nobody has taken yet.
+//! Queue of received notifications.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::handshake::{HandshakeConfig, Notification};
 
-/// Messages in their order, as many as a peer may leave here.
+/// Queue of notifications in order, with a limit on their number and bytes.
 #[derive(Default)]
 pub(super) struct Inbox {
     waiting: Mutex<Waiting>,
@@ -30,11 +30,11 @@ impl Waiting {
 }
 
 impl Inbox {
-    /// Takes a message, unless too many wait already, or too long ones.
+    /// Adds a notification, unless the queue is full.
     pub(super) fn push(&self, notification: Notification, limits: &HandshakeConfig) -> bool {
         let mut waiting = self.waiting.lock();
         let bytes = waiting.bytes.saturating_add(notification.len());
-        // One that is longer than all together may be waits alone.
+        // A notification longer than the limit is accepted only into an empty queue.
         let room = waiting.queue.is_empty() || bytes <= limits.max_notification_bytes;
         if !room || waiting.queue.len() >= limits.max_notifications {
             return false;
@@ -45,13 +45,14 @@ impl Inbox {
         true
     }
 
-    /// All that wait.
+    /// Takes all notifications.
     pub(super) fn take(&self) -> Vec<Notification> {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.queue.into()
     }
 
-    /// The next one; `None` once the engine is closed and all have been taken.
+    /// Waits for the next notification. Returns `None` once the engine is closed and the queue is
+    /// empty.
     pub(super) async fn next(&self) -> Option<Notification> {
         loop {
             let arrived = self.arrived.notified();
@@ -59,14 +60,15 @@ impl Inbox {
                 let mut waiting = self.waiting.lock();
                 if let Some(next) = waiting.pop() {
                     if !waiting.queue.is_empty() {
-                        // One call may stand for many messages: another taker has its turn.
+                        // One wake-up may stand for several notifications, so the next consumer is
+                        // woken too.
                         self.arrived.notify_one();
                     }
                     return Some(next);
                 }
             }
             if self.closed.load(Ordering::SeqCst) {
-                // For the other takers.
+                // Wakes the other consumers.
                 self.arrived.notify_one();
                 return None;
             }

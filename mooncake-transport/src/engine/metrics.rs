@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Engine;
-use super::batch::{Request, Way};
-use crate::region::Source;
+use crate::protocol::Protocol;
 use crate::statistics::FallbackCounter;
-use crate::transport::{Opcode, Protocol, Transport};
+use crate::transport::Opcode;
 
-/// Latencies are counted by powers of two of a microsecond; the last bucket takes all that is longer.
+/// Number of latency buckets, by powers of two of a microsecond. The last bucket has all longer
+/// latencies.
 const BUCKETS: usize = 32;
 
 /// Counters of one peer over one transport.
@@ -36,7 +35,7 @@ pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
 /// Counters of requests to one peer over one transport, since the engine was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerMetrics {
-    /// The segment's name.
+    /// Name of the segment.
     pub peer: String,
     /// Name of the transport: `memory` for copies inside the process, `shm+tcp` and the like for a
     /// transport with a fallback.
@@ -57,26 +56,28 @@ pub struct Counts {
     pub reads: u64,
     /// Writes that succeeded.
     pub writes: u64,
-    /// Bytes they brought.
+    /// Bytes of the reads.
     pub bytes_read: u64,
-    /// Bytes they took away.
+    /// Bytes of the writes.
     pub bytes_written: u64,
-    /// Requests that failed, after all that was tried.
+    /// Requests that failed after all attempts.
     pub failures: u64,
     /// Time from posting to the end, summed over postings.
     pub time: Duration,
-    /// Postings (a call, or the part of a batch that goes to one peer) by that time: the first took less than a microsecond, each further one up to
-    /// twice as long as the one before.
+    /// Number of postings by latency. A posting is a call, or the part of a batch for one peer. The
+    /// first bucket is below one microsecond; the limit of each further bucket is twice that of the
+    /// one before.
     pub latency: [u64; BUCKETS],
 }
 
 impl Counts {
-    /// Postings in all.
+    /// Returns the total number of postings.
     pub fn postings(&self) -> u64 {
         self.latency.iter().sum()
     }
 
-    /// A time that so many of a thousand postings took at most; zero when there was none.
+    /// Returns an upper bound of the latency of `per_thousand` of a thousand postings. Returns zero
+    /// if there are none.
     pub fn latency_at(&self, per_thousand: u64) -> Duration {
         let rank = (self.postings() * per_thousand.min(1000)).div_ceil(1000);
         let mut seen = 0;
@@ -89,7 +90,7 @@ impl Counts {
         Duration::ZERO
     }
 
-    /// What was counted after `earlier`.
+    /// Returns the difference from `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -103,7 +104,7 @@ impl Counts {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self {
@@ -120,21 +121,22 @@ impl Counts {
 
 impl Meters {
     /// Returns the counters of a peer over a transport. They live as long as the engine.
-    pub(super) fn of(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
+    pub(super) fn meter(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
         self.0.lock().entry((peer.to_owned(), wire)).or_default().clone()
     }
 }
 
-/// What is to be added to a meter at once.
+/// Sums of the requests of one posting to one peer.
 #[derive(Default)]
-struct Sums {
+pub(super) struct Sums {
     requests: [u64; 2],
     bytes: [u64; 2],
     failures: u64,
 }
 
 impl Sums {
-    fn add(&mut self, opcode: Opcode, len: u64, failed: bool) {
+    /// Adds a finished request of `len` bytes.
+    pub(super) fn add(&mut self, opcode: Opcode, len: u64, failed: bool) {
         if failed {
             self.failures += 1;
         } else {
@@ -150,7 +152,8 @@ impl Meter {
         &self.fallback
     }
 
-    fn add(&self, sums: &Sums, took: Duration) {
+    /// Adds the requests of one posting that took the time `took`.
+    pub(super) fn add(&self, sums: &Sums, took: Duration) {
         let add = |counter: &AtomicU64, n: u64| {
             if n > 0 {
                 counter.fetch_add(n, Ordering::Relaxed);
@@ -183,29 +186,10 @@ impl Meter {
     }
 }
 
-/// Counts requests that are over, those of one target one after the other; `failed` knows them by their place.
-pub(super) fn count<T: Transport, B: Source<T>>(
-    way: Way,
-    requests: &[Request<T, B>],
-    failed: impl Fn(usize) -> bool,
-    took: Duration,
-) {
-    let mut index = 0;
-    for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
-        let mut sums = Sums::default();
-        for request in run {
-            sums.add(way.of(request), request.transfer.buffer.local().span.len as u64, failed(index));
-            index += 1;
-        }
-        run[0].target.route().meter.add(&sums, took);
-    }
-}
-
-impl<T: Transport> Engine<T> {
-    /// Returns the counters by peer and transport. A transfer is counted when its outcome is taken.
-    /// A transfer whose future or ticket was dropped is not counted.
-    pub fn metrics(&self) -> Vec<PeerMetrics> {
-        let meters = self.inner.meters.0.lock();
+impl Meters {
+    /// Returns the counters by peer and transport.
+    pub(super) fn by_peer(&self) -> Vec<PeerMetrics> {
+        let meters = self.0.lock();
         let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| {
             let (requests_behind, bytes_behind) = meter.fallback.totals();
             let (peer, wire, counts) = (peer.clone(), wire.clone(), meter.counts());

@@ -1,4 +1,4 @@
-//! Batches of reads and writes to many targets, whose requests can be watched one by one.
+//! Batches of reads and writes to many targets, with a status per request.
 
 use std::fmt;
 use std::future::Future;
@@ -11,7 +11,8 @@ use bytes::Bytes;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 
-use super::batch::{Repeats, Request, Way, group, routes};
+use super::batch::{Repeats, group, routes};
+use super::request::{Direction, Request};
 use super::target::Target;
 use super::{Engine, Inner};
 use crate::handshake::Notification;
@@ -20,19 +21,19 @@ use crate::region::{Local, Sink, Slice, SliceMut, Source};
 use crate::ticket::{OpState, Results, Watch, is_given_back, watched};
 use crate::transport::{Opcode, Transport};
 
-/// Local memory of a request in a [`Batch`], whichever kind it is.
+/// Local memory of a request in a [`Batch`], of any kind.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Buffer<T: Transport> {
-    /// A shared range, to write from.
+    /// Shared range, to write from.
     Slice(Slice<T>),
-    /// An exclusive range.
+    /// Exclusive range.
     SliceMut(SliceMut<T>),
     /// Ordinary bytes, to write from.
     Bytes(Bytes),
     /// Ordinary memory.
     Vec(Vec<u8>),
-    /// A buffer of a pool.
+    /// Buffer of a pool.
     Pool(PoolBuf<T>),
 }
 
@@ -80,17 +81,19 @@ pub struct Batch<T: Transport> {
 }
 
 impl<T: Transport> Batch<T> {
-    /// An empty one.
+    /// Creates an empty batch.
     pub fn new() -> Self {
         Self { requests: Vec::new(), notify: None }
     }
 
-    /// Reads from an absolute remote address until `into` is full. The request's number, from zero.
+    /// Adds a read from an absolute remote address until `into` is full. Returns the number of the
+    /// request, from zero.
     pub fn read<B: Sink<T> + Into<Buffer<T>>>(&mut self, target: &Target<T>, remote: u64, into: B) -> usize {
         self.push(Opcode::Read, target, remote, into.into())
     }
 
-    /// Writes all of `from` to an absolute remote address. The request's number.
+    /// Adds a write of all of `from` to an absolute remote address. Returns the number of the
+    /// request.
     pub fn write<B: Source<T> + Into<Buffer<T>>>(
         &mut self,
         target: &Target<T>,
@@ -100,17 +103,18 @@ impl<T: Transport> Batch<T> {
         self.push(Opcode::Write, target, remote, from.into())
     }
 
-    /// What `target` is sent when all requests have succeeded, at once if there are none.
+    /// Sets the notification for `target` when all requests have succeeded. A batch without
+    /// requests sends it at once.
     pub fn notify(&mut self, target: &Target<T>, notification: Notification) {
         self.notify = Some((target.clone(), notification));
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
@@ -129,27 +133,27 @@ impl<T: Transport> Default for Batch<T> {
     }
 }
 
-/// How a request stands, with the existing system's numbers.
+/// Status of a request, with the numbers of Mooncake C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// Not sent yet.
     Waiting = 0,
-    /// Under way.
+    /// In progress.
     Pending = 1,
-    /// The request makes no sense.
+    /// Invalid request.
     Invalid = 2,
-    /// Given up by the caller.
+    /// Cancelled by the caller.
     Canceled = 3,
-    /// All its bytes were moved.
+    /// Completed: all bytes were moved.
     Completed = 4,
-    /// Not over by its deadline.
+    /// Not finished by the deadline.
     Timeout = 5,
     /// Failed.
     Failed = 6,
 }
 
 impl Status {
-    /// Whether it will not change any more.
+    /// Returns whether the status is final.
     pub fn is_over(self) -> bool {
         !matches!(self, Status::Waiting | Status::Pending)
     }
@@ -173,17 +177,17 @@ impl Status {
     }
 }
 
-/// How a request or a batch stands, and the bytes it has moved for sure.
+/// Status of a request or a batch, and the bytes that are known to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// How it stands.
+    /// Present status.
     pub status: Status,
     /// Bytes of completed requests.
     pub transferred: u64,
 }
 
 impl Progress {
-    /// Two things as one: completed when both are, failed as soon as one has not made it.
+    /// Combines two: completed when both are, failed as soon as one has failed.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let under_way = |status| matches!(status, Status::Waiting | Status::Pending);
@@ -199,7 +203,8 @@ impl Progress {
     }
 }
 
-/// Looks at a submitted batch, while it runs and afterwards. Clones look at the same one.
+/// View of a submitted batch, during the transfer and afterwards. Clones are views of the same
+/// batch.
 #[derive(Clone)]
 pub struct BatchView {
     shared: Arc<View>,
@@ -208,15 +213,15 @@ pub struct BatchView {
 struct View {
     requests: Box<[Seen]>,
     first: Watch,
-    /// The requests that were posted again, by their numbers.
+    /// Requests that were posted again, by number.
     again: OnceLock<(Watch, Vec<usize>)>,
-    /// Somebody awaits the batch, so that failed requests may be repeated yet.
+    /// True if the batch is awaited, so failed requests may still be repeated.
     driven: AtomicBool,
     given_up: AtomicBool,
 }
 
 impl View {
-    /// How a request's last posting stands.
+    /// Returns the state of a request's last posting.
     fn state(&self, index: usize, seen: &Seen) -> Option<OpState> {
         let again = self.again.get().and_then(|(watch, numbers)| {
             let op = numbers.iter().position(|number| *number == index)?;
@@ -228,7 +233,7 @@ impl View {
     fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
         self.first.give_up();
-        // With the one in `posted`: at least one of the two sees what the other did.
+        // Pairs with the fence in `posted`: at least one of the two sees the other's change.
         fence(Ordering::SeqCst);
         if let Some((again, _)) = self.again.get() {
             again.give_up();
@@ -252,30 +257,31 @@ impl Repeats for View {
 
 struct Seen {
     len: u64,
-    /// Which operation of the first posting it was.
+    /// Number of the operation in the first posting.
     op: usize,
-    /// A `Status` once it is over for good.
+    /// Final `Status`, once there is one.
     over: AtomicU8,
 }
 
 impl BatchView {
-    /// How many requests it has.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.shared.requests.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How a request stands; `None` when there is no such number.
+    /// Returns the status of a request, or `None` if there is no such request.
     pub fn request(&self, index: usize) -> Option<Progress> {
         let seen = self.shared.requests.get(index)?;
         let status = Status::from_number(seen.over.load(Ordering::Acquire)).filter(|s| s.is_over());
         let status = status.unwrap_or_else(|| match self.shared.state(index, seen) {
             Some(OpState::Done) => Status::Completed,
-            // They may be repeated, so nobody knows yet.
+            // A failed request may be repeated, so its status is not final while the batch is
+            // awaited.
             Some(OpState::Failed) if !self.is_driven() => Status::Failed,
             Some(OpState::Late) if !self.is_driven() => Status::Timeout,
             Some(OpState::GivenUp) if !self.is_driven() => Status::Canceled,
@@ -285,19 +291,21 @@ impl BatchView {
         Some(Progress { status, transferred })
     }
 
-    /// How the batch stands: completed when all are, failed as soon as one has not made it.
+    /// Returns the status of the batch: completed when all requests are, failed as soon as one has
+    /// failed.
     pub fn overall(&self) -> Progress {
         let requests = (0..self.len()).filter_map(|index| self.request(index));
         requests.fold(Progress { status: Status::Completed, transferred: 0 }, Progress::and)
     }
 
-    /// Whether every request is over.
+    /// Returns whether every request is finished.
     pub fn is_over(&self) -> bool {
         (0..self.len()).filter_map(|index| self.request(index)).all(|request| request.status.is_over())
     }
 
-    /// Gives the batch up: what only waits to be sent is not sent, nothing is repeated, nobody is notified. What is on the wire runs to its
-    /// end or its deadline, and the batch until then.
+    /// Cancels the batch. Requests that are not sent yet are never sent, failed ones are not
+    /// repeated, and no notification is sent. Operations in progress continue to their end or their
+    /// deadline.
     pub fn give_up(&self) {
         self.shared.give_up();
     }
@@ -313,20 +321,21 @@ impl fmt::Debug for BatchView {
     }
 }
 
-/// How a batch ended.
+/// Outcome of a batch.
 #[derive(Debug)]
 pub struct Finished<T: Transport> {
-    /// One result per request.
+    /// Result of each request.
     pub results: Vec<Result<()>>,
-    /// The requests' memory, in the same order.
+    /// Memory of the requests, in the same order.
     pub buffers: Vec<Buffer<T>>,
-    /// How the notification fared; `None` when there was none to send.
+    /// Outcome of the notification, or `None` if the batch had none.
     pub notified: Option<Result<()>>,
 }
 
-/// A batch under way: posted already, and a future that repeats what is to be repeated and gives the memory back.
+/// Posted batch: a future that repeats failed requests where that is safe, and returns the memory.
 ///
-/// Dropping it [gives up](BatchView::give_up) the batch. What is on the wire keeps its memory until it is over.
+/// The drop [cancels](BatchView::give_up) the batch. Operations in progress keep their memory until
+/// they are finished.
 #[must_use = "the outcome of the batch is in it"]
 pub struct Running<T: Transport> {
     view: BatchView,
@@ -334,7 +343,7 @@ pub struct Running<T: Transport> {
 }
 
 impl<T: Transport> Running<T> {
-    /// A look at its requests.
+    /// Returns a view of its requests.
     pub fn view(&self) -> BatchView {
         self.view.clone()
     }
@@ -377,7 +386,7 @@ impl<T: Transport> Engine<T> {
             }),
         };
         let began = self.inner.clock.now();
-        self.inner.post_runs(Way::Own, &ticket.buffer(), done);
+        self.inner.post_runs(Direction::Own, &ticket.buffer(), done);
         let work = drive(
             self.inner.clone(),
             Undriven(view.clone()),
@@ -405,8 +414,8 @@ async fn drive<T: Transport>(
 ) -> Finished<T> {
     let (results, requests) = posted.await;
     let view = &*undriven.0.shared;
-    let posting = (Way::Own, deadline, began);
-    let (results, requests) = engine.settle(posting, results, requests, &routes, view).await;
+    let posting = (Direction::Own, deadline, began);
+    let (results, requests) = engine.finish_batch(posting, results, requests, &routes, view).await;
     for (seen, result) in view.requests.iter().zip(&results) {
         seen.over.store(Status::of(result) as u8, Ordering::Release);
     }
@@ -414,7 +423,7 @@ async fn drive<T: Transport>(
         Some((target, notification)) if view.are_wanted() && results.iter().all(Result::is_ok) => {
             Some(engine.notify_by(&target, &notification, deadline).await)
         }
-        Some(_) => Some(Err(Error::invalid("the batch failed or was given up, so nobody was notified"))),
+        Some(_) => Some(Err(Error::invalid("cannot send notification: the batch failed or was cancelled"))),
         None => None,
     };
     let buffers = requests.into_iter().map(|request| request.transfer.buffer).collect();
@@ -430,13 +439,12 @@ impl<T: Transport> Inner<T> {
     ) -> Result<()> {
         let sending = self.notify(target.name(), notification);
         let (Some(at), Some(_)) = (deadline, &self.runtime) else { return sending.await };
-        let late =
-            || Error::new(ErrorCode::RpcTimeout, "the deadline passed before the notification was taken");
+        let late = || Error::new(ErrorCode::RpcTimeout, "cannot send notification: its deadline has passed");
         tokio::time::timeout(at.since(self.clock.now()), sending).await.unwrap_or_else(|_| Err(late()))
     }
 }
 
-/// Says on drop that nobody awaits the batch any more.
+/// Guard that records on drop that the batch is not awaited any more.
 struct Undriven(BatchView);
 
 impl Drop for Undriven {

@@ -1,14 +1,17 @@
-//! The transfer engine: registers and publishes memory, finds other engines, moves bytes, tries again where that is right.
+//! Transfer engine: registers and publishes memory, finds other engines, transfers bytes, and
+//! repeats failed transfers where that is safe.
 
 #[allow(unsafe_code)]
 mod batch;
 mod builder;
 mod inbox;
+mod look_up;
 mod metrics;
 #[allow(unsafe_code)]
 mod mixed;
 #[allow(unsafe_code)]
 mod regions;
+mod request;
 mod target;
 
 use std::borrow::Cow;
@@ -32,21 +35,32 @@ use crate::region::Region;
 use crate::segment::SegmentDesc;
 use crate::transport::{Access, Transport};
 
-pub use batch::{Outcome, Request, Requests};
-pub use builder::{EngineBuilder, HandshakePort, LocalCopies};
+pub use batch::Outcome;
+pub use builder::{EngineBuilder, HandshakePort};
 pub use metrics::{Counts, PeerMetrics};
 pub use mixed::{Batch, BatchView, Buffer, Finished, Progress, Running, Status};
 pub use mooncake_core::EngineCode;
+pub use request::{Request, Requests};
 pub use target::{LookUps, Target};
 
 use inbox::Inbox;
 use metrics::Meters;
-use regions::{Entry, Regions};
+use regions::{OpenRange, Regions};
 
-/// One node's end of all transfers. A handle: clones are the same engine; the last one withdraws its segment in the background, if the runtime
-/// lives that long. [`close`](Self::close) waits until the directory has forgotten it.
+/// Endpoint of one node for all transfers. Clones are handles of the same engine. The drop of the
+/// last handle withdraws the segment in the background, if the runtime lives long enough.
+/// [`close`](Self::close) waits for the withdrawal.
 pub struct Engine<T: Transport> {
     inner: Arc<Inner<T>>,
+}
+
+/// Choice of the transfers that are plain copies and use no transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalCopies {
+    /// No transfers.
+    Never,
+    /// Transfers to memory of an engine in this process.
+    Process,
 }
 
 /// States of [`Inner::mount`].
@@ -58,70 +72,70 @@ struct Inner<T: Transport> {
     transport: Arc<T>,
     name: String,
     directory: Directory,
-    /// Our handshake port, as others reach it.
+    /// Address of the local handshake port, as other engines reach it.
     at: Option<HostPort>,
     limits: HandshakeConfig,
     clock: SharedClock,
     rng: Mutex<Rng>,
     local_copies: LocalCopies,
-    /// Descriptors are looked up once, and again when a transfer fails.
+    /// True if descriptors are looked up once, and again after a failed transfer.
     caches: bool,
     regions: Arc<Regions>,
     meters: Meters,
     targets: Mutex<HashMap<String, Target<T>>>,
-    found: target::Found,
-    /// Whether descriptors tell that memory is not mounted yet.
+    found: target::FoundProcesses,
+    /// State of the mount: descriptors may report that the memory is not mounted yet.
     mount: AtomicU8,
     inbox: Arc<Inbox>,
     server: Mutex<Option<HandshakeServer>>,
-    /// How often what peers may reach has changed.
+    /// Number of changes to the memory that peers may reach.
     changes: AtomicU64,
-    /// Up to which change the directory knows.
+    /// Number of the last change that the directory has.
     publishing: tokio::sync::Mutex<Option<u64>>,
     runtime: Option<tokio::runtime::Handle>,
     closed: AtomicBool,
 }
 
 impl<T: Transport> Engine<T> {
-    /// Settings for an engine on this wire; [`EngineBuilder::start`] starts it.
-    pub fn builder(transport: Arc<T>) -> EngineBuilder<T> {
-        EngineBuilder::new(transport)
-    }
-
-    /// The name others open to reach us. With `P2PHANDSHAKE` it is our handshake address.
+    /// Returns the name that other engines open. With `P2PHANDSHAKE` it is the local handshake
+    /// address.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Our handshake port, as others reach it; `None` without one.
+    /// Returns the local handshake address as other engines reach it, or `None` without a handshake
+    /// port.
     pub fn handshake_addr(&self) -> Option<&HostPort> {
         self.inner.at.as_ref()
     }
 
-    /// The wire.
+    /// Returns the transport.
     pub fn transport(&self) -> &Arc<T> {
         &self.inner.transport
     }
 
-    /// Where segments are found.
+    /// Returns the directory of segments.
     pub fn directory(&self) -> &Directory {
         &self.inner.directory
     }
 
-    /// The clock that deadlines are moments of.
+    /// Returns the clock of the deadlines.
     pub fn clock(&self) -> &SharedClock {
         &self.inner.clock
     }
 
-    /// Opens memory to peers and publishes it. `Invalid` for a length of zero and for an overlap with other memory of this engine.
-    /// Peers are refused again, and the descriptor published anew, when the last handle and slice of the region is dropped.
+    /// Opens memory to peers and publishes it. When the last handle and slice of the region is
+    /// dropped, peers are refused and the descriptor is published again.
+    ///
+    /// # Errors
+    /// Returns `Invalid` for a length of zero, and for an overlap with other memory of this engine.
     pub async fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
         let region = self.inner.open_region(memory)?;
         self.inner.publish(false).await?;
         Ok(region)
     }
 
-    /// Registers several pieces of memory, all or none, and publishes once.
+    /// Registers several memory ranges, all or none, and publishes once.
     pub async fn register_many(&self, memory: Vec<Arc<dyn MemorySource>>) -> Result<Vec<Region<T>>> {
         let regions: Result<Vec<_>> =
             memory.into_iter().map(|memory| self.inner.open_region(memory)).collect();
@@ -130,21 +144,22 @@ impl<T: Transport> Engine<T> {
         Ok(regions)
     }
 
-    /// Registers memory for the local side of transfers only; peers are refused.
+    /// Registers memory for the local side of transfers only. Peers are refused.
     pub fn register_local(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let place = self.inner.regions.claim(memory.span())?;
+        let claim = self.inner.regions.claim(memory.span())?;
         let mut region = Region::register(&*self.inner.transport, memory, Access::Local)?;
-        region.tie(None, Box::new(place));
+        region.tie(None, Box::new(claim));
         Ok(region)
     }
 
-    /// Closes a region and waits until the directory says so too. `Busy` when others still hold it or slices of it: then it is closed
-    /// when the last of them goes.
+    /// Closes a region and waits until the directory reflects that. Returns `Busy` if the region
+    /// has other handles or slices; the drop of the last one then closes it.
     pub async fn unregister(&self, region: Region<T>) -> Result<()> {
         self.unregister_many(vec![region]).await
     }
 
-    /// Closes several regions and publishes once. `Busy`, naming the first, when some are still in use; the others are closed all the same.
+    /// Closes several regions and publishes once. Returns `Busy`, with the first address, if some
+    /// are still in use. The others are closed all the same.
     pub async fn unregister_many(&self, regions: Vec<Region<T>>) -> Result<()> {
         let mut busy = None;
         for region in regions {
@@ -158,24 +173,27 @@ impl<T: Transport> Engine<T> {
             None => Ok(()),
             Some(addr) => Err(Error::new(
                 ErrorCode::ObjectReplicaBusy,
-                format!("the region at {addr:#x} is in use; it is closed when its last slice is dropped"),
+                format!(
+                    "cannot close region now: it is in use. address={addr:#x}; it is closed when its last slice is dropped"
+                ),
             )),
         }
     }
 
-    /// Waits until the directory says what is registered now.
+    /// Waits until the directory reflects the present registrations.
     pub async fn settle_publication(&self) -> Result<()> {
         self.inner.publish(false).await
     }
 
-    /// Returns the processes found so far. Addresses that a third party is asked for afterwards may be used in these: see [`Target::pinned`].
+    /// Returns the number of processes found so far. Addresses requested from a third party
+    /// afterwards are valid in these processes: see [`Target::pinned`].
     pub fn look_ups(&self) -> LookUps {
         self.inner.found.look_ups()
     }
 
-    /// Lets descriptors tell, from the next publication on, that the memory is not mounted in a store yet. Until
-    /// [`mounted`](Self::mounted) is called, the store may hand out the same addresses for an earlier process of this name. Without effect
-    /// after the first mount.
+    /// Makes descriptors report, from the next publication on, that the memory is not mounted in a
+    /// store yet. Until [`mounted`](Self::mounted) is called, the store may return the same
+    /// addresses for an earlier process of this name. Has no effect after the first mount.
     pub fn expect_mount(&self) {
         let mount = &self.inner.mount;
         if mount.compare_exchange(NO_MOUNT, MOUNT_EXPECTED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
@@ -183,10 +201,11 @@ impl<T: Transport> Engine<T> {
         }
     }
 
-    /// Publishes that a store has mounted memory of this engine, and so has given up what earlier processes had at its addresses.
+    /// Publishes that a store has mounted memory of this engine. The store has then discarded the
+    /// addresses of earlier processes.
     ///
     /// # Errors
-    /// Whatever keeps the directory from taking the descriptor.
+    /// Returns the errors of the publication.
     pub async fn mounted(&self) -> Result<()> {
         if self.inner.mount.swap(MOUNTED, Ordering::SeqCst) == MOUNT_EXPECTED {
             self.inner.changes.fetch_add(1, Ordering::SeqCst);
@@ -194,19 +213,26 @@ impl<T: Transport> Engine<T> {
         self.inner.publish(false).await
     }
 
-    /// Our descriptor as it is now.
+    /// Returns the counters by peer and transport. A transfer is counted when its outcome is taken.
+    /// A transfer whose future or ticket was dropped is not counted.
+    pub fn metrics(&self) -> Vec<PeerMetrics> {
+        self.inner.meters.by_peer()
+    }
+
+    /// Returns the present descriptor of this engine.
     pub fn descriptor(&self) -> SegmentDesc {
         self.inner.descriptor()
     }
 
-    /// A way to another engine's memory (or our own), from the cache when it was opened before. `NotFound` when nobody published it,
-    /// `Unavailable` or `Timeout` when its owner does not answer.
+    /// Opens the memory of another engine, or of this one. The result comes from the cache if the
+    /// segment was opened before. Returns `NotFound` if no engine published the name, and
+    /// `Unavailable` or `Timeout` if its owner does not respond.
     pub async fn open(&self, name: &str) -> Result<Target<T>> {
         let name = &*self.inner.full_name(name);
         let known = self.inner.targets.lock().get(name).cloned();
         if let Some(target) = known {
             if !self.inner.caches && name != self.inner.name {
-                self.inner.look_again(&target, &target.route()).await?;
+                self.inner.look_up_again(&target, &target.route()).await?;
             }
             return Ok(target);
         }
@@ -216,11 +242,17 @@ impl<T: Transport> Engine<T> {
         Ok(targets.entry(name.to_owned()).or_insert_with(new).clone())
     }
 
-    /// The same, by a deadline; `Timeout` when it passes. Needs the tokio runtime the engine was started on, or a directory that
-    /// answers at once.
+    /// Opens a segment like [`open`](Self::open), before a deadline. Returns `Timeout` after the
+    /// deadline. Needs the tokio runtime on which the engine was started, or an in-process
+    /// directory.
     pub async fn open_by(&self, name: &str, deadline: Moment) -> Result<Target<T>> {
         let left = deadline.since(self.inner.clock.now());
-        let late = || Error::new(ErrorCode::RpcTimeout, format!("segment {name:?} was not opened in time"));
+        let late = || {
+            Error::new(
+                ErrorCode::RpcTimeout,
+                format!("cannot open segment {name:?}: its deadline has passed"),
+            )
+        };
         match &self.inner.runtime {
             _ if left.is_zero() => Err(late()),
             None => self.open(name).await,
@@ -228,7 +260,8 @@ impl<T: Transport> Engine<T> {
         }
     }
 
-    /// Forgets an opened segment, so that the next [`open`](Self::open) looks it up again.
+    /// Removes an opened segment from the cache, so that the next [`open`](Self::open) looks it up
+    /// again.
     pub fn forget(&self, name: &str) {
         self.inner.targets.lock().remove(&*self.inner.full_name(name));
     }
@@ -238,12 +271,13 @@ impl<T: Transport> Engine<T> {
         self.inner.notify(segment, notification).await
     }
 
-    /// Notifications that arrived since the last call, in order.
+    /// Returns the notifications that arrived since the last call, in order.
     pub fn take_notifications(&self) -> Vec<Notification> {
         self.inner.inbox.take()
     }
 
-    /// Notifications as they arrive, until the engine is closed. Each goes to one taker only, whoever asks first.
+    /// Returns a stream of notifications, which ends when the engine is closed. Each notification
+    /// goes to one consumer only.
     pub fn notifications(&self) -> impl Stream<Item = Notification> + Send + use<T> {
         let inbox = self.inner.inbox.clone();
         futures::stream::unfold(inbox, |inbox| async move {
@@ -252,19 +286,21 @@ impl<T: Transport> Engine<T> {
         })
     }
 
-    /// Whether another engine's handshake port answers within `patience`. `NotFound` when the name has none.
+    /// Returns whether another engine's handshake port responds within `patience`. Returns
+    /// `NotFound` if the name has no handshake port.
     pub async fn probe(&self, segment: &str, patience: Duration) -> Result<bool> {
         let at = self.inner.handshake_of(segment).await?;
         Ok(handshake::probe(&at, patience, &self.inner.limits).await)
     }
 
-    /// Withdraws the segment and stops answering at the handshake port. Memory stays registered, and open to peers that have found it, until its
-    /// regions are dropped.
+    /// Withdraws the segment and closes the handshake port. Memory stays registered, and open to
+    /// peers that have found it, until its regions are dropped.
     pub async fn close(&self) -> Result<()> {
         if self.inner.closed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        // After whoever is publishing now; whoever comes later sees that it is closed.
+        // The lock waits for a publication in progress. Later publications see that the engine is
+        // closed.
         let turn = self.inner.publishing.lock().await;
         let result = self.inner.directory.withdraw(&self.inner.name, self.inner.at.as_ref()).await;
         drop(turn);
@@ -290,19 +326,20 @@ impl<T: Transport> fmt::Debug for Engine<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Opens memory to peers, and leaves it to the caller to publish that.
+    /// Opens memory to peers. The caller publishes the change.
     fn open_region(self: &Arc<Self>, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let place = self.regions.claim(memory.span())?;
+        let claim = self.regions.claim(memory.span())?;
         let mut region = Region::register(&*self.transport, memory, Access::Remote)?;
         let key = region.registration().map(|r| self.transport.export(r)).unwrap_or_default();
-        let entry = self.regions.open(&place, region.span(), key)?;
+        let entry = self.regions.open(&claim, region.span(), key)?;
         let published = Published { entry: Some(entry), engine: Arc::downgrade(self) };
-        region.tie(Some(Box::new(published)), Box::new(place));
+        region.tie(Some(Box::new(published)), Box::new(claim));
         self.changes.fetch_add(1, Ordering::SeqCst);
         Ok(region)
     }
 
-    /// A segment's name as it is looked up: a leading `/` means nothing, and a name that is an address has a port.
+    /// Returns the name of a segment as it is looked up: without a leading `/`, and with a port if
+    /// the name is an address.
     fn full_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         let name = name.trim_start_matches('/');
         if !self.directory.is_p2p() {
@@ -341,7 +378,8 @@ impl<T: Transport> Inner<T> {
         desc
     }
 
-    /// Publishes what is registered by the time it is our turn, so that the last one to finish leaves the newest.
+    /// Publishes the registrations that exist when the lock is acquired, so that the last
+    /// publication is the newest.
     async fn publish(&self, fresh: bool) -> Result<()> {
         let mut known = self.publishing.lock().await;
         let change = self.changes.load(Ordering::SeqCst);
@@ -354,7 +392,8 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Runs something that nobody waits for. Without a runtime it must finish at once, as in-process directories do.
+    /// Runs a future in the background. Without a runtime the future must finish at once, as those
+    /// of in-process directories do.
     fn detach(&self, what: &'static str, work: impl Future<Output = Result<()>> + Send + 'static) {
         let work = async move {
             if let Err(error) = work.await {
@@ -374,16 +413,17 @@ impl<T: Transport> Drop for Inner<T> {
         self.inbox.close();
         if !self.closed.swap(true, Ordering::SeqCst) {
             let (directory, name, at) = (self.directory.clone(), self.name.clone(), self.at.clone());
-            self.detach("the segment could not be withdrawn", async move {
-                directory.withdraw(&name, at.as_ref()).await
-            });
+            self.detach(
+                "cannot withdraw segment",
+                async move { directory.withdraw(&name, at.as_ref()).await },
+            );
         }
     }
 }
 
-/// Lives in a published region and is dropped before it is deregistered.
+/// Guard in a published region, dropped before the deregistration.
 struct Published<T: Transport> {
-    entry: Option<Entry>,
+    entry: Option<OpenRange>,
     engine: std::sync::Weak<Inner<T>>,
 }
 
@@ -394,7 +434,7 @@ impl<T: Transport> Drop for Published<T> {
         engine.changes.fetch_add(1, Ordering::SeqCst);
         if !engine.directory.is_p2p() && !engine.closed.load(Ordering::SeqCst) {
             let weak = self.engine.clone();
-            engine.detach("the descriptor could not be published without a region", async move {
+            engine.detach("cannot publish the descriptor after a region was dropped", async move {
                 match weak.upgrade() {
                     Some(engine) => engine.publish(false).await,
                     None => Ok(()),
@@ -404,10 +444,10 @@ impl<T: Transport> Drop for Published<T> {
     }
 }
 
-/// `YYYY-MM-DD HH:MM:SS.uuuuuu`, in UTC.
+/// Formats a time as `YYYY-MM-DD HH:MM:SS.uuuuuu`, in UTC.
 fn timestamp(wall_ms: u64) -> String {
     let (days, ms) = (wall_ms / 86_400_000, wall_ms % 86_400_000);
-    // Days to a civil date, counting in eras of 400 years that begin on 1 March.
+    // Converts days to a civil date, in eras of 400 years that begin on 1 March.
     let z = days + 719_468;
     let (era, day_of_era) = (z / 146_097, z % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -1,4 +1,5 @@
-//! What an engine has registered: who overlaps whom, what its descriptor lists, and what may be copied inside the process.
+//! Registered memory of an engine: overlaps, the list in its descriptor, and the ranges for copies
+//! inside the process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Weak};
@@ -12,17 +13,17 @@ use crate::exposed::{ExposedMemory, Exposure};
 use crate::segment::BufferDesc;
 use mooncake_core::EngineCode;
 
-/// Engines of this process by the instance their descriptors carry.
-static PROCESS: LazyLock<Mutex<HashMap<String, Member>>> = LazyLock::new(Mutex::default);
+/// Engines of this process, by the instance in their descriptors.
+static PROCESS: LazyLock<Mutex<HashMap<String, ProcessEngine>>> = LazyLock::new(Mutex::default);
 
-/// What an engine has opened, and the process that made it: the child of a fork has the engines of its parent here, and memory of its own at
-/// their addresses.
-struct Member {
+/// Open memory of an engine, and the process that opened it. A forked child inherits the engines of
+/// its parent, but has other memory at their addresses.
+struct ProcessEngine {
     made_by: u32,
     memory: Weak<ExposedMemory>,
 }
 
-/// The registered ranges of one engine.
+/// Registered ranges of one engine.
 pub(super) struct Regions {
     instance: String,
     taken: Mutex<BTreeMap<u64, Taken>>,
@@ -31,18 +32,19 @@ pub(super) struct Regions {
 
 struct Taken {
     len: u64,
-    /// The exported key, once peers may come.
+    /// Exported key, present once the range is open to peers.
     open: Option<Vec<u8>>,
 }
 
-/// A range no other region of the engine may overlap; given up on drop.
-pub(super) struct Place {
+/// Claim of a range that no other region of the engine may overlap. The drop releases it.
+pub(super) struct Claim {
     regions: Arc<Regions>,
     addr: u64,
 }
 
-/// A range peers may use; taken off the list on drop, and no copy touches it afterwards.
-pub(super) struct Entry {
+/// Range that peers may use. The drop removes it from the descriptor, and no copy touches it
+/// afterwards.
+pub(super) struct OpenRange {
     regions: Arc<Regions>,
     addr: u64,
     _exposure: Exposure,
@@ -53,22 +55,22 @@ impl Regions {
         let instance = format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64());
         let exposed = ExposedMemory::new();
         let mut process = PROCESS.lock();
-        process.retain(|_, member| member.memory.strong_count() != 0);
-        let member = Member { made_by: std::process::id(), memory: Arc::downgrade(&exposed) };
-        process.insert(instance.clone(), member);
+        process.retain(|_, engine| engine.memory.strong_count() != 0);
+        let engine = ProcessEngine { made_by: std::process::id(), memory: Arc::downgrade(&exposed) };
+        process.insert(instance.clone(), engine);
         Arc::new(Self { instance, taken: Mutex::default(), exposed })
     }
 
-    /// Tells this run of this engine from every other.
+    /// Returns the identity of this run of this engine.
     pub(super) fn instance(&self) -> &str {
         &self.instance
     }
 
-    /// Takes a range, or says whom it overlaps.
-    pub(super) fn claim(self: &Arc<Self>, span: MemorySpan) -> Result<Place> {
+    /// Claims a range. The error names the range that it overlaps.
+    pub(super) fn claim(self: &Arc<Self>, span: MemorySpan) -> Result<Claim> {
         let (addr, len) = (span.addr(), span.len as u64);
         if len == 0 {
-            return Err(Error::invalid("memory of zero bytes cannot be registered"));
+            return Err(Error::invalid("cannot register memory: it has no bytes"));
         }
         let mut taken = self.taken.lock();
         let last = addr.saturating_add(len - 1);
@@ -80,20 +82,20 @@ impl Regions {
             return Err(Error::invalid(text).with_engine_code(EngineCode::AddressOverlapped));
         }
         taken.insert(addr, Taken { len, open: None });
-        Ok(Place { regions: self.clone(), addr })
+        Ok(Claim { regions: self.clone(), addr })
     }
 
-    /// Lists a claimed range in the descriptor, and lets this process copy to and from it.
-    pub(super) fn open(&self, place: &Place, span: MemorySpan, key: Vec<u8>) -> Result<Entry> {
+    /// Adds a claimed range to the descriptor, and permits copies inside this process.
+    pub(super) fn open(&self, claim: &Claim, span: MemorySpan, key: Vec<u8>) -> Result<OpenRange> {
         // SAFETY: the entry lives in the region, which drops it before the memory.
         let exposure = unsafe { self.exposed.expose(span) }?;
-        if let Some(taken) = self.taken.lock().get_mut(&place.addr) {
+        if let Some(taken) = self.taken.lock().get_mut(&claim.addr) {
             taken.open = Some(key);
         }
-        Ok(Entry { regions: place.regions.clone(), addr: place.addr, _exposure: exposure })
+        Ok(OpenRange { regions: claim.regions.clone(), addr: claim.addr, _exposure: exposure })
     }
 
-    /// The open ranges, as the descriptor lists them.
+    /// Returns the open ranges for the descriptor.
     pub(super) fn buffers(&self, name: &str) -> Vec<BufferDesc> {
         self.taken
             .lock()
@@ -111,21 +113,21 @@ impl Regions {
             .collect()
     }
 
-    /// Memory of the engine whose descriptor carries this instance, if it lives in this process.
+    /// Returns the memory of the engine with this instance, if it lives in this process.
     pub(super) fn in_process(instance: &str) -> Option<Arc<ExposedMemory>> {
         let process = PROCESS.lock();
-        let member = process.get(instance)?;
-        member.memory.upgrade().filter(|_| member.made_by == std::process::id())
+        let engine = process.get(instance)?;
+        engine.memory.upgrade().filter(|_| engine.made_by == std::process::id())
     }
 }
 
-impl Drop for Place {
+impl Drop for Claim {
     fn drop(&mut self) {
         self.regions.taken.lock().remove(&self.addr);
     }
 }
 
-impl Drop for Entry {
+impl Drop for OpenRange {
     fn drop(&mut self) {
         if let Some(taken) = self.regions.taken.lock().get_mut(&self.addr) {
             taken.open = None;

@@ -1,4 +1,4 @@
-//! What etcd's JSON gateway answers, read.
+//! Parser of the responses of etcd's JSON gateway.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -9,37 +9,39 @@ use serde_json::Value;
 /// Entries of a range with their keys.
 pub type Entries = Vec<(String, MetaValue)>;
 
-/// What a line of a watch says.
+/// Line of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// What has changed, and the newest revision of it; nothing and 0 when the line only shows that the watch is alive.
+    /// Changes, and their newest revision. Empty and 0 if the line only shows that the watch is
+    /// alive.
     Events(Vec<MetaEvent>, u64),
-    /// The watch is over, for a reason in etcd's words.
+    /// End of the watch, with the reason in etcd's words.
     Over(String),
 }
 
-/// JSON of an answer.
+/// Parses a response as JSON.
 ///
 /// # Errors
-/// `INVALID_PARAMS` when it is none.
+/// Returns `INVALID_PARAMS` for another format.
 pub fn json(body: &[u8]) -> Result<Value> {
     serde_json::from_slice(body)
-        .map_err(|e| Error::invalid(format!("etcd answered something else than JSON: {e}")))
+        .map_err(|e| Error::invalid(format!("cannot parse response of etcd as JSON: {e}")))
 }
 
-/// The entries in the answer to a range, and the revision they were read at.
+/// Returns the entries in the response to a range request, and the revision of the read.
 ///
 /// # Errors
-/// `INVALID_PARAMS` for bytes that are not base64, and for a key that is not UTF-8.
+/// Returns `INVALID_PARAMS` for bytes that are not base64, and for a key that is not UTF-8.
 pub fn entries(answer: &Value) -> Result<(Entries, u64)> {
     let entries = array(&answer["kvs"]).iter().map(entry).collect::<Result<_>>()?;
     Ok((entries, number(&answer["header"]["revision"])))
 }
 
-/// A line of a watch.
+/// Parses a line of a watch.
 ///
 /// # Errors
-/// As [`json`] and [`entries`], and `RPC_FAIL` with what etcd says when it has refused the watch.
+/// Returns the errors of [`json`] and [`entries`], and `RPC_FAIL` with etcd's message if it has
+/// refused the watch.
 pub fn said(line: &[u8]) -> Result<Said> {
     let message = json(line)?;
     let result = &message["result"];
@@ -60,7 +62,7 @@ pub fn said(line: &[u8]) -> Result<Said> {
     Ok(Said::Events(events, newest))
 }
 
-/// The gateway writes 64-bit numbers as text, and leaves zeros out.
+/// Parses a 64-bit number, which the gateway writes as text, and omits if it is zero.
 pub(super) fn number(value: &Value) -> u64 {
     value.as_str().and_then(|text| text.parse().ok()).or_else(|| value.as_u64()).unwrap_or(0)
 }
@@ -77,7 +79,7 @@ fn entry(kv: &Value) -> Result<(String, MetaValue)> {
             .map_err(|e| Error::invalid(format!("etcd sent a {field} that is not base64: {e}"))),
     };
     let key = String::from_utf8(bytes("key")?)
-        .map_err(|_| Error::invalid("etcd holds a key under our prefix that is not UTF-8"))?;
+        .map_err(|_| Error::invalid("etcd returned a key that is not UTF-8"))?;
     Ok((key, MetaValue { value: bytes("value")?.into(), revision: number(&kv["mod_revision"]) }))
 }
 

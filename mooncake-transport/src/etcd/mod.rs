@@ -1,6 +1,8 @@
-//! A metadata directory in etcd, over the JSON gateway that its client port serves (version 3.4 and newer).
+//! Metadata directory in etcd, over the JSON gateway that its client port serves (version 3.4 and
+//! newer).
 //!
-//! Not over gRPC: the crates for that need `protoc` wherever they are built, and four times as many crates as this one has.
+//! The client does not use gRPC: the crates for it need `protoc` on every build machine, and four
+//! times as many dependencies as this crate has.
 
 pub mod answer;
 
@@ -25,31 +27,35 @@ use crate::net::HostPort;
 use crate::web::{CONNECT, Verb, Web, excerpt};
 use answer::{Entries, Said, entries, number};
 
-/// Port of an endpoint that has none.
+/// Port of an endpoint without a port.
 const PORT: u16 = 2379;
-/// Longest line of a watch.
+/// Maximum length of a line of a watch.
 const LINE: u64 = 64 << 20;
-/// Events of a watch that wait to be taken. With as many the watch reads no further, and etcd keeps the rest.
+/// Maximum number of queued events of a watch. A watch with a full queue stops reading, and etcd
+/// keeps the rest.
 const EVENTS: usize = 64;
-/// How long a silent watch is read before it is opened anew: a bound on how long one that nobody wants any more is kept.
+/// Time without a message after which a watch is opened again. It bounds the life of a watch that
+/// has no reader any more.
 const WATCH_SILENCE: Duration = Duration::from_secs(5);
 
-/// A metadata directory in etcd. Runs on a tokio runtime.
+/// Metadata directory in etcd. Runs on a tokio runtime.
 ///
-/// The endpoints are one cluster; a request goes to the one that answered last, then to the others. Revisions are etcd's.
+/// The endpoints belong to one cluster. A request goes to the endpoint that responded last, then to
+/// the others. Revisions are those of etcd.
 #[derive(Debug)]
 pub struct EtcdMetadata {
     endpoints: Vec<String>,
-    /// Which of them answered last.
+    /// Index of the endpoint that responded last.
     current: AtomicUsize,
     web: Web,
 }
 
 impl EtcdMetadata {
-    /// A directory at `host:port`, or at several, separated by commas or semicolons; `etcd://` before them is taken. Does not connect yet.
+    /// Creates a directory at `host:port`, or at several, separated by commas or semicolons, with
+    /// or without the prefix `etcd://`. Does not connect yet.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when there is no host.
+    /// Returns `INVALID_PARAMS` if there is no host.
     pub fn new(endpoints: &str) -> Result<Self> {
         let list = endpoints.strip_prefix("etcd://").unwrap_or(endpoints);
         let urls: Vec<String> = list
@@ -60,13 +66,13 @@ impl EtcdMetadata {
             .collect();
         if urls.is_empty() || urls.iter().any(|url| url.starts_with("http://:") || url.contains("://https")) {
             return Err(Error::invalid(format!(
-                "metadata directory {endpoints:?}: expected etcd://host:port, or several with commas between them"
+                "metadata directory {endpoints:?}: expected etcd://host:port, or several separated by commas"
             )));
         }
         Ok(Self { endpoints: urls, current: AtomicUsize::new(0), web: Web::new() })
     }
 
-    /// Posts to the first endpoint that answers.
+    /// Posts to the first endpoint that responds.
     async fn post(&self, path: &str, request: &Value) -> Result<Value> {
         let body = Bytes::from(request.to_string());
         let first = self.current.load(Ordering::Relaxed);
@@ -74,7 +80,7 @@ impl EtcdMetadata {
         for step in 0..self.endpoints.len() {
             let at = (first + step) % self.endpoints.len();
             let url = format!("{}/v3/{path}", self.endpoints[at]);
-            // Whoever gives up waiting for this one lets the next caller begin with another.
+            // If the caller cancels this request, the next one begins with another endpoint.
             self.current.store((at + 1) % self.endpoints.len(), Ordering::Relaxed);
             match self.web.call(Verb::Post(body.clone()), url).await {
                 Ok(reply) if reply.status == 200 => {
@@ -88,7 +94,7 @@ impl EtcdMetadata {
                         ErrorCode::RpcFail,
                         format!("etcd at {} answered {} to {path}: {said}", self.endpoints[at], reply.status),
                     );
-                    // No leader, or not here: another member may know more.
+                    // The endpoint has no leader. Another endpoint may have one.
                     if reply.status < 500 {
                         return Err(error);
                     }
@@ -97,10 +103,10 @@ impl EtcdMetadata {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| Error::internal("etcd without endpoints")))
+        Err(last.unwrap_or_else(|| Error::internal("etcd directory has no endpoints")))
     }
 
-    /// Entries of a range, and the revision they were read at.
+    /// Returns the entries of a range, and the revision of the read.
     async fn range(&self, request: Value) -> Result<(Entries, u64)> {
         entries(&self.post("kv/range", &request).await?)
     }
@@ -135,7 +141,7 @@ impl MetadataBackend for EtcdMetadata {
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
-            format!("metadata key {key:?} is not as expected ({expect:?})"),
+            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
         ))
     }
 
@@ -166,7 +172,8 @@ impl MetadataBackend for EtcdMetadata {
             next: now.saturating_add(1),
             sender,
         };
-        // A thread of its own, which no runtime has to wait for when it ends.
+        // The thread is separate from the runtime, so that the end of a runtime does not wait for
+        // it.
         std::thread::Builder::new().name("etcd-watch".into()).spawn(move || watch.run())?;
         Ok(futures::stream::poll_fn(move |cx| events.poll_recv(cx)).boxed())
     }
@@ -180,7 +187,7 @@ impl Leases for EtcdMetadata {
         if lease == 0 {
             return Err(Error::new(
                 ErrorCode::RpcFail,
-                format!("etcd granted no lease: {}", granted["error"]),
+                format!("cannot get lease: etcd refused it: {}", granted["error"]),
             ));
         }
         let hold = Hold { key: key.to_owned(), revision: 0, lease };
@@ -197,7 +204,8 @@ impl Leases for EtcdMetadata {
 
     async fn keep(&self, hold: &Hold) -> Result<bool> {
         let answer = self.post("lease/keepalive", &json!({"ID": hold.lease.to_string()})).await?;
-        // Without a time to live it is over. A lease outlives its key, if somebody else deletes or writes that.
+        // A lease without a time to live has expired. A lease outlives its key if another client
+        // deletes or writes the key.
         Ok(number(&answer["result"]["TTL"]) > 0
             && self.get(&hold.key).await?.is_some_and(|there| there.revision == hold.revision))
     }
@@ -205,28 +213,28 @@ impl Leases for EtcdMetadata {
     async fn let_go(&self, hold: Hold) -> Result<()> {
         let lease = json!({"ID": hold.lease.to_string()});
         let Err(error) = self.post("lease/revoke", &lease).await else { return Ok(()) };
-        // A lease that is over already has no time that it was granted for.
+        // An expired lease has no granted time.
         let there = self.post("lease/timetolive", &lease).await?;
         if number(&there["grantedTTL"]) == 0 { Ok(()) } else { Err(error) }
     }
 }
 
-/// A watch that is opened again wherever it broke off, so that it misses nothing.
+/// Watch that is opened again where it broke off, so that it misses no event.
 struct Watch {
     endpoints: Vec<String>,
     at: usize,
     agent: ureq::Agent,
     span: Value,
-    /// The first revision not seen yet.
+    /// First revision that is not seen yet.
     next: u64,
     sender: mpsc::Sender<MetaEvent>,
 }
 
-/// Why the reading of a watch ended.
+/// Reason for the end of a read loop.
 enum End {
-    /// Nothing was said for a while, or the connection broke.
+    /// Timeout or closed connection.
     Again,
-    /// Nobody wants the events any more, or they are lost.
+    /// The events have no reader any more, or they are lost.
     Over,
 }
 
@@ -237,10 +245,10 @@ impl Watch {
                 Ok(End::Again) => {}
                 Ok(End::Over) => return,
                 Err(error) => {
-                    warn!(endpoint = self.endpoints[self.at], %error, "a watch in etcd broke off; it is opened again");
+                    warn!(endpoint = self.endpoints[self.at], %error, "etcd watch failed; opening it again");
                     self.at = (self.at + 1) % self.endpoints.len();
                     if self.at == 0 {
-                        // Nobody answers, and no event will say when somebody does.
+                        // No endpoint responds, and no event reports its return.
                         std::thread::park_timeout(Duration::from_millis(500));
                     }
                 }
@@ -263,7 +271,7 @@ impl Watch {
         let mut response =
             request.send(json!({"create_request": create}).to_string()).map_err(|e| broken(&e))?;
         if response.status() != 200 {
-            return Err(broken(&format!("etcd answered {} to a watch", response.status())));
+            return Err(broken(&format!("etcd refused the watch with status {}", response.status())));
         }
         let mut lines = BufReader::new(response.body_mut().as_reader());
         let mut line = Vec::new();
@@ -301,10 +309,12 @@ fn encode(bytes: impl AsRef<[u8]>) -> String {
     BASE64.encode(bytes)
 }
 
-/// All keys with a prefix: from the prefix to the first key that is greater than all of them.
+/// Returns the range of all keys with a prefix: from the prefix to the first key greater than all
+/// of them.
 fn span(prefix: &str) -> Value {
     let mut end = prefix.as_bytes().to_vec();
-    // UTF-8 has no byte 255, so the last byte can always be counted up; no prefix at all means everything.
+    // UTF-8 has no byte 255, so the last byte can always be incremented. An empty prefix means all
+    // keys.
     match end.last_mut() {
         Some(last) => *last += 1,
         None => return json!({"key": encode([0]), "range_end": encode([0])}),
@@ -341,7 +351,8 @@ mod tests {
         first
     }
 
-    /// Answers a range, and then a watch with events until the reader stops reading. Returns the bytes that it took.
+    /// Serves a range, and then a watch with events until the reader stops reading. Returns the
+    /// number of bytes that the reader accepted.
     fn flood(listener: &TcpListener, most: usize) -> usize {
         let accept = || BufReader::new(listener.accept().unwrap().0);
         let mut stream = accept();
@@ -353,7 +364,7 @@ mod tests {
         let mut stream = accept();
         assert!(request(&mut stream).contains("watch"));
         let out = stream.get_mut();
-        // Longer than a reader needs that is only slow.
+        // The timeout is longer than a slow reader needs.
         out.set_write_timeout(Some(Duration::from_secs(3))).unwrap();
         out.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n").unwrap();
         let (value, mut sent) = (encode(vec![7; VALUE]), 0);
@@ -377,7 +388,7 @@ mod tests {
         let mut events = etcd.watch("w").await.unwrap();
         let sent = tokio::task::spawn_blocking(move || server.join().unwrap()).await.unwrap();
         assert!(sent < MOST, "the watch has read {sent} bytes that nobody has taken");
-        // Those that have come are all there, in order.
+        // All received events are present, in order.
         for revision in 2..2 + EVENTS as u64 {
             let event = events.next().await.unwrap();
             assert_eq!(event.value.map(|value| value.revision), Some(revision));

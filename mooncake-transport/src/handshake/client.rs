@@ -1,4 +1,5 @@
-//! The asking side. Closes right after the reply: peers of the existing kind serve nobody else until it does.
+//! Client side. It closes the connection right after the response, because a peer with Mooncake C++
+//! serves no other client until then.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use super::{HandshakeConfig, Notification};
 use crate::net::{self, HostPort};
 use crate::segment::SegmentDesc;
 
-/// Sends one request and returns the body of its reply. A peer that hangs up on a [`Kind::Connection`] may be one that knows no type bytes,
-/// and is asked again without.
+/// Sends one request and returns the body of its response. A peer that closes the connection after
+/// a [`Kind::Connection`] may not know type bytes, so the request is repeated without one.
 pub async fn exchange(peer: &HostPort, kind: Kind, body: &[u8], config: &HandshakeConfig) -> Result<Vec<u8>> {
     let at = |error: Error| error.context(format!("handshake port {peer}"));
     match ask(peer, kind, false, body, config).await {
@@ -26,7 +27,7 @@ pub async fn exchange(peer: &HostPort, kind: Kind, body: &[u8], config: &Handsha
 }
 
 enum Failure {
-    /// The connection ended before any reply.
+    /// The connection ended before a response.
     HungUp,
     Other(Error),
 }
@@ -72,7 +73,7 @@ async fn ask(
         }
         let len = payload_len(header, config.max_len)?;
         let mut payload = Vec::new();
-        // Grows with what comes, not with what is announced.
+        // The buffer grows with the received bytes, not with the announced length.
         (&mut stream).take(len as u64).read_to_end(&mut payload).await?;
         if payload.len() < len {
             return Err(Error::new(ErrorCode::RpcFail, "the connection ended inside the reply").into());
@@ -92,7 +93,8 @@ async fn ask(
     }
 }
 
-/// The descriptor of the engine that listens there. `own` is what it is told about us.
+/// Requests the descriptor of the engine at that address. `own` is the local descriptor, which the
+/// peer receives.
 pub async fn fetch_descriptor(peer: &HostPort, own: &[u8], config: &HandshakeConfig) -> Result<SegmentDesc> {
     let reply = exchange(peer, Kind::Metadata, own, config).await?;
     if reply.trim_ascii() == b"null" {
@@ -104,7 +106,7 @@ pub async fn fetch_descriptor(peer: &HostPort, own: &[u8], config: &HandshakeCon
     SegmentDesc::decode(&reply).map_err(|e| e.context(format!("handshake port {peer}")))
 }
 
-/// Delivers a notification; `NoSpace` when the other side rejects it.
+/// Delivers a notification. Returns `NoSpace` if the other side rejects it.
 pub async fn notify(peer: &HostPort, notification: &Notification, config: &HandshakeConfig) -> Result<()> {
     let body = json!({"name": notification.name, "notify_msg": notification.message}).to_string();
     let too_long = |error: Error| match body.len() > config.max_len {
@@ -120,7 +122,7 @@ pub async fn notify(peer: &HostPort, notification: &Notification, config: &Hands
     }
 }
 
-/// Whether an engine answers there, within `patience`.
+/// Returns whether an engine responds at that address within `patience`.
 pub async fn probe(peer: &HostPort, patience: Duration, config: &HandshakeConfig) -> bool {
     let config = HandshakeConfig { connect_timeout: patience, reply_timeout: patience, ..config.clone() };
     exchange(peer, Kind::Probe, b"{}", &config).await.is_ok()

@@ -1,35 +1,37 @@
-//! Frames: `u64 length` little-endian | type byte | JSON. The oldest peers send no type byte.
+//! Frames: `u64 length` little-endian | type byte | JSON. The oldest versions of Mooncake C++ send
+//! no type byte.
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// What a frame asks for. The number is its type byte.
+/// Kind of a request. The number is its type byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Setting up a connection of a wire.
+    /// Connection setup of a transport.
     Connection = 0,
-    /// The descriptor.
+    /// Request for the descriptor.
     Metadata = 1,
-    /// A notification.
+    /// Notification.
     Notify = 2,
-    /// Whether anybody is there.
+    /// Probe for a live engine.
     Probe = 3,
 }
 
-/// One parsed frame.
+/// Parsed frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What it asks for.
+    /// Kind of the request.
     pub kind: Kind,
-    /// It had no type byte, and its answer has none either.
+    /// True if the frame had no type byte, and its response has none either.
     pub legacy: bool,
-    /// JSON text, not yet looked at.
+    /// JSON text, not parsed yet.
     pub body: &'a [u8],
 }
 
-/// Bytes of the length field.
+/// Length of the length field in bytes.
 pub(super) const HEADER: usize = 8;
 
-/// Length of what follows the header. An error for none at all and for more than `max`.
+/// Returns the length of the payload after the header. Returns an error for zero, and for more than
+/// `max`.
 pub fn payload_len(header: [u8; HEADER], max: usize) -> Result<usize> {
     let len = u64::from_le_bytes(header);
     match usize::try_from(len) {
@@ -39,7 +41,7 @@ pub fn payload_len(header: [u8; HEADER], max: usize) -> Result<usize> {
     }
 }
 
-/// Tells type and body apart, in the bytes after the header.
+/// Splits the bytes after the header into type and body.
 pub fn parse_payload(payload: &[u8]) -> Result<Frame<'_>> {
     let (&first, rest) = payload.split_first().ok_or_else(|| bad("a handshake frame of no bytes".into()))?;
     let kind = match first {
@@ -47,14 +49,15 @@ pub fn parse_payload(payload: &[u8]) -> Result<Frame<'_>> {
         1 => Kind::Metadata,
         2 => Kind::Notify,
         3 => Kind::Probe,
-        // No type byte: the first character of the text is above the known types.
+        // Without a type byte, the first byte is a character above the known types.
         4..=127 => return Ok(Frame { kind: Kind::Connection, legacy: true, body: payload }),
         other => return Err(bad(format!("a handshake frame of type {other}, which there is not"))),
     };
     Ok(Frame { kind, legacy: false, body: rest })
 }
 
-/// One frame at the start of `bytes`, and its length; `None` when it is not all there yet.
+/// Parses a frame at the start of `bytes`. Returns the frame and its length, or `None` if it is
+/// incomplete.
 pub fn parse(bytes: &[u8], max: usize) -> Result<Option<(Frame<'_>, usize)>> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
     let len = payload_len(*header, max)?;
@@ -64,7 +67,7 @@ pub fn parse(bytes: &[u8], max: usize) -> Result<Option<(Frame<'_>, usize)>> {
     }
 }
 
-/// A frame, ready to be sent.
+/// Encodes a frame for sending.
 pub fn encode(kind: Kind, legacy: bool, body: &[u8]) -> Vec<u8> {
     let len = body.len() + usize::from(!legacy);
     let mut frame = Vec::with_capacity(HEADER + len);

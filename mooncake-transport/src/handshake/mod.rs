@@ -1,4 +1,4 @@
-//! The handshake port: one request and one response per connection, JSON in small frames. It serves
+//! Handshake port: one request and one response per connection, JSON in small frames. It serves
 //! descriptors, notifications, probes and the connection setup of transports.
 
 mod client;
@@ -16,25 +16,27 @@ pub use client::{exchange, fetch_descriptor, notify, probe};
 pub use frame::{Frame, Kind, encode, parse, parse_payload, payload_len};
 pub use server::HandshakeServer;
 
-/// Limits and patience of the handshake port, both sides.
+/// Limits and timeouts of the handshake port, for both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeConfig {
     /// Port of a peer whose name has none.
     pub default_port: u16,
-    /// Longest frame that is read, in bytes.
+    /// Maximum length of a received frame, in bytes.
     pub max_len: usize,
-    /// How long a server waits for a request, and for the client to close after the reply.
+    /// Time that a server waits for a request, and for the client to close after the response.
     pub receive_timeout: Duration,
-    /// How long a client waits for the connection.
+    /// Time that a client waits for the connection.
     pub connect_timeout: Duration,
-    /// How long a client waits for the reply.
+    /// Time that a client waits for the response.
     pub reply_timeout: Duration,
-    /// Largest number of connections, and no more than a quarter of the descriptors that the process may open. One more takes the
-    /// place of the connection that has waited longest for its client; it is closed where every connection works on a request.
+    /// Maximum number of connections, limited to a quarter of the descriptors that the process may
+    /// open. A further connection replaces the one that has waited longest for its client. It is
+    /// refused if every connection works on a request.
     pub max_connections: usize,
-    /// Notifications kept until somebody takes them; further ones are rejected.
+    /// Maximum number of queued notifications. Further ones are rejected.
     pub max_notifications: usize,
-    /// Bytes of theirs that are kept, in names and messages; one alone may have more.
+    /// Maximum size of the queued notifications in bytes, names and messages together. A single one
+    /// may be larger.
     pub max_notification_bytes: usize,
 }
 
@@ -53,32 +55,32 @@ impl Default for HandshakeConfig {
     }
 }
 
-/// A message of one engine to another.
+/// Message from one engine to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// What it is about.
+    /// Name, which identifies the subject.
     pub name: String,
-    /// The message. Not empty: an empty one is how a rejection looks.
+    /// Message. Not empty, because an empty message is the form of a rejection.
     pub message: String,
 }
 
 impl Notification {
-    /// Bytes of both.
+    /// Returns the length of both texts in bytes.
     pub(crate) fn len(&self) -> usize {
         self.name.len() + self.message.len()
     }
 }
 
-/// What a [`HandshakeServer`] answers.
+/// Handler of the requests to a [`HandshakeServer`].
 #[async_trait]
 pub trait HandshakeService: Send + Sync + 'static {
-    /// Our descriptor, as JSON; `null` where it is published elsewhere.
+    /// Returns the local descriptor as JSON, or `null` if it is published elsewhere.
     async fn descriptor(&self) -> Vec<u8>;
 
-    /// Takes a notification, or rejects it.
+    /// Accepts a notification. Returns false to reject it.
     async fn notified(&self, notification: Notification) -> bool;
 
-    /// Sets up a connection of a transport. By default there is none to set up.
+    /// Sets up a connection of a transport. The default has none to set up.
     async fn connection(&self, request: ConnectionDescriptor) -> ConnectionDescriptor {
         let _ = request;
         ConnectionDescriptor::default()

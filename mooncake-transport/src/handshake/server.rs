@@ -1,4 +1,5 @@
-//! The answering side: every connection on its own, so that a silent client costs nobody else anything.
+//! Server side. Each connection has a task of its own, so that a silent client does not delay
+//! others.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -16,10 +17,11 @@ use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
 use super::{ConnectionDescriptor, HandshakeConfig, HandshakeService, Notification};
 use crate::admission::{Connections, ListenerLimits, Place};
 
-/// Bytes a client may send after its request before it is cut off.
+/// Maximum number of bytes that a client may send after its request before the connection is
+/// closed.
 const MAX_DRAIN: u64 = 64 << 10;
 
-/// A handshake port being served; stops when dropped, connections and all.
+/// Running handshake port. The drop stops it and closes its connections.
 #[derive(Debug)]
 pub struct HandshakeServer {
     addr: SocketAddr,
@@ -41,14 +43,14 @@ impl HandshakeServer {
         Ok(Self { addr, task: runtime.spawn(accept(listener, service, Arc::new(config))) })
     }
 
-    /// Stops, and returns when the port is free again.
+    /// Stops the server, and returns when the port is free again.
     pub async fn stop(mut self) {
         self.task.abort();
-        // Cancelled, as was the idea.
+        // The task was cancelled on purpose.
         let _ = (&mut self.task).await;
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -65,7 +67,7 @@ async fn accept(
     service: Arc<dyn HandshakeService>,
     config: Arc<HandshakeConfig>,
 ) {
-    // Ends with this task, and every connection with it.
+    // The connections end with this task.
     let mut connections = Connections::new(ListenerLimits {
         name: "handshake",
         places: config.max_connections,
@@ -105,7 +107,7 @@ async fn serve(
     let rest = async {
         stream.write_all(&reply).await?;
         stream.shutdown().await?;
-        // Closing first would turn a reply not yet read into a reset.
+        // An early close would turn an unread response into a reset.
         tokio::io::copy(&mut (&mut *stream).take(MAX_DRAIN), &mut tokio::io::sink()).await
     };
     timeout(config.receive_timeout, rest).await.map_err(silent)??;
@@ -117,7 +119,7 @@ async fn receive(stream: &mut TcpStream, max: usize) -> Result<Vec<u8>> {
     stream.read_exact(&mut header).await?;
     let len = payload_len(header, max)?;
     let mut payload = Vec::new();
-    // Grows with what comes, not with what is announced.
+    // The buffer grows with the received bytes, not with the announced length.
     stream.take(len as u64).read_to_end(&mut payload).await?;
     if payload.len() < len {
         return Err(Error::invalid("the connection ended inside a frame"));

@@ -1,5 +1,5 @@
-//! A metadata directory served over HTTP, as the existing system's masters and metadata servers do. Keys are decoded, so that the
-//! escaped and the raw form of a key name the same entry.
+//! Metadata directory served over HTTP, as Mooncake C++ masters and metadata servers do. Keys are
+//! decoded, so that the escaped and the raw form of a key name the same entry.
 
 mod query;
 mod serving;
@@ -24,19 +24,20 @@ pub use serving::{STOP_PATIENCE, http_limits, serve};
 
 type Shared = Extract<Arc<State>>;
 
-/// What the server is told about whoever goes by a name, beside what it finds out itself.
+/// Information about the owner of a name, beside the results of the server's own probes.
 pub trait Owners: Debug + Send + Sync + 'static {
-    /// Whether the owner of this name is dead for sure, so that another may take the name.
+    /// Returns whether the owner of this name is certainly dead, so that another process may take
+    /// the name.
     fn is_gone(&self, name: &str) -> bool;
 
-    /// Another goes by this name now.
+    /// Records that another process has this name now.
     fn taken(&self, name: &str);
 
-    /// Takes note of an entry that was refused because the directory is full.
+    /// Records an entry that was refused because the directory is full.
     fn note_refused(&self) {}
 }
 
-/// Nobody to ask.
+/// No information about owners.
 impl Owners for () {
     fn is_gone(&self, _name: &str) -> bool {
         false
@@ -51,13 +52,14 @@ struct State {
     owners: Arc<dyn Owners>,
 }
 
-/// Largest value taken, in bytes; a descriptor of thousands of buffers is far below.
+/// Maximum length of an accepted value, in bytes. A descriptor of thousands of buffers is much
+/// shorter.
 const MAX_VALUE: usize = 16 << 20;
 
-/// How long it may take to see that nobody listens at a port.
+/// Timeout of the probe of a port.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// `GET`, `PUT` and `DELETE` of `/metadata?key=..`, and `GET` of `/health`.
+/// Returns the routes: `GET`, `PUT` and `DELETE` of `/metadata?key=..`, and `GET` of `/health`.
 pub fn pages(metadata: Arc<dyn MetadataBackend>, owners: Arc<dyn Owners>) -> Router {
     Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
@@ -97,7 +99,8 @@ async fn write(Extract(state): Shared, RawQuery(query): RawQuery, body: Bytes) -
     }
 }
 
-/// Sets an entry. Two nodes must not answer to one name: the first to say where it is reached keeps it as long as it lives.
+/// Sets an entry. Two nodes must not have one name: the first one to publish its address keeps the
+/// name as long as it lives.
 async fn put(state: &State, key: &str, value: Bytes) -> Result<&'static str> {
     const UPDATED: &str = "metadata updated";
     let Some((_, name)) = key.split_once("rpc_meta") else {
@@ -115,22 +118,23 @@ async fn put(state: &State, key: &str, value: Bytes) -> Result<&'static str> {
     if !state.owners.is_gone(name) && !same_process_again(&found.value, &value).await {
         return Err(refused);
     }
-    // Of several who want it, one gets it.
+    // Exactly one of several candidates succeeds.
     state.metadata.put(key, value, Expect::At(found.revision)).await?;
     state.owners.taken(name);
-    tracing::info!(key, "the name of a dead process was taken");
+    tracing::info!(key, "name of a dead process taken over");
     Ok(UPDATED)
 }
 
-/// Where a process is reached, as far as it matters here.
+/// Address of a process, as far as it matters here.
 #[derive(Deserialize)]
 struct RpcMeta {
     ip_or_host_name: String,
     rpc_port: u16,
 }
 
-/// Whether the new entry is of the host of the old one, and the process of the old one is gone: nobody listens at its port.
-/// Of another host nothing is believed, as a host that does not answer may be back.
+/// Returns whether the new entry has the host of the old one, and the process of the old one has
+/// ended: no process listens at its port. A silent process of another host is never presumed dead,
+/// because the host may return.
 async fn same_process_again(old: &[u8], new: &[u8]) -> bool {
     let read = |value| serde_json::from_slice::<RpcMeta>(value).ok();
     let (Some(old), Some(new)) = (read(old), read(new)) else { return false };

@@ -1,6 +1,6 @@
 //! Parameters of a query, raw and percent-decoded.
 
-/// A parameter as it was sent.
+/// Returns a parameter as it was sent.
 pub fn raw<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     query?.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=')?;
@@ -8,12 +8,13 @@ pub fn raw<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     })
 }
 
-/// A parameter of a query, percent-decoded. A `+` stays one: keys are no forms. What only looks like an escape stays too.
+/// Returns a parameter of a query, percent-decoded. A `+` stays a `+`, because keys are not forms.
+/// An invalid escape stays unchanged.
 pub fn parameter(query: Option<&str>, name: &str) -> Option<Vec<u8>> {
     raw(query, name).map(decoded)
 }
 
-/// A text without its percent escapes; what only looks like one stays.
+/// Decodes percent escapes. An invalid escape stays unchanged.
 pub fn decoded(value: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();

@@ -1,4 +1,5 @@
-//! HTTP connections of one listener: places, time limits, and an end that does not wait for peers.
+//! HTTP connections of one listener: limits on number and time, and a stop that does not wait for
+//! peers.
 
 use std::io;
 use std::pin::Pin;
@@ -22,11 +23,12 @@ use tower_service::Service;
 
 use crate::admission::{Connections, ListenerLimits, Place};
 
-/// Longest time between the first byte of a request and the end of its header, and between two parts of its body.
+/// Maximum time between the first byte of a request and the end of its header, and between two
+/// parts of its body.
 const REQUEST: Duration = Duration::from_secs(10);
 /// Longest time between two requests of a connection. Clients keep idle connections for less.
 const IDLE: Duration = Duration::from_secs(75);
-/// Time that requests have to be answered in once the server stops.
+/// Time for the responses to pending requests once the server stops.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Returns the bounds of an HTTP listener of that name.
@@ -34,8 +36,8 @@ pub fn http_limits(name: &'static str, places: usize, descriptor_share: u64) -> 
     ListenerLimits { name, places, descriptor_share, request: Some(REQUEST), idle: Some(IDLE) }
 }
 
-/// Serves pages until the future is ready. Requests whose header has come by then are answered within [`STOP_PATIENCE`];
-/// then every connection is closed.
+/// Serves the routes until the future is ready. Requests with a complete header by then are
+/// answered within [`STOP_PATIENCE`]; then every connection is closed.
 pub async fn serve(
     listener: ParentOnly<TcpListener>,
     pages: Router,
@@ -75,13 +77,14 @@ async fn serve_connection(
     let service = service_fn(move |request: Request<Incoming>| {
         let (place, mut pages) = (place.clone(), pages.clone());
         async move {
-            // A connection that has been closed meanwhile is aborted at the next await, before the pages see the request.
+            // A connection that has been closed is aborted at the next await, before a route sees
+            // the request.
             if !place.work() {
                 std::future::pending::<()>().await;
             }
             let _working = Working(&place);
             let body = |body| Body::new(WatchedBody { body, place: place.clone() });
-            // Routers are always ready.
+            // A router is always ready.
             pages.call(request.map(body)).await
         }
     });
@@ -94,7 +97,7 @@ async fn serve_connection(
     connection.await
 }
 
-/// A request that is being answered. Afterwards the connection waits for its peer.
+/// Guard of a request in progress. Afterwards the connection waits for its peer.
 struct Working<'a>(&'a Place);
 
 impl Drop for Working<'_> {
@@ -103,7 +106,7 @@ impl Drop for Working<'_> {
     }
 }
 
-/// A stream whose first bytes begin a request.
+/// Stream whose first bytes begin a request.
 struct Watched {
     stream: ParentOnly<TcpStream>,
     place: Arc<Place>,
@@ -147,7 +150,7 @@ impl AsyncWrite for Watched {
     }
 }
 
-/// A body whose missing parts are waited for, which is no work.
+/// Body of a request. The connection counts as waiting while a part of the body is missing.
 struct WatchedBody {
     body: Incoming,
     place: Arc<Place>,
@@ -167,7 +170,7 @@ impl hyper::body::Body for WatchedBody {
                 Poll::Pending
             }
             frame if self.place.work() => frame,
-            // The connection has been closed: its task is about to be dropped.
+            // The connection has been closed, and its task is about to be dropped.
             _ => Poll::Ready(None),
         }
     }

@@ -1,4 +1,4 @@
-//! An open RocksDB: the library's C interface in safe words.
+//! Open RocksDB: a safe interface to the library's C functions.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -9,20 +9,22 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::library::{Functions, Handle, library};
 
-/// A record that a crash cut off at the end of the log is passed over; anything else that is wrong there is an error.
+/// Recovery mode: an incomplete record at the end of the log is ignored, and any other damage is an
+/// error.
 const ONLY_A_TORN_END: c_int = 0;
-/// Values are stored as they are: builds of the library differ in what they can unpack.
+/// Compression setting: values are stored uncompressed, because builds of the library differ in the
+/// formats that they read.
 const NO_COMPRESSION: c_int = 0;
 const WARNINGS: c_int = 2;
 const OPEN_FILES: c_int = 64;
-/// Bytes that are gathered in memory before they become a file, and a file of the library's own log.
+/// Size in bytes of the write buffer, and of a file of the library's own log.
 const BUFFER: usize = 4 << 20;
 const LOG: usize = 1 << 20;
-/// Bytes kept for the list of files, which is some hundreds.
+/// Size in bytes of the list of files, which has some hundreds.
 const LIST: usize = 64 << 10;
 const LOGS: usize = 2;
 
-/// An open database. Closed when dropped.
+/// Open database. Closed on drop.
 #[derive(Debug)]
 pub(super) struct Database {
     functions: &'static Functions,
@@ -31,12 +33,13 @@ pub(super) struct Database {
     writes: Handle,
 }
 
-// SAFETY: the library allows calls on a database and on options that nobody changes from any thread, and from several at once.
+// SAFETY: the library permits concurrent calls on a database and on unchanged options from any
+// thread.
 unsafe impl Send for Database {}
 // SAFETY: as above.
 unsafe impl Sync for Database {}
 
-/// One of the changes that are made together.
+/// Change in a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change<'a> {
     Put(&'a [u8], &'a [u8]),
@@ -44,15 +47,16 @@ pub(super) enum Change<'a> {
 }
 
 impl Database {
-    /// Opens what is in this folder, or makes it.
+    /// Opens the database in this folder, or creates it.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` without the library; `CHECKSUM_MISMATCH` for what is damaged; `FILE_OPEN_FAIL`.
+    /// Returns `NOT_SUPPORTED` without the library, `CHECKSUM_MISMATCH` for damage, and
+    /// `FILE_OPEN_FAIL`.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         let functions = library()?;
         let path = CString::new(folder.as_os_str().as_bytes())
-            .map_err(|_| Error::invalid("a path with a zero byte in it"))?;
-        // SAFETY: options are made, set, used and destroyed here; the path has an end.
+            .map_err(|_| Error::invalid("invalid path: it contains a zero byte"))?;
+        // SAFETY: options are created, set, used and destroyed here. The path is terminated.
         unsafe {
             let options = (functions.options)();
             (functions.create_if_missing)(options, 1);
@@ -70,7 +74,7 @@ impl Database {
             (functions.options_destroy)(options);
             outcome(functions, said, ErrorCode::FileOpenFail)?;
             if database.is_null() {
-                return Err(Error::new(ErrorCode::FileOpenFail, "RocksDB gives no database"));
+                return Err(Error::new(ErrorCode::FileOpenFail, "RocksDB returned no database"));
             }
             let (reads, writes) = ((functions.read_options)(), (functions.write_options)());
             (functions.sync)(writes, 1);
@@ -78,13 +82,13 @@ impl Database {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
-    /// `CHECKSUM_MISMATCH`, `FILE_READ_FAIL`.
+    /// Returns `CHECKSUM_MISMATCH` or `FILE_READ_FAIL`.
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let (mut length, mut said) = (0, null_mut());
-        // SAFETY: the handles are open; the key is read only.
+        // SAFETY: the handles are open, and the key is only read.
         let value = unsafe {
             let (key, bytes) = (key.as_ptr().cast(), key.len());
             (self.functions.get)(self.database, self.reads, key, bytes, &raw mut length, &raw mut said)
@@ -93,20 +97,22 @@ impl Database {
         if value.is_null() {
             return Ok(None);
         }
-        // SAFETY: of this length, and ours to free.
+        // SAFETY: the buffer has this length, and this code frees it.
         let copy = unsafe { bytes(value, length) }.to_vec();
-        // SAFETY: made by the library, and not used any more.
+        // SAFETY: allocated by the library, and not used any more.
         unsafe { (self.functions.free)(value.cast()) };
         Ok(Some(copy))
     }
 
-    /// Makes all of these changes or none. They are on the disk when this returns.
+    /// Applies all of these changes or none. They are on the disk when the call returns.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL`, `CHECKSUM_MISMATCH`; then they may have been made, and the database must be opened anew.
+    /// Returns `PERSISTENT_FAIL` or `CHECKSUM_MISMATCH`. The changes may then have been applied,
+    /// and the database must be opened again.
     pub(super) fn write(&self, changes: &[Change<'_>]) -> Result<()> {
         let mut said = null_mut();
-        // SAFETY: the batch is made, filled, written and destroyed here; it copies what it is given.
+        // SAFETY: the batch is created, filled, written and destroyed here. It copies its
+        // arguments.
         unsafe {
             let batch = (self.functions.batch)();
             for change in changes {
@@ -126,20 +132,21 @@ impl Database {
         outcome(self.functions, said, ErrorCode::PersistentFail)
     }
 
-    /// Keys that begin so, in order, with their values.
+    /// Calls `each` for the keys with a prefix, in order, with their values.
     ///
     /// # Errors
-    /// `CHECKSUM_MISMATCH`, `FILE_READ_FAIL`; those of `each`, which ends it.
+    /// Returns `CHECKSUM_MISMATCH` or `FILE_READ_FAIL`, and the errors of `each`, which end the
+    /// scan.
     pub(super) fn scan(&self, prefix: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
         let functions = self.functions;
         // SAFETY: the database is open, and outlives the iterator.
         let cursor = Cursor(functions, unsafe { (functions.iterator)(self.database, self.reads) });
-        // SAFETY: the prefix is read only.
+        // SAFETY: the prefix is only read.
         unsafe { (functions.seek)(cursor.1, prefix.as_ptr().cast(), prefix.len()) };
         // SAFETY: the iterator is open.
         while unsafe { (functions.valid)(cursor.1) } != 0 {
             let (mut key_bytes, mut value_bytes) = (0, 0);
-            // SAFETY: the iterator stands at an entry, whose bytes stay until it is moved, below.
+            // SAFETY: the iterator is at an entry, whose bytes stay valid until it moves, below.
             let (key, value) = unsafe {
                 let key = (functions.key)(cursor.1, &raw mut key_bytes);
                 let value = (functions.value)(cursor.1, &raw mut value_bytes);
@@ -149,7 +156,7 @@ impl Database {
                 break;
             }
             each(key, value)?;
-            // SAFETY: it stands at an entry; key and value are not used any more.
+            // SAFETY: the iterator is at an entry. Key and value are not used any more.
             unsafe { (functions.next)(cursor.1) };
         }
         let mut said = null_mut();
@@ -161,7 +168,7 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // SAFETY: nobody has these any more.
+        // SAFETY: the handles have no other user.
         unsafe {
             (self.functions.read_options_destroy)(self.reads);
             (self.functions.write_options_destroy)(self.writes);
@@ -170,18 +177,18 @@ impl Drop for Database {
     }
 }
 
-/// An iterator, destroyed when dropped.
+/// Iterator, destroyed on drop.
 struct Cursor(&'static Functions, Handle);
 
 impl Drop for Cursor {
     fn drop(&mut self) {
-        // SAFETY: nobody has it any more.
+        // SAFETY: the handle has no other user.
         unsafe { (self.0.iterator_destroy)(self.1) };
     }
 }
 
 /// # Safety
-/// So many bytes lie there, or none and it does not matter where, for as long as the slice is used.
+/// While the slice is used, `length` bytes at `at` are valid. `at` may be invalid if `length` is 0.
 unsafe fn bytes<'a>(at: *const c_char, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
@@ -190,14 +197,15 @@ unsafe fn bytes<'a>(at: *const c_char, length: usize) -> &'a [u8] {
     unsafe { &*slice_from_raw_parts(at.cast(), length) }
 }
 
-/// What a function has said about its failure, if it failed, as an error with this code unless it says more.
+/// Converts the message of a failed function into an error. The code is the given one, unless the
+/// message implies another.
 fn outcome(functions: &Functions, said: *mut c_char, code: ErrorCode) -> Result<()> {
     if said.is_null() {
         return Ok(());
     }
-    // SAFETY: a text of the library's, and ours to free.
+    // SAFETY: a string of the library, which this code frees.
     let text = unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned();
-    // SAFETY: as above; the copy is what is used from here.
+    // SAFETY: as above. Only the copy is used from here.
     unsafe { (functions.free)(said.cast()) };
     let code = if text.starts_with("Corruption") { ErrorCode::ChecksumMismatch } else { code };
     Err(Error::new(code, text))

@@ -1,16 +1,18 @@
-//! librocksdb, loaded when it is first needed, and those functions of its C interface that are used here, as its header `rocksdb/c.h` declares them.
+//! librocksdb, loaded on first use, and the functions of its C interface that this crate uses, as
+//! declared in `rocksdb/c.h`.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_void};
 use std::sync::OnceLock;
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// Everything the library makes is a pointer to what only it looks into.
+/// Opaque pointer of the library.
 pub(super) type Handle = *mut c_void;
-/// Where a function leaves a text when it fails; ours to free.
+/// Pointer to the error message of a failed function. The caller frees the message.
 pub(super) type Said = *mut *mut c_char;
 
-/// Versions that are looked for, beside one without a version, the latest first: their C interface only grows.
+/// Versions to search for, newest first, beside a name without a version. Their C interface only
+/// grows.
 const MAJORS: std::ops::RangeInclusive<u32> = 6..=15;
 const MINORS: std::ops::RangeInclusive<u32> = 0..=39;
 
@@ -22,10 +24,12 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Takes addresses from `find`; the name of the first that is missing otherwise.
+            /// Takes function addresses from `find`. Returns the name of the first missing function
+            /// otherwise.
             ///
             /// # Safety
-            /// What `find` gives for a name is RocksDB's function of that name, for good.
+            /// The results of `find` are RocksDB's functions of these names, for the life of the
+            /// process.
             unsafe fn load(find: impl Fn(&CStr) -> *mut c_void) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
@@ -79,10 +83,11 @@ functions! {
     iterator_destroy = c"rocksdb_iter_destroy" (Handle);
 }
 
-/// The library's functions, or why there are none; asked for once per process.
+/// Returns the library's functions, or the reason for their absence. The search runs once per
+/// process.
 ///
 /// # Errors
-/// `NOT_SUPPORTED`, and what to install.
+/// Returns `NOT_SUPPORTED`, with the package to install.
 pub(super) fn library() -> Result<&'static Functions> {
     static LIBRARY: OnceLock<Result<Functions, String>> = OnceLock::new();
     LIBRARY.get_or_init(load).as_ref().map_err(|why| {
@@ -97,17 +102,19 @@ fn load() -> Result<Functions, String> {
     let mut why = "is not there".to_owned();
     for name in names() {
         let Ok(name) = CString::new(name) else { continue };
-        // SAFETY: a text with an end; the library's own initialisers are those of every program that links it.
+        // SAFETY: a terminated string. The library's initialisers are those of every program that
+        // links it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // What it says of a library that is there, but lacks something, is worth knowing.
+            // The message about a library that is present, but incomplete, is useful.
             let said = said();
             if !said.starts_with(&*name.to_string_lossy()) {
                 why = format!("cannot be loaded ({said})");
             }
             continue;
         }
-        // SAFETY: the handle is open and never closed; names are constants, and those the library exports these functions by.
+        // SAFETY: the handle is open and never closed. Names are constants, under which the library
+        // exports these functions.
         let functions = unsafe { Functions::load(|symbol| libc::dlsym(handle, symbol.as_ptr())) };
         return functions.map_err(|symbol| format!("as {} has no {symbol}", name.to_string_lossy()));
     }
@@ -125,11 +132,12 @@ fn names() -> impl Iterator<Item = String> {
 }
 
 fn said() -> String {
-    // SAFETY: after a failed `dlopen` this is a text, or null, which stays until the next call from this thread.
+    // SAFETY: after a failed `dlopen` this is a string, or null, valid until the next call from
+    // this thread.
     let said = unsafe { libc::dlerror() };
     match said.is_null() {
-        true => "nobody says why".into(),
-        // SAFETY: not null, as just seen.
+        true => "no reason reported".into(),
+        // SAFETY: not null, as checked above.
         false => unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned(),
     }
 }

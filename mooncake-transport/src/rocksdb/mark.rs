@@ -1,7 +1,7 @@
-//! A small file beside the database: whose it is, and up to which change the database has been acknowledged.
+//! Small file beside the database, with its owner and the last acknowledged change.
 //!
-//! A log whose end is missing looks as after a crash, to RocksDB too. With this file it can be told apart: a crash takes only what was
-//! not acknowledged yet.
+//! A log with a missing end looks like the log after a crash, to RocksDB too. This file
+//! distinguishes the two: a crash loses only changes that were not acknowledged yet.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -14,14 +14,15 @@ use mooncake_core::{Error, ErrorCode, Result};
 use rustix::fs::{FlockOperation, flock};
 
 const NAME: &str = "acknowledged";
-/// What RocksDB makes first.
+/// File that RocksDB creates first.
 const DATABASE: &str = "CURRENT";
 const MAGIC: [u8; 8] = *b"mcmeta-1";
-/// Two of them follow the magic, so that one is whole whenever the machine stops: a number and its fingerprint.
+/// Length of a slot: a number and its fingerprint. Two slots follow the magic, so that one is valid
+/// after a crash.
 const SLOT: usize = 16;
 const SIZE: usize = MAGIC.len() + 2 * SLOT;
 
-/// The file, which is of one process at a time.
+/// Mark file, locked by one process at a time.
 #[derive(Debug)]
 pub(super) struct Mark {
     file: ParentOnly<File>,
@@ -29,27 +30,25 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Takes a folder that has one, or is empty.
+    /// Locks a folder that has a mark file, or is empty.
     ///
     /// # Errors
-    /// `FILE_LOCK_FAIL`: another process has it; `INVALID_PARAMS`: it is somebody else's; `CHECKSUM_MISMATCH`: it is damaged; `FILE_OPEN_FAIL`.
+    /// Returns `FILE_LOCK_FAIL` if another process has it, `INVALID_PARAMS` if it has other
+    /// contents, `CHECKSUM_MISMATCH` if it is damaged, and `FILE_OPEN_FAIL`.
     pub(super) fn take(folder: &Path) -> Result<Self> {
         let unusable = |error: io::Error| Error::new(ErrorCode::FileOpenFail, format!("{NAME}: {error}"));
         let path = folder.join(NAME);
         if !path.exists() && folder.read_dir().map_err(unusable)?.next().is_some() {
-            return Err(Error::invalid("there is something in it that is no metadata directory"));
+            return Err(Error::invalid("the folder has other contents than a metadata directory"));
         }
-        // Keys and values are nobody else's business.
+        // Keys and values are private to this user.
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let mut file = file.map_err(unusable)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(Error::new(
-                    ErrorCode::FileLockFail,
-                    "another process has it open; one at a time can",
-                ));
+                return Err(Error::new(ErrorCode::FileLockFail, "another process has the folder open"));
             }
             Err(error) => return Err(unusable(error.into())),
         }
@@ -57,7 +56,7 @@ impl Mark {
         file.read_to_end(&mut bytes).map_err(unusable)?;
         let number = match read(&bytes) {
             Some(number) => number,
-            // Nothing was acknowledged before there was a database.
+            // Without a database, no change was acknowledged.
             None if !folder.join(DATABASE).exists() => {
                 begin(&file, folder).map_err(unusable)?;
                 0
@@ -67,15 +66,15 @@ impl Mark {
         Ok(Self { file: ParentOnly::new(file), number })
     }
 
-    /// The last change that was acknowledged.
+    /// Returns the last acknowledged change.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// This change is to be acknowledged.
+    /// Records a change before it is acknowledged.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL`.
+    /// Returns `PERSISTENT_FAIL`.
     pub(super) fn note(&mut self, number: u64) -> Result<()> {
         let at = MAGIC.len() as u64 + number % 2 * SLOT as u64;
         let written = self.file.write_all_at(&slot(number), at).and_then(|()| self.file.sync_data());
@@ -84,9 +83,10 @@ impl Mark {
         Ok(())
     }
 
-    /// Another may take the folder.
+    /// Releases the folder for another process.
     pub(super) fn release(&self) {
-        // By name, because a child that has been forked and not yet become another program has the file open too.
+        // The unlock is explicit, because a forked child that has not called `exec` yet has the
+        // file open too.
         let _ = flock(&*self.file, FlockOperation::Unlock);
     }
 }
@@ -126,7 +126,7 @@ fn read(bytes: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 impl Mark {
-    /// Nothing can be noted from now on.
+    /// Makes further records fail.
     pub(super) fn forbid(&mut self, folder: &Path) {
         self.file = ParentOnly::new(File::open(folder.join(NAME)).unwrap());
     }
@@ -173,7 +173,7 @@ mod tests {
         let mark = Mark::take(folder.path()).unwrap();
         assert_eq!(Mark::take(folder.path()).unwrap_err().code(), ErrorCode::FileLockFail);
         drop(mark);
-        // A process that was stopped before there was a database has acknowledged nothing.
+        // A process that stopped before the database was created has acknowledged no change.
         std::fs::write(folder.path().join(NAME), "mcm").unwrap();
         assert_eq!(Mark::take(folder.path()).unwrap().number(), 0);
         std::fs::write(folder.path().join(NAME), "mcm").unwrap();

@@ -1,4 +1,5 @@
-//! A metadata directory in a folder of this host: RocksDB, for what one process must find again after its end.
+//! Metadata directory in a folder of this host: RocksDB, for state that a process must find again
+//! after a restart.
 
 #[allow(unsafe_code)]
 mod database;
@@ -19,32 +20,36 @@ use mooncake_core::meta::{
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::directory::FOLDER;
+use crate::metadata_services::FOLDER;
 use database::{Change, Database};
 use mark::Mark;
 
-/// Number of the last change, and the sum of all [`trace`]s, of eight bytes each.
+/// Key of the last change's number, and of the sum of all [`trace`]s, of eight bytes each.
 const LAST: &[u8] = b"last";
-/// Keys of the directory begin so; a value is the number of the change that put it, of eight bytes, and what was put.
+/// First byte of the keys of the directory. A value is the number of its change, of eight bytes,
+/// and the stored bytes.
 const ENTRY: u8 = b'/';
 
-/// A metadata directory in a folder. Runs on a tokio runtime.
+/// Metadata directory in a folder. Runs on a tokio runtime.
 ///
-/// What was acknowledged is on the disk, whatever happens to the process or the machine. One process at a time has it open; in that
-/// process, all who open it have the same one. A write that failed may have been made all the same (then watchers are told once that is known), and
-/// what was wrong then, a full disk for example, need not be wrong at the next call. RocksDB puts its files together now and then: as much room again as
-/// they take should be free, or it may have none left for a write meanwhile.
+/// Acknowledged changes survive a crash of the process and of the machine. One process at a time
+/// has the folder open, and shares it between all users in that process. A failed write may have
+/// been applied all the same. Watchers then receive it once that is known. The cause of a failure,
+/// such as a full disk, may disappear before the next call. RocksDB merges its files from time to
+/// time, so as much space again as they take should be free.
 #[derive(Clone, Debug)]
 pub struct RocksMetadata {
     shared: Arc<Shared>,
 }
 
 impl RocksMetadata {
-    /// Opens the directory in the folder of `rocksdb:///absolute/path`, or makes it. Blocks for some milliseconds.
+    /// Opens the directory in the folder of `rocksdb:///absolute/path`, or creates it. Blocks for
+    /// some milliseconds.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`: no absolute path, or a folder with something else in it; `NOT_SUPPORTED`: the library is not installed;
-    /// `FILE_LOCK_FAIL`: another process has it; `CHECKSUM_MISMATCH`: it is damaged; `FILE_OPEN_FAIL`.
+    /// Returns `INVALID_PARAMS` for a relative path or a folder with other contents,
+    /// `NOT_SUPPORTED` without the library, `FILE_LOCK_FAIL` if another process has the folder,
+    /// `CHECKSUM_MISMATCH` for damage, and `FILE_OPEN_FAIL`.
     pub fn open(url: &str) -> Result<Self> {
         let path = Path::new(url.strip_prefix(FOLDER).unwrap_or_default());
         if !path.is_absolute() {
@@ -55,18 +60,18 @@ impl RocksMetadata {
         Shared::open(path).map(|shared| Self { shared }).map_err(|error| error.context(whose(path)))
     }
 
-    /// Does this on a thread that may wait.
+    /// Runs a function on a thread that may block.
     async fn with<A: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut State) -> Result<A> + Send + 'static,
     ) -> Result<A> {
         let place = whose(&self.shared.path);
         let runtime = tokio::runtime::Handle::try_current()
-            .map_err(|_| Error::invalid(format!("{place} needs a tokio runtime, and there is none here")))?;
+            .map_err(|_| Error::invalid(format!("cannot use {place}: no tokio runtime; call it on one")))?;
         let shared = self.shared.clone();
         let asked = runtime.spawn_blocking(move || ask(&mut shared.state.lock())).await;
         asked
-            .unwrap_or_else(|error| Err(Error::internal(format!("a call was abandoned: {error}"))))
+            .unwrap_or_else(|error| Err(Error::internal(format!("blocking call was cancelled: {error}"))))
             .map_err(|error| error.context(place))
     }
 }
@@ -107,7 +112,7 @@ impl MetadataBackend for RocksMetadata {
     }
 }
 
-/// An open folder, for all in this process who use it.
+/// Open folder, shared by all its users in this process.
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
@@ -117,24 +122,24 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     path: PathBuf,
-    /// Nobody after a write that failed, until the next call.
+    /// Open database. `None` after a failed write, until the next call.
     opened: Option<Opened>,
     mark: Mark,
     watchers: Watchers,
-    /// The key and number of a change that failed and may have been made.
+    /// Key and number of a failed change that may have been applied.
     doubt: Option<(String, u64)>,
 }
 
 #[derive(Debug)]
 struct Opened {
     database: Database,
-    /// Number of the last change there is.
+    /// Number of the last change.
     last: u64,
-    /// Of the [`trace`]s of all entries.
+    /// Sum of the [`trace`]s of all entries.
     sum: u64,
 }
 
-/// The folders that are open in this process. One whose users are gone stays until it is closed.
+/// Folders that are open in this process. A folder without users stays until it is closed.
 static OPEN: Mutex<Option<HashMap<PathBuf, Weak<Shared>>>> = Mutex::new(None);
 static CLOSED: Condvar = Condvar::new();
 
@@ -181,16 +186,18 @@ impl Opened {
         };
         if last < mark.number() {
             return Err(damaged(format!(
-                "change {} was acknowledged, and the last one there is {last}: files are missing, or were cut off",
+                "change {} was acknowledged, but the last one found is {last}: files are missing or truncated",
                 mark.number()
             )));
         }
         let opened = Self { database, last, sum };
-        // RocksDB knows of each file whether it is whole, but not always that there was one.
+        // RocksDB detects damage inside a file, but not always a missing file.
         let mut there = 0u64;
         opened.each("", |key, revision, _| there = there.wrapping_add(trace(key, revision)))?;
         if there != sum {
-            return Err(damaged("what is there is not what was put: files are missing, or were cut off"));
+            return Err(damaged(
+                "the entries differ from the acknowledged ones: files are missing or truncated",
+            ));
         }
         Ok(opened)
     }
@@ -209,10 +216,10 @@ impl Opened {
         Ok(entries)
     }
 
-    /// Key, revision and value of each entry with this prefix, in order.
+    /// Calls `each` for the key, revision and value of each entry with this prefix, in order.
     fn each(&self, prefix: &str, mut each: impl FnMut(&str, u64, &[u8])) -> Result<()> {
         self.database.scan(&entry(prefix), |key, stored| {
-            let key = str::from_utf8(&key[1..]).map_err(|_| damaged("a key is no text"))?;
+            let key = str::from_utf8(&key[1..]).map_err(|_| damaged("a key is not valid UTF-8"))?;
             let (revision, value) = parts(stored)?;
             each(key, revision, value);
             Ok(())
@@ -221,7 +228,7 @@ impl Opened {
 }
 
 impl State {
-    /// The database, opened anew if a write failed.
+    /// Returns the database, which is opened again after a failed write.
     fn opened(&mut self) -> Result<&mut Opened> {
         let opened = match self.opened.take() {
             Some(opened) => opened,
@@ -231,7 +238,7 @@ impl State {
                     && *number <= opened.last
                 {
                     let now = opened.get(key)?;
-                    tracing::info!(key, number, "a write that failed was made all the same");
+                    tracing::info!(key, number, "failed write was applied");
                     self.watchers.notify(key, now.as_ref());
                 }
                 self.doubt = None;
@@ -253,7 +260,7 @@ impl State {
         Ok(true)
     }
 
-    /// Makes a change, which nothing stands against, to a key of this revision; the change's number.
+    /// Applies a permitted change to a key of this revision. Returns the number of the change.
     fn change(&mut self, key: &str, current: Option<u64>, value: Option<Bytes>) -> Result<u64> {
         let opened = self.opened()?;
         let number = opened.last + 1;
@@ -269,7 +276,8 @@ impl State {
         let written = opened.database.write(&[change, Change::Put(LAST, &last)]);
         (opened.last, opened.sum) = (number, sum);
         if let Err(error) = written.and_then(|()| self.mark.note(number)) {
-            // What RocksDB has of it is known only once it has read its log again; it takes no writes before that either.
+            // The outcome is known only once RocksDB has read its log again. It accepts no writes
+            // before that either.
             self.opened = None;
             self.doubt = Some((key.to_owned(), number));
             return Err(error);
@@ -283,18 +291,18 @@ fn entry(key: &str) -> Vec<u8> {
     [&[ENTRY], key.as_bytes()].concat()
 }
 
-/// Revision and value of what is stored under a key.
+/// Splits a stored value into revision and bytes.
 fn parts(stored: &[u8]) -> Result<(u64, &[u8])> {
     let (revision, value) = stored.split_at_checked(8).ok_or_else(|| damaged("a value is too short"))?;
     Ok((number(revision)?, value))
 }
 
 fn number(bytes: &[u8]) -> Result<u64> {
-    let bytes = bytes.try_into().map_err(|_| damaged("a number has not eight bytes"))?;
+    let bytes = bytes.try_into().map_err(|_| damaged("a number does not have eight bytes"))?;
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// What an entry adds to the sum over all.
+/// Returns the contribution of an entry to the sum over all entries.
 fn trace(key: &str, revision: u64) -> u64 {
     fingerprint(&[key.as_bytes(), &revision.to_be_bytes()].concat())
 }
@@ -312,7 +320,7 @@ mod tests {
     async fn a_write_that_failed_and_was_made_is_told_of() {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("{FOLDER}{}", folder.path().display());
-        // The suite in `tests/` says whether there must be a library.
+        // The suite in `tests/` decides whether the library must be present.
         let Ok(backend) = RocksMetadata::open(&url) else { return };
         backend.put("k", "1".into(), Expect::Any).await.unwrap();
         let mut events = backend.watch("").await.unwrap();

@@ -1,4 +1,4 @@
-//! A peer's side: the connection to an owner, and what of its memory is mapped here.
+//! Peer side: the connection to an owner, and the mapped part of its memory.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,58 +13,61 @@ use rustix::thread::futex;
 use tokio::net::UnixStream;
 use tracing::debug;
 
+use super::board::{Board, Page};
 use super::record::{Listing, RECORD_LEN, Record, RegionRecord};
 use super::socket::{RecordSocket, Trust, sealed};
-use super::words::{Board, Page};
 
-/// What an owner's region lies in, as a peer has it in its own process.
+/// Object that contains an owner's region, mapped in this process.
 pub trait Mapping: Sized + fmt::Debug + Send + Sync + 'static {
-    /// Records that follow that of a region.
+    /// Number of records that follow the record of a region.
     const MORE: usize;
-    /// What came with a region, checked as far as that can be.
-    type Shown: Send;
+    /// Checked description of a region, as received.
+    type Description: Send;
 
-    /// Looks at what came with a region; how many bytes there are in it.
+    /// Checks the description of a region. Returns it with the length of the object in bytes.
     ///
     /// # Errors
-    /// It is not what it should be.
-    fn look(file: Option<OwnedFd>, more: &[[u8; RECORD_LEN]]) -> Result<(Self::Shown, u64)>;
+    /// Returns an error for a malformed description.
+    fn check_description(
+        file: Option<OwnedFd>,
+        more: &[[u8; RECORD_LEN]],
+    ) -> Result<(Self::Description, u64)>;
 
-    /// Maps it, or gets ready to.
+    /// Maps the object, or prepares the mapping.
     ///
     /// # Errors
-    /// It cannot be.
-    fn open(shown: Self::Shown, bytes: u64) -> Result<Self>;
+    /// Returns the errors of the mapping.
+    fn open(description: Self::Description, bytes: u64) -> Result<Self>;
 }
 
-/// A connection to one owner.
+/// Connection to one owner.
 #[derive(Debug)]
 pub struct Link<M> {
     wire: RecordSocket,
     board: Board,
     page: Page,
     mapped: RwLock<Arc<Mapped<M>>>,
-    /// One question at a time.
-    asking: tokio::sync::Mutex<()>,
-    /// A question that nobody waits for is under way.
-    curious: AtomicBool,
-    /// Given up: the owner is dead, or what came from it made no sense.
-    over: AtomicBool,
+    /// Lock that permits one request at a time.
+    request_lock: tokio::sync::Mutex<()>,
+    /// True if a background request is in progress.
+    refreshing: AtomicBool,
+    /// True if the link is closed, because the owner is dead or sent a malformed response.
+    closed: AtomicBool,
     answer_timeout: Duration,
 }
 
-/// What is mapped, by address.
+/// Mapped regions, by address.
 #[derive(Debug)]
 pub struct Mapped<M> {
     version: u32,
     regions: Vec<Arc<MappedRegion<M>>>,
 }
 
-/// One region of an owner in this process.
+/// Region of an owner in this process.
 #[derive(Debug)]
 pub struct MappedRegion<M> {
     record: RegionRecord,
-    /// All of what it is in.
+    /// Mapping of the whole object that contains the region.
     mapping: M,
 }
 
@@ -75,7 +78,7 @@ impl<M> Default for Mapped<M> {
 }
 
 impl<M> Mapped<M> {
-    /// The region that holds all of a range which is not empty.
+    /// Returns the region that contains a whole non-empty range.
     pub fn find(&self, addr: u64, len: u64) -> Option<&Arc<MappedRegion<M>>> {
         let end = addr.checked_add(len).filter(|_| len != 0)?;
         let after = self.regions.partition_point(|region| region.record.addr <= addr);
@@ -85,20 +88,20 @@ impl<M> Mapped<M> {
 }
 
 impl<M> Mapped<M> {
-    /// Bytes of all regions.
+    /// Returns the total length of all regions in bytes.
     pub fn bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.record.len).sum()
     }
 }
 
 impl<M> MappedRegion<M> {
-    /// Where in the mapping an address of the owner lies.
+    /// Returns the offset of an owner's address in the mapping.
     pub fn offset_of(&self, addr: u64) -> usize {
-        // The region lies in what is mapped, so this fits.
+        // The region lies in the mapping, so this fits.
         (self.record.offset + (addr - self.record.addr)) as usize
     }
 
-    /// What it is in.
+    /// Returns the mapping that contains the region.
     pub fn mapping(&self) -> &M {
         &self.mapping
     }
@@ -108,7 +111,8 @@ impl<M: Mapping> Link<M> {
     /// Connects to the owner that listens under that name.
     ///
     /// # Errors
-    /// Nobody does, or what comes from there makes no sense, or nothing does in time.
+    /// Returns an error if no process listens, if the response is malformed, or if none arrives in
+    /// time.
     pub async fn open(name: &str, answer_timeout: Duration) -> Result<Self> {
         let open = async {
             let stream = UnixStream::connect(format!("\0{name}")).await?;
@@ -128,37 +132,37 @@ impl<M: Mapping> Link<M> {
                 board,
                 page,
                 mapped: RwLock::new(Arc::new(mapped)),
-                asking: tokio::sync::Mutex::default(),
-                curious: AtomicBool::new(false),
-                over: AtomicBool::new(false),
+                request_lock: tokio::sync::Mutex::default(),
+                refreshing: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
                 answer_timeout,
             })
         };
         tokio::time::timeout(answer_timeout, open).await.unwrap_or_else(|_| Err(silent()))
     }
 
-    /// Whether the owner is there, this very moment.
+    /// Returns whether the owner is alive at this moment.
     pub fn is_alive(&self) -> bool {
-        !self.over.load(Ordering::Acquire) && self.wire.is_alive()
+        !self.closed.load(Ordering::Acquire) && self.wire.is_alive()
     }
 
-    /// What the owner had open when it was last asked.
+    /// Returns the open regions of the owner, as of the last request.
     pub fn mapped(&self) -> Arc<Mapped<M>> {
         self.mapped.read().clone()
     }
 
-    /// Whether the owner has opened or closed something since it was last asked.
+    /// Returns whether the owner has opened or closed a region since the last request.
     pub fn is_stale(&self) -> bool {
         self.board.version().load(Ordering::SeqCst) != self.mapped.read().version
     }
 
-    /// Asks what there is now, if anything has changed. A link that does not answer as it should is given up.
+    /// Requests the open regions, if they have changed. A malformed response closes the link.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub async fn refresh(&self) -> Result<()> {
-        let _turn = self.asking.lock().await;
-        if self.over.load(Ordering::Acquire) {
+        let _turn = self.request_lock.lock().await;
+        if self.closed.load(Ordering::Acquire) {
             return Err(gone());
         }
         if !self.is_stale() {
@@ -177,36 +181,37 @@ impl<M: Mapping> Link<M> {
         Ok(())
     }
 
-    /// The same for when nobody waits.
+    /// Refreshes in the background, like [`refresh`](Self::refresh).
     pub async fn refresh_alone(self: Arc<Self>) {
-        if self.curious.swap(true, Ordering::AcqRel) {
+        if self.refreshing.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Err(error) = self.refresh().await {
             debug!(%error, "an owner on this host was asked in vain");
         }
-        self.curious.store(false, Ordering::Release);
+        self.refreshing.store(false, Ordering::Release);
     }
 
-    /// Gives the link up, and the memory it shows.
+    /// Closes the link, and drops its mappings.
     pub fn give_up(&self) {
-        self.over.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
         *self.mapped.write() = Arc::default();
     }
 
-    /// Counts a copy in, if the region is open. The link is borrowed, or held for copies that go on.
+    /// Registers a copy, if the region is open. The link is borrowed, or owned by copies that
+    /// outlive the call.
     pub fn enter<L: Deref<Target = Self>>(link: L, region: &MappedRegion<M>) -> Option<Inside<M, L>> {
         let RegionRecord { slot, generation, .. } = region.record;
         let slot = slot as usize;
         let row = link.board.row().load(Ordering::SeqCst);
         let inside = Inside { link, slot, generation, row, out: false };
         inside.link.page.inside(slot, row).fetch_add(1, Ordering::SeqCst);
-        // Dropped, it counts itself out again.
+        // The drop of the guard decrements the count.
         (inside.link.board.state(slot).load(Ordering::SeqCst) == generation).then_some(inside)
     }
 }
 
-/// A copy under way; while it lives, the owner keeps the region as it is, or cuts it off.
+/// Copy in progress. While it lives, the owner keeps the region as it is, or cuts it off.
 pub struct Inside<M: Mapping, L: Deref<Target = Link<M>>> {
     link: L,
     slot: usize,
@@ -216,11 +221,11 @@ pub struct Inside<M: Mapping, L: Deref<Target = Link<M>>> {
 }
 
 impl<M: Mapping, L: Deref<Target = Link<M>>> Inside<M, L> {
-    /// Ends it, and says whether the region was open all the time.
+    /// Ends the copy. Returns whether the region was open all the time.
     pub fn leave(mut self) -> bool {
         self.count_out();
-        // Read after the count went down, which went down after the bytes were moved: memory that was cut off before the last
-        // byte is seen to be closed.
+        // The state is read after the decrement, which happens after the bytes were moved. So
+        // memory that was cut off before the last byte is seen as closed.
         self.is_open()
     }
 
@@ -235,7 +240,8 @@ impl<M: Mapping, L: Deref<Target = Link<M>>> Inside<M, L> {
         let count = self.link.page.inside(self.slot, self.row);
         count.fetch_sub(1, Ordering::SeqCst);
         if !self.is_open() {
-            // The owner may be waiting for us. It looks again by itself if this fails.
+            // The owner may be waiting for this process. If the wake-up fails, it checks again by
+            // itself.
             let _ = futex::wake(count, futex::Flags::empty(), u32::MAX);
         }
     }
@@ -253,7 +259,8 @@ impl<M: Mapping, L: Deref<Target = Link<M>>> fmt::Debug for Inside<M, L> {
     }
 }
 
-/// A question that is not over; left like that, the answer would be taken for the next one's.
+/// Guard of a request in progress. It closes an abandoned link, because the response would be taken
+/// for the response to the next request.
 struct Broken<'a, M: Mapping>(&'a Link<M>);
 
 impl<M: Mapping> Drop for Broken<'_, M> {
@@ -262,7 +269,7 @@ impl<M: Mapping> Drop for Broken<'_, M> {
     }
 }
 
-/// Takes an answer from its head on, and maps what is new in it.
+/// Receives a response from its head on, and maps the new regions.
 async fn receive<M: Mapping>(wire: &RecordSocket, known: &Mapped<M>) -> Result<Mapped<M>> {
     let (head, _) = Record::receive(wire).await?;
     let mut listing = Listing::begin(head)?;
@@ -273,12 +280,12 @@ async fn receive<M: Mapping>(wire: &RecordSocket, known: &Mapped<M>) -> Result<M
         for bytes in &mut more {
             (*bytes, _) = wire.receive().await?;
         }
-        let (shown, bytes) = M::look(file, &more)?;
+        let (description, bytes) = M::check_description(file, &more)?;
         let record = listing.push(record, bytes)?;
         regions.push(match known.regions.iter().find(|region| region.record == record) {
-            // One of a generation is never another.
+            // A generation is never reused.
             Some(known) => known.clone(),
-            None => Arc::new(MappedRegion { record, mapping: M::open(shown, bytes)? }),
+            None => Arc::new(MappedRegion { record, mapping: M::open(description, bytes)? }),
         });
     }
     regions.sort_unstable_by_key(|region| region.record.addr);

@@ -1,4 +1,4 @@
-//! The links of a node, and how an owner is found.
+//! Links of a node, and the address of an owner.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,8 @@ use tracing::debug;
 
 use super::link::{Link, Mapping};
 
-/// Where an owner of this host listens: the host by the id of its boot, and the name of the socket, as descriptors carry them.
+/// Address of an owner on this host: the id of the host's boot, and the name of the socket, as in
+/// descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     host: String,
@@ -20,28 +21,28 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Ours, for a socket of that name.
+    /// Returns the local address for a socket of that name.
     ///
     /// # Errors
-    /// The host cannot be told from others.
+    /// Returns an error if the host has no identity.
     pub fn here(socket: String) -> Result<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .map_err(|e| Error::from(e).context("the id of this host's boot"))?;
         Ok(Self { host: boot.trim().to_owned(), socket })
     }
 
-    /// As a descriptor has it.
+    /// Parses an address from a descriptor.
     pub fn parse(text: &str) -> Option<Self> {
         let (host, socket) = text.split_once(':')?;
         Some(Self { host: host.to_owned(), socket: socket.to_owned() })
     }
 
-    /// Whether both are of one host, and of one run of it.
+    /// Returns whether both addresses belong to one host and one boot of it.
     pub fn same_host(&self, other: &Endpoint) -> bool {
         self.host == other.host
     }
 
-    /// The name of the socket: another one for each run of an owner.
+    /// Returns the name of the socket, which is different for each run of an owner.
     pub fn socket(&self) -> &str {
         &self.socket
     }
@@ -62,15 +63,15 @@ pub struct Links<M> {
 }
 
 impl<M: Mapping> Links<M> {
-    /// None yet. Connections belong to that runtime.
+    /// Creates an empty table. Its connections belong to that runtime.
     pub fn new(runtime: &Handle, answer_timeout: Duration) -> Arc<Self> {
         Arc::new(Self { open: Mutex::default(), runtime: runtime.clone(), answer_timeout })
     }
 
-    /// The link to an owner, which has been asked what it has open now.
+    /// Returns the link to an owner, with its present regions.
     ///
     /// # Errors
-    /// It is gone, does not answer, or does not trust us.
+    /// Returns an error if the owner has ended, does not respond, or does not trust this process.
     pub async fn to(&self, socket: &str) -> Result<Arc<Link<M>>> {
         let known = self.open.lock().get(socket).and_then(Weak::upgrade).filter(|link| link.is_alive());
         let (owned, timeout) = (socket.to_owned(), self.answer_timeout);
@@ -80,14 +81,15 @@ impl<M: Mapping> Links<M> {
                 None => Link::open(&owned, timeout).await.map(Arc::new),
             }
         });
-        let ended = |_| Error::new(ErrorCode::TransferFail, "the wire's runtime has ended");
+        let ended = |_| Error::new(ErrorCode::TransferFail, "the runtime of the transport has ended");
         let link = work.await.map_err(ended)??;
         self.open.lock().insert(socket.to_owned(), Arc::downgrade(&link));
         Ok(link)
     }
 
-    /// Gives up links to the dead, with the memory they show, and asks owners what they have opened and closed, at that interval.
-    pub async fn look_after(self: Arc<Self>, interval: Duration) {
+    /// Closes links to dead owners, with their mappings, and refreshes the others, at that
+    /// interval.
+    pub async fn maintain(self: Arc<Self>, interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
             let alive: Vec<Arc<Link<M>>> = {

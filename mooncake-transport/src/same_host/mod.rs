@@ -1,17 +1,20 @@
-//! What wires between processes of one host have in common: an owner says what of its memory is open, peers say when they are in the middle of a copy, and
-//! neither needs a message for it. What is shown, and how it is mapped, is the wire's own ([`Shared`], [`Mapping`]).
+//! Common parts of transports between processes of one host. An owner publishes its open memory,
+//! and peers publish their copies in progress, both without messages. The transport defines the
+//! exchanged description and the mapping ([`Shared`], [`Mapping`]).
 //!
-//! The owner listens on an abstract Unix socket whose name its descriptor carries, with the id of the host's boot ([`Endpoint`]). A peer connects, each side
-//! looks at whose process the other is, and the peer is given the owner's *board*, a *page* of its own, and the list of open regions.
+//! The owner listens on an abstract Unix socket. Its descriptor contains the name of the socket and
+//! the id of the host's boot ([`Endpoint`]). A peer connects, and each side checks the process of
+//! the other. The peer then receives the owner's *board*, a *page* of its own, and the list of open
+//! regions.
 
+#[allow(unsafe_code)]
+mod board;
 mod link;
 mod links;
 mod owner;
 pub mod record;
 mod server;
 pub mod socket;
-#[allow(unsafe_code)]
-mod words;
 
 pub use link::{Inside, Link, Mapped, MappedRegion, Mapping};
 pub use links::{Endpoint, Links};

@@ -1,4 +1,4 @@
-//! What a node has opened to peers of its host, and how it is closed again.
+//! Memory that a node has opened to peers of its host, and its closing.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,70 +14,76 @@ use parking_lot::Mutex;
 use rustix::thread::futex;
 use tracing::{debug, warn};
 
+use super::board::{Board, Page, SLOTS};
 use super::record::{RECORD_LEN, Record, RegionRecord};
 use super::socket::RecordSocket;
-use super::words::{Board, Page, SLOTS};
 
-/// Longest wait before a peer's count is looked at again: whoever dies inside wakes nobody.
+/// Longest wait before a peer's count is checked again, because a process that dies during a copy
+/// wakes no waiter.
 const LOOK_AGAIN: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
-/// What the bytes of a region lie in, as peers are given it.
+/// Object that contains the bytes of a region, as peers receive it.
 pub trait Shared: Clone + fmt::Debug + Send + Sync + 'static {
-    /// Whether it is a device that copies for a peer. Such copies go on until the peer's process has ended, some time after its socket is closed when it is killed.
+    /// True if a device copies for a peer. Such copies continue until the peer's process has ended,
+    /// some time after a kill closes its socket.
     const OUTLIVES_SOCKETS: bool = false;
 
-    /// Addresses that no other open region may have in common with this one.
+    /// Returns the addresses that no other open region may share.
     fn range(&self) -> Range<u64>;
 
-    /// Where in it an address lies.
+    /// Returns the offset of an address in the object.
     fn offset_of(&self, addr: u64) -> u64;
 
-    /// The file it is, if it is one.
+    /// Returns the file, if the object is one.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// What follows the record of a region in it: as many as the wire's peers expect ([`Mapping::MORE`](super::Mapping::MORE)).
+    /// Returns the records that follow the record of a region in the object. Their number is that
+    /// of the transport ([`Mapping::MORE`](super::Mapping::MORE)).
     fn more(&self) -> Vec<[u8; RECORD_LEN]> {
         Vec::new()
     }
 
-    /// Has the memory go on without what peers have mapped of it.
+    /// Detaches the memory from the mappings of peers.
     ///
     /// # Errors
-    /// It cannot be: then peers are waited for.
+    /// Returns an error if that is impossible. The caller then waits for the peers.
     ///
     /// # Safety
-    /// The memory is still there.
+    /// The memory is still mapped.
     #[allow(unsafe_code)]
     unsafe fn cut_off(&self) -> Result<()>;
 }
 
-/// How an owner deals with peers.
+/// Limits of an owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How long closing a region waits for copies of a peer that does not get on, before the memory is cut off from it.
+    /// Time that the closing of a region waits for the copies of a stalled peer, before the memory
+    /// is cut off from it.
     pub drain_timeout: Duration,
-    /// Peers served at a time; further ones are refused.
+    /// Maximum number of connected peers. Further ones are refused.
     pub max_served: usize,
 }
 
-/// The regions of a node and the peers that map them.
+/// Regions of a node, and the peers that map them.
 pub struct Owner<S> {
     board: Board,
     slots: Mutex<Vec<Slot<S>>>,
     visitors: Mutex<Vec<Arc<Visitor>>>,
-    /// One slot is shut and emptied at a time; not held by those who serve peers.
+    /// Lock for the closing of slots, one at a time. Tasks that serve peers do not take it.
     closing: Mutex<()>,
     limits: Limits,
-    /// For waiting on other processes, which is done in the machine's time whatever clock transfers are measured on.
+    /// Clock for waits on other processes, which use system time whatever the clock of the
+    /// transfers.
     clock: SystemClock,
 }
 
 struct Slot<S> {
     generation: u32,
     region: Option<Open<S>>,
-    /// Somebody is stopped in the middle of a copy and may go on one day: the slot is not used again.
+    /// True if a process is stopped in the middle of a copy and may continue one day, so the slot
+    /// is not used again.
     retired: bool,
 }
 
@@ -87,7 +93,7 @@ struct Open<S> {
     shared: S,
 }
 
-/// A peer of ours.
+/// Connected peer.
 #[derive(Debug)]
 pub struct Visitor {
     pub(super) wire: Arc<RecordSocket>,
@@ -95,19 +101,20 @@ pub struct Visitor {
 }
 
 impl Visitor {
-    /// Whether it touches nothing any more, whatever it has counted.
+    /// Returns whether the peer touches no memory any more, whatever it has counted.
     pub(super) fn is_gone<S: Shared>(&self) -> bool {
         if S::OUTLIVES_SOCKETS { self.wire.has_ended() } else { !self.wire.is_alive() }
     }
 
-    /// Whether it says that it is in the middle of a copy.
+    /// Returns whether the peer reports a copy in progress.
     pub(super) fn is_inside(&self) -> bool {
         (0..SLOTS)
             .any(|slot| [0, 1].into_iter().any(|row| self.page.inside(slot, row).load(Ordering::SeqCst) != 0))
     }
 }
 
-/// An open region's place. Dropping it closes the region, and returns when no peer touches its memory any more.
+/// Registration of an open region. The drop closes the region, and returns when no peer touches its
+/// memory any more.
 #[derive(Debug)]
 pub struct Seat<S: Shared> {
     owner: Arc<Owner<S>>,
@@ -116,7 +123,8 @@ pub struct Seat<S: Shared> {
 }
 
 impl<S: Shared> Seat<S> {
-    /// Whether it is open still: a region is taken off the wire when a peer is stopped in the middle of a copy.
+    /// Returns whether the region is still open. A region is withdrawn when a peer is stopped in
+    /// the middle of a copy.
     pub fn is_open(&self) -> bool {
         self.owner.is_open(self.slot, self.generation)
     }
@@ -129,10 +137,10 @@ impl<S: Shared> Drop for Seat<S> {
 }
 
 impl<S: Shared> Owner<S> {
-    /// One without regions.
+    /// Creates an owner without regions.
     ///
     /// # Errors
-    /// No shared memory for the board.
+    /// Returns an error if no shared memory is available for the board.
     pub fn new(limits: Limits) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             board: Board::new()?,
@@ -152,8 +160,8 @@ impl<S: Shared> Owner<S> {
         &self.board
     }
 
-    /// Opens memory to peers; `None` when it has addresses in common with another region, or there are too many. The caller keeps the bytes until the seat is
-    /// dropped.
+    /// Opens memory to peers. Returns `None` if it overlaps another region, or if there are too
+    /// many regions. The caller keeps the bytes until the result is dropped.
     pub fn open(self: &Arc<Self>, span: MemorySpan, shared: S) -> Option<Seat<S>> {
         let mut slots = self.slots.lock();
         let range = shared.range();
@@ -190,9 +198,10 @@ impl<S: Shared> Owner<S> {
         self.slots.lock().get(slot).is_some_and(|seat| seat.generation == generation)
     }
 
-    /// Refuses the slot from now on, and returns when no peer touches its memory any more. That is contract: space is not
-    /// handed out again while somebody could still write to it. A peer that is inside is waited for; one that is dead is not; one
-    /// that does not get on keeps the file's pages to itself, and the memory goes on without the file.
+    /// Closes the slot, and returns when no peer touches its memory any more. The transport
+    /// contract requires this, because freed space must not receive late writes. The call waits for
+    /// a peer in the middle of a copy, but not for a dead one. A stalled peer keeps the file's
+    /// pages, and the memory continues without the file.
     fn close(&self, slot: usize, generation: u32) {
         let _turn = self.closing.lock();
         let Some(open) = self.refuse(slot, generation) else { return };
@@ -207,7 +216,7 @@ impl<S: Shared> Owner<S> {
         self.vacate(slot, stuck);
     }
 
-    /// Shuts the slot, if it is still open in that generation.
+    /// Closes the slot, if it is still open in that generation.
     fn refuse(&self, slot: usize, generation: u32) -> Option<Open<S>> {
         let mut slots = self.slots.lock();
         let seat = slots.get_mut(slot).filter(|seat| seat.generation == generation)?;
@@ -224,7 +233,7 @@ impl<S: Shared> Owner<S> {
         }
     }
 
-    /// Waits until no peer is inside, as far as those rows say, and tells whether one that lives still was at the end.
+    /// Waits until the rows show no peer in a copy. Returns whether a live one remained at the end.
     fn drain(&self, slot: usize, rows: &[u32], limit: Option<Duration>) -> bool {
         let start = self.clock.now();
         for visitor in self.visitors() {
@@ -238,7 +247,8 @@ impl<S: Shared> Owner<S> {
                     if limit.is_some_and(|limit| self.clock.now().since(start) >= limit) {
                         return true;
                     }
-                    // Woken by the last one to leave; time-out and interruption are seen at the next look.
+                    // The last peer to leave wakes this thread. The next iteration handles a
+                    // timeout or interruption.
                     let _ = futex::wait(inside, futex::Flags::empty(), count, Some(&LOOK_AGAIN));
                 }
             }
@@ -247,7 +257,8 @@ impl<S: Shared> Owner<S> {
     }
 
     fn cut_off(&self, slot: usize, open: &Open<S>) {
-        // SAFETY: the registration is being dropped or alive; until it has been dropped, the memory stays mapped.
+        // SAFETY: the registration is alive or being dropped. Until its drop ends, the memory stays
+        // mapped.
         #[allow(unsafe_code)]
         let cut = unsafe { open.shared.cut_off() };
         if let Err(error) = cut {
@@ -256,11 +267,11 @@ impl<S: Shared> Owner<S> {
         }
     }
 
-    /// To be called at regular intervals, where memory can be cut off: cuts regions off from peers that have been in one copy since the call before. Blocks while
-    /// the others leave.
+    /// Cuts regions off from peers that have been in one copy since the previous call. Called at
+    /// regular intervals, if memory can be cut off. Blocks while the other peers leave.
     pub fn turn(&self) {
         let row = self.board.row().load(Ordering::SeqCst);
-        // Nobody has been counted in this row since the last turn.
+        // No copy has been counted in this row since the last turn.
         let old = row.wrapping_add(1);
         let open: Vec<(usize, u32)> = {
             let slots = self.slots.lock();
@@ -268,7 +279,8 @@ impl<S: Shared> Owner<S> {
             open.map(|(slot, seat)| (slot, seat.generation)).collect()
         };
         for (slot, generation) in open {
-            // Who looked at the row just before it was changed is there rightly, and soon gone.
+            // A peer that read the row just before the change is counted correctly, and leaves
+            // soon.
             if self.drain(slot, &[old], Some(self.limits.drain_timeout)) {
                 self.withdraw(slot, generation);
             }
@@ -276,9 +288,10 @@ impl<S: Shared> Owner<S> {
         self.board.row().store(old, Ordering::SeqCst);
     }
 
-    /// Takes a region off this wire for good, while it goes on to be used otherwise.
+    /// Withdraws a region from this transport for good, while other users keep it.
     fn withdraw(&self, slot: usize, generation: u32) {
-        // Held to the end: the registration is not dropped, and its memory with it, before we are through.
+        // The lock is held to the end, so that the registration and its memory are not dropped
+        // before.
         let _turn = self.closing.lock();
         let Some(open) = self.refuse(slot, generation) else { return };
         warn!(
@@ -290,7 +303,7 @@ impl<S: Shared> Owner<S> {
         self.vacate(slot, true);
     }
 
-    /// Lists a new peer; refused when there are too many.
+    /// Adds a new peer. Refuses it if there are too many.
     pub(super) fn admit(&self, wire: Arc<RecordSocket>) -> Result<Arc<Visitor>> {
         let visitor = Arc::new(Visitor { wire, page: Page::new()? });
         let mut visitors = self.visitors.lock();
@@ -301,7 +314,7 @@ impl<S: Shared> Owner<S> {
         Ok(visitor)
     }
 
-    /// Forgets a peer that is gone.
+    /// Removes a peer that has ended.
     pub(super) fn dismiss(&self, visitor: &Arc<Visitor>) {
         self.visitors.lock().retain(|other| !Arc::ptr_eq(other, visitor));
     }
@@ -310,7 +323,7 @@ impl<S: Shared> Owner<S> {
         self.visitors.lock().clone()
     }
 
-    /// Answers a peer that asked.
+    /// Responds to a request of a peer.
     pub(super) async fn answer(&self, wire: &RecordSocket) -> Result<()> {
         let (version, open) = {
             let slots = self.slots.lock();
@@ -357,7 +370,7 @@ impl<S: Shared> Owner<S> {
             if owner.visitors.lock().is_empty() {
                 continue;
             }
-            // It waits for other processes, and a cut-off touches every page.
+            // The call waits for other processes, and a cut-off touches every page.
             if tokio::task::spawn_blocking(move || owner.turn()).await.is_err() {
                 return;
             }
@@ -392,14 +405,15 @@ mod tests {
         }
     }
 
-    /// The kernel closes a killed process's sockets before its devices are stopped: memory is not let go of in between.
+    /// The kernel closes a killed process's sockets before its devices stop. The memory is not
+    /// released in between.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     #[cfg_attr(miri, ignore = "no sockets there")]
     async fn a_closed_socket_is_not_the_end_of_a_devices_copies() {
         let limits = Limits { drain_timeout: Duration::from_millis(1), max_served: 1 };
         let owner = Owner::new(limits).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        // The other end is this process, which lives.
+        // The other end is this process, which is alive.
         let visitor = owner.admit(Arc::new(RecordSocket::new(ours, Trust::SameUser).unwrap())).unwrap();
         let memory = MemorySpan::new(NonNull::<u64>::dangling().cast(), 64);
         let seat = owner.open(memory, OnDevice(memory.addr())).unwrap();

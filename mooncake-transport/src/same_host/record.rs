@@ -1,77 +1,78 @@
-//! What travels on the socket: records of 64 bytes, little-endian, some with one file descriptor each. And what a peer makes of
-//! the answer it got ([`Listing`]): nothing in it is believed unchecked.
+//! Messages on the socket: records of 64 bytes, little-endian, some with one file descriptor each.
+//! [`Listing`] parses a response, and checks every field.
 //!
-//! The asking side sends [`Record::Ask`]. The first answer opens with [`Record::Board`] and [`Record::Page`]; every answer goes on with
-//! [`Record::Head`] and as many [`Record::Region`] as that says.
+//! The peer sends [`Record::Ask`]. The first response begins with [`Record::Board`] and
+//! [`Record::Page`]. Every response continues with [`Record::Head`], and as many [`Record::Region`]
+//! as the head announces.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use mooncake_core::{Error, Result};
 
+use super::board::SLOTS;
 use super::socket::RecordSocket;
-use super::words::SLOTS;
 
 pub use super::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKSH");
-/// Both sides of a host must be of one version; others take another wire.
+/// Version of the protocol, which must be equal on both sides. Otherwise another transport is used.
 const VERSION: u16 = 1;
 
-/// One message.
+/// Message on the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// "What have you got?"
+    /// Request for the open regions.
     Ask,
-    /// Comes with the file of the owner's board.
+    /// Board of the owner, sent with its file.
     Board,
-    /// Comes with the file of the page in which the asking side says where it is.
+    /// Page in which the peer counts its copies, sent with its file.
     Page,
-    /// How many regions follow, and the number of this state of affairs.
+    /// Number of regions that follow, and the version of the list.
     Head {
-        /// Regions that follow.
+        /// Number of regions that follow.
         regions: u32,
-        /// The board's number when the answer was made.
+        /// Version of the board when the response was made.
         version: u32,
     },
-    /// Comes with the file the region's bytes are in, or is followed by records that say what they are in, as the wire has it.
+    /// Region, sent with its file, or followed by records that describe its object.
     Region(RegionRecord),
 }
 
-/// One region of an owner.
+/// Region of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionRecord {
-    /// Its slot on the board.
+    /// Slot of the region on the board.
     pub slot: u32,
-    /// What the slot says while the region is open; odd.
+    /// Generation of the slot while the region is open, an odd number.
     pub generation: u32,
     /// First address in the owner's process.
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Where in the file, or what else it lies in, the first byte is.
+    /// Offset of the first byte in the file or other object.
     pub offset: u64,
 }
 
 impl RegionRecord {
-    /// First address behind it.
+    /// Returns the first address behind the region.
     pub fn end(&self) -> u64 {
         self.addr.saturating_add(self.len)
     }
 }
 
 impl Record {
-    /// Sends it, with a file descriptor if it takes one.
+    /// Sends the record, with a file descriptor if it takes one.
     pub(super) async fn send(self, wire: &RecordSocket, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         wire.send(&self.encode(), fd).await
     }
 
-    /// The next one, and the file descriptor that came with it.
+    /// Receives the next record, and the file descriptor that came with it.
     pub(super) async fn receive(wire: &RecordSocket) -> Result<(Self, Option<OwnedFd>)> {
         let (bytes, fd) = wire.receive().await?;
         Ok((Self::decode(&bytes)?, fd))
     }
 
-    /// The bytes of it.
+    /// Encodes the record.
     pub fn encode(&self) -> [u8; RECORD_LEN] {
         let (kind, a, b, words) = match *self {
             Record::Ask => (1u16, 0, 0, [0; 3]),
@@ -92,7 +93,7 @@ impl Record {
         out
     }
 
-    /// Reads one. The error says what is wrong with it.
+    /// Parses a record. The error contains the faulty field.
     pub fn decode(bytes: &[u8; RECORD_LEN]) -> Result<Self> {
         let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -123,7 +124,7 @@ impl Record {
     }
 }
 
-/// The regions of one answer, as they come in.
+/// Regions of one response, as they arrive.
 #[derive(Debug)]
 pub struct Listing {
     version: u32,
@@ -132,32 +133,33 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Begins with the head of an answer. `Invalid` when it promises more regions than there can be.
+    /// Begins with the head of a response. Returns `Invalid` if it announces more regions than
+    /// possible.
     pub fn begin(head: Record) -> Result<Self> {
         let Record::Head { regions, version } = head else {
-            return Err(Error::invalid(format!("an answer that goes on with {head:?}")));
+            return Err(Error::invalid(format!("malformed response: expected a head, received {head:?}")));
         };
         let expected = regions as usize;
         if expected > SLOTS {
             return Err(Error::invalid(format!(
-                "an answer with {expected} regions, {SLOTS} at most are possible"
+                "malformed response: too many regions. regions={expected} max={SLOTS}"
             )));
         }
         Ok(Self { version, expected, regions: Vec::with_capacity(expected) })
     }
 
-    /// The number of the state it shows.
+    /// Returns the version of the list.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Whether more regions are to come.
+    /// Returns whether more regions follow.
     pub fn wants_more(&self) -> bool {
         self.regions.len() < self.expected
     }
 
-    /// Takes the next region, whose file has `file_len` bytes. `Invalid` when it is not one, lies outside its file, or overlaps
-    /// another or its slot.
+    /// Adds the next region, whose file has `file_len` bytes. Returns `Invalid` for another record,
+    /// a region outside its file, an overlap, or a used slot.
     pub fn push(&mut self, record: Record, file_len: u64) -> Result<RegionRecord> {
         let Record::Region(region) = record else {
             return Err(Error::invalid(format!("{record:?} instead of a region")));

@@ -1,4 +1,4 @@
-//! The owner's side of the socket.
+//! Owner side of the socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,11 @@ use super::record::Record;
 use super::socket::{RecordSocket, Trust};
 use crate::admission::{Connections, ListenerLimits, Place};
 
-/// A new listener and the name it has in the abstract namespace: nobody else's, and gone with it. Begins with the wire's name.
+/// Creates a listener and its name in the abstract namespace. The name is unique, begins with the
+/// name of the transport, and disappears with the listener.
 ///
 /// # Errors
-/// There are no sockets of this kind.
+/// Returns an error if the system has no such sockets.
 pub fn listen(wire: &str) -> Result<(ParentOnly<UnixListener>, String)> {
     let mut rng = Rng::from_os();
     let name = format!("mooncake-{wire}-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
@@ -26,7 +27,7 @@ pub fn listen(wire: &str) -> Result<(ParentOnly<UnixListener>, String)> {
     Ok((ParentOnly::new(listener), name))
 }
 
-/// Serves until it is dropped.
+/// Serves peers until the future is dropped.
 pub async fn serve<S: Shared>(
     owner: Arc<Owner<S>>,
     listener: ParentOnly<UnixListener>,
@@ -57,21 +58,22 @@ async fn attend<S: Shared>(
     place: &Place,
 ) -> Result<()> {
     let wire = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
-    // Who connects wants something at once.
+    // A new peer sends a request at once.
     if !in_time(limit, ask(&wire)).await? {
         return Ok(());
     }
-    // A peer that has been given memory keeps its place until it goes: it may be in the middle of a copy.
+    // A peer that has received memory keeps its connection until it ends, because it may be in the
+    // middle of a copy.
     if !place.work() {
         return Ok(());
     }
     let mut visitor = Listed { visitor: owner.admit(wire)?, owner, left: false };
     let result = attend_to(owner, &visitor.visitor, limit).await;
-    // It may be in the middle of a copy, so it stays listed until it has closed its end.
+    // The peer may be in the middle of a copy, so it stays listed until it has closed its end.
     while !matches!(Record::receive(&visitor.visitor.wire).await, Err(error) if error.kind() != ErrorKind::Invalid)
     {
     }
-    // Killed, it has closed its end before its devices have ended what they were at.
+    // The kernel closes the sockets of a killed peer before its devices have finished their work.
     if S::OUTLIVES_SOCKETS && visitor.visitor.is_inside() {
         visitor.visitor.wire.ended().await?;
     }
@@ -93,11 +95,11 @@ async fn attend_to<S: Shared>(owner: &Owner<S>, visitor: &Visitor, limit: Durati
     Ok(())
 }
 
-/// Waits for a question; false when the other end is closed.
+/// Waits for a request. Returns false when the other end is closed.
 async fn ask(wire: &RecordSocket) -> Result<bool> {
     match Record::receive(wire).await {
         Ok((Record::Ask, None)) => Ok(true),
-        Ok((other, _)) => Err(Error::invalid(format!("{other:?} instead of a question"))),
+        Ok((other, _)) => Err(Error::invalid(format!("malformed request: expected Ask, received {other:?}"))),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
         Err(_) => Ok(false),
     }
@@ -107,7 +109,7 @@ async fn in_time<R>(limit: Duration, work: impl Future<Output = Result<R>>) -> R
     tokio::time::timeout(limit, work).await.map_err(|_| Error::invalid("the peer neither asks nor reads"))?
 }
 
-/// A visitor while its connection is served.
+/// Entry of a peer while its connection is served.
 struct Listed<'a, S: Shared> {
     visitor: Arc<Visitor>,
     owner: &'a Arc<Owner<S>>,
@@ -119,7 +121,8 @@ impl<S: Shared> Drop for Listed<'_, S> {
         if self.left {
             self.owner.dismiss(&self.visitor);
         } else {
-            // We stop serving. It learns that, but may still be in the middle of a copy, which closing a region has to know.
+            // The server stops. The peer is notified, but may still be in the middle of a copy,
+            // which the closing of a region must know.
             self.visitor.wire.shut_down();
         }
     }

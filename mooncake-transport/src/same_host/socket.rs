@@ -1,5 +1,5 @@
-//! A Unix socket between an owner of memory and those who share it: records of one length, with a file descriptor where one belongs to
-//! them; who is at the other end, and whether it is still there.
+//! Unix socket between an owner of memory and its peers: records of one length, some with a file
+//! descriptor, and the identity and liveness of the other end.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -26,28 +26,29 @@ use tokio::net::{UnixListener, UnixStream};
 /// Length of a record in bytes.
 pub const RECORD_LEN: usize = 64;
 
-/// Who may be at the other end.
+/// Processes that are trusted at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Processes of this one's user, and root's.
+    /// Processes of this user, and of root.
     SameUser,
-    /// Whoever the socket's permissions let in.
+    /// All processes that the socket's permissions admit.
     Anybody,
 }
 
-/// One end of a connection.
+/// End of a connection.
 #[derive(Debug)]
 pub struct RecordSocket {
-    /// A child that kept it would hide our end from the peer.
+    /// A child that inherited the descriptor would hide the end of this process from the peer.
     stream: ParentOnly<UnixStream>,
-    /// The process at the other end, where the kernel can tell: a socket it left to a child outlives it.
+    /// Process at the other end, if the kernel reports it. A socket inherited by a child may
+    /// outlive the process.
     process: Option<OwnedFd>,
-    /// We have closed it.
+    /// True if this end is closed.
     shut: AtomicBool,
 }
 
 impl RecordSocket {
-    /// Takes a connection. `NOT_SUPPORTED` when the other end is somebody who is not trusted.
+    /// Wraps a connection. Returns `NOT_SUPPORTED` if the other end is not trusted.
     pub fn new(stream: UnixStream, trust: Trust) -> Result<Self> {
         let theirs = stream.peer_cred().map_err(Error::from)?;
         let ours = rustix::process::geteuid().as_raw();
@@ -62,22 +63,23 @@ impl RecordSocket {
         Ok(Self { stream: ParentOnly::new(stream), process, shut: AtomicBool::new(false) })
     }
 
-    /// The stream, for another language from here on.
+    /// Returns the stream, for another protocol from here on.
     pub fn into_stream(self) -> ParentOnly<UnixStream> {
         self.stream
     }
 
-    /// Number of the process at the other end, where the kernel can tell.
+    /// Returns the process id of the other end, if the kernel reports it.
     pub fn peer_pid(&self) -> Option<i32> {
         self.stream.peer_cred().ok().and_then(|theirs| theirs.pid())
     }
 
-    /// Returns the user of the process at the other end, where the kernel can tell.
+    /// Returns the user of the process at the other end, if the kernel reports it.
     pub fn peer_user(&self) -> Option<u32> {
         self.stream.peer_cred().ok().map(|theirs| theirs.uid())
     }
 
-    /// Whether the other end is there, this very moment. After [`shut_down`](Self::shut_down) only the end of its process counts.
+    /// Returns whether the other end is alive at this moment. After [`shut_down`](Self::shut_down)
+    /// only the end of its process counts.
     pub fn is_alive(&self) -> bool {
         let stream = PollFd::new(&*self.stream, PollFlags::RDHUP);
         let process = self.process.as_ref().map(|process| PollFd::new(process, PollFlags::IN));
@@ -92,31 +94,33 @@ impl RecordSocket {
         poll(ends, Some(&now)).is_ok_and(|ready| ready == 0)
     }
 
-    /// Whether the process at the other end has ended, with all that its devices did for it. Where the kernel cannot tell, its socket has to do.
+    /// Returns whether the process at the other end has ended, with all work of its devices. If the
+    /// kernel does not report that, the state of the socket counts.
     pub fn has_ended(&self) -> bool {
         let Some(process) = &self.process else { return !self.is_alive() };
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready != 0)
     }
 
-    /// Waits until the process at the other end has ended; not at all where the kernel cannot tell.
+    /// Waits until the process at the other end has ended. Returns at once if the kernel does not
+    /// report that.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// Returns the errors of the wait.
     #[allow(unsafe_code)]
     pub async fn ended(&self) -> Result<()> {
         let Some(process) = &self.process else { return Ok(()) };
-        // SAFETY: an owned descriptor stays open, and the same, for as long as it is waited for.
+        // SAFETY: an owned descriptor stays open, and the same, during the wait.
         let process = unsafe { AsyncFd::register_with_interest(process.try_clone()?, Interest::READABLE) };
         let process = process.map_err(std::io::Error::from)?;
         process.readable().await?.retain_ready();
         Ok(())
     }
 
-    /// Tells the other end that we are gone.
+    /// Notifies the other end that this end is closed.
     pub fn shut_down(&self) {
         self.shut.store(true, Ordering::Release);
-        // It fails only when there is nobody to tell.
+        // The call fails only if there is no other end any more.
         let _ = rustix::net::shutdown(&*self.stream, rustix::net::Shutdown::Both);
     }
 
@@ -135,7 +139,7 @@ impl RecordSocket {
                 Ok(sendmsg(&*self.stream, &[IoSlice::new(bytes)], &mut control, flags)?)
             })
             .await?;
-        // A record is far below what a stream socket splits.
+        // A stream socket does not split a message as short as a record.
         if sent == RECORD_LEN {
             Ok(())
         } else {
@@ -143,8 +147,8 @@ impl RecordSocket {
         }
     }
 
-    /// The next record and the descriptor that came with it. `Invalid` for what is not one record with at most one descriptor,
-    /// `Unavailable` at the end of the connection.
+    /// Receives the next record and its descriptor. Returns `Invalid` for anything but one record
+    /// with at most one descriptor, and `Unavailable` at the end of the connection.
     pub async fn receive(&self) -> Result<([u8; RECORD_LEN], Option<OwnedFd>)> {
         let mut bytes = [0; RECORD_LEN];
         let (got, fd, more) = self
@@ -154,7 +158,7 @@ impl RecordSocket {
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
                 let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-                // Those that are not kept are closed here.
+                // All other descriptors are closed here.
                 let mut fds = control.drain().flat_map(|message| match message {
                     RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
                     _ => Vec::new(),
@@ -171,8 +175,8 @@ impl RecordSocket {
     }
 }
 
-/// The file that came with a record, once its size is known to be for good: else whoever has it could take pages away from under
-/// us, and touching them would be the end of this process.
+/// Returns the file of a record, once its size is known to be sealed. Otherwise its other holders
+/// could truncate it, and an access to a lost page would end this process.
 pub fn sealed(fd: Option<OwnedFd>) -> Result<File> {
     let fd = fd.ok_or_else(|| Error::invalid("a record without the file that belongs to it"))?;
     let seals = fcntl_get_seals(fd.as_fd())
@@ -183,23 +187,27 @@ pub fn sealed(fd: Option<OwnedFd>) -> Result<File> {
     Ok(File::from(fd))
 }
 
-/// Listens at a path with these permissions, whatever the umask. A socket that a dead process left there is replaced; one that
-/// somebody serves is not (`INVALID_PARAMS`).
+/// Listens at a path with these permissions, whatever the umask. Replaces the socket of a dead
+/// process. Returns `INVALID_PARAMS` if another process serves the socket.
 pub fn listen_at(path: &Path, mode: u32) -> Result<ParentOnly<UnixListener>> {
     let cannot = |what: &str, error: io::Error| {
         Error::new(ErrorCode::InvalidParams, format!("{what} {}: {error}", path.display())).with_source(error)
     };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = File::open(folder).map_err(|error| cannot("the folder of", error))?;
-    // Until it is closed: two that start at once must not take each other's socket for a dead one's.
+    // The lock is held until it is closed, so that two processes that start at once do not take
+    // each other's socket for a dead one.
     flock(&folder, FlockOperation::LockExclusive).map_err(|error| cannot("the folder of", error.into()))?;
     match std::os::unix::net::UnixStream::connect(path) {
         Ok(_) => return Err(Error::invalid(format!("{} is served by another process", path.display()))),
-        // A file that is no socket refuses connections, too.
+        // A file that is not a socket refuses connections, too.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             let about = std::fs::symlink_metadata(path).map_err(|error| cannot("what lies at", error))?;
             if !about.file_type().is_socket() {
-                return Err(Error::invalid(format!("{} is there already, and is no socket", path.display())));
+                return Err(Error::invalid(format!(
+                    "cannot listen at {}: the file exists and is not a socket",
+                    path.display()
+                )));
             }
             std::fs::remove_file(path).map_err(|error| cannot("the old socket", error))?;
         }
@@ -213,7 +221,7 @@ pub fn listen_at(path: &Path, mode: u32) -> Result<ParentOnly<UnixListener>> {
         None,
     )
     .map_err(|error| cannot("a socket for", error.into()))?;
-    // The file takes its permissions from here, so that there is no moment with others.
+    // The file gets its permissions at creation, so that there is no moment with other ones.
     let bind = || {
         fchmod(&socket, Mode::from_raw_mode(mode))?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -226,5 +234,5 @@ pub fn listen_at(path: &Path, mode: u32) -> Result<ParentOnly<UnixListener>> {
         .map_err(Error::from)
 }
 
-/// Connections that may wait to be taken.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;

@@ -1,4 +1,4 @@
-//! Something that happens while a wire is in the middle of taking a submission.
+//! Event in the middle of a submission.
 
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
@@ -6,10 +6,12 @@ use mooncake_core::{Error, Result};
 use crate::ticket::ticket;
 use crate::transport::{Op, Opcode, Transport};
 
-/// Writes those bytes to the address that `meanwhile` comes to, which is called when the wire asks for the operation: what it looked at before is of before.
+/// Writes `bytes` to the address that `meanwhile` returns. The function is called when the
+/// transport takes the operation from the iterator, so any earlier check by the transport is out of
+/// date.
 ///
 /// # Errors
-/// What became of the write.
+/// Returns the error of the write.
 pub fn write_when_begun<T: Transport>(
     wire: &T,
     peer: &T::Peer,
@@ -21,7 +23,7 @@ pub fn write_when_begun<T: Transport>(
     let local = MemorySpan::new(first, bytes.len());
     let (done, ticket) = ticket(bytes, 1, None);
     let op = std::iter::once_with(meanwhile)
-        // SAFETY: the ticket keeps the bytes until `done` is finished, and nobody writes them.
+        // SAFETY: the ticket keeps the bytes until `done` is finished, and no code writes them.
         .map(|remote| unsafe { Op::new(Opcode::Write, None, local, remote, &[]) });
     wire.submit(peer, op, done);
     ticket.wait().0

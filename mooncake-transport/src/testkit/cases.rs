@@ -7,13 +7,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use mooncake_core::ErrorKind;
 
-use super::Fixture;
+use super::fixture::Fixture;
 use super::world::{Part, World, bytes_of, describe, kind, pattern, patterned};
 use crate::region::{Local, Region, Slice, SliceMut, Source};
 use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
 
-/// "A completed read has put exactly the remote bytes into the local range, and nothing outside it."
+/// "A completed read has put exactly the remote bytes into the local range, and nothing outside
+/// it."
 pub fn read_brings_exactly_the_remote_bytes<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
@@ -31,7 +32,7 @@ pub fn read_brings_exactly_the_remote_bytes<F: Fixture>(fixture: &mut F) {
     assert_eq!(bytes_of(&remote), patterned(1, 4096), "a read changes nothing on the other side");
 }
 
-/// "Completed means applied: a completed write can be read back by anybody at once."
+/// "A completed write is applied: a read by any node returns it at once."
 pub fn completed_write_is_applied<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
@@ -61,14 +62,15 @@ pub fn completed_write_is_applied<F: Fixture>(fixture: &mut F) {
     }
 }
 
-/// "A remote range must be non-empty and lie in one registration with `Access::Remote`; one that is empty, overflows, lies outside
-/// .. fails with kind `Invalid`, and no byte changes on either side."
+/// "A remote range must be non-empty and lie in one registration with `Access::Remote`. A range
+/// that is empty, overflows, lies outside .. fails with kind `Invalid`, and no byte changes on
+/// either side."
 pub fn refused_ranges_change_nothing<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
     let (start, end) = (remote.addr(), remote.addr() + 4096);
     for at in [start - 1, start - 64, end - 63, end, end + 4096, 0, 1, u64::MAX, u64::MAX - 63] {
-        // A fresh way each time: a wire may close a connection that misbehaved.
+        // Each case uses a new connection, because a transport may close one that misbehaved.
         let peer = world.connect(&[&remote]);
         let (result, into) = world.read(&peer, at, world.local(64, 2));
         assert_eq!(
@@ -95,7 +97,7 @@ pub fn refused_ranges_change_nothing<F: Fixture>(fixture: &mut F) {
     result.expect("the peer still serves what is right");
 }
 
-/// ".. or crosses two registrations fails with kind `Invalid`": even when they are neighbours.
+/// ".. or crosses two registrations fails with kind `Invalid`", even if they are adjacent.
 pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let memory = world.fixture.memory(8192);
@@ -116,7 +118,8 @@ pub fn ranges_across_registrations_are_refused<F: Fixture>(fixture: &mut F) {
     }
 }
 
-/// "A remote range must .. lie in one registration with `Access::Remote`": memory registered for local use is not.
+/// "A remote range must .. lie in one registration with `Access::Remote`." Memory registered for
+/// local use is refused.
 pub fn local_memory_is_closed_to_peers<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let open = world.open(64, 1);
@@ -131,14 +134,15 @@ pub fn local_memory_is_closed_to_peers<F: Fixture>(fixture: &mut F) {
     assert_eq!(bytes_of(&closed), patterned(5, 4096));
 }
 
-/// "So does a write to memory that can only be read": of a peer's, and into a range of one's own. A wire may keep peers from reading it too.
+/// "A write to read-only memory fails in the same way": at a peer, and in a local range. A
+/// transport may refuse reads by peers too.
 pub fn read_only_memory_is_not_written<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let (keeper, filled) = (world.open(64, 9), world.open(4096, 1));
     let memory = Arc::new(Part::read_only(filled.memory().clone()));
     drop(filled);
     let Ok(closed) = Region::register(&*world.owner, memory, Access::Remote) else { return };
-    let closed = closed.exclusive().expect_err("nobody fills it");
+    let closed = closed.exclusive().expect_err("read-only memory is never exclusive");
     #[allow(unsafe_code)]
     // SAFETY: no other range of it is in use.
     let range = unsafe { closed.slice_mut_unchecked(0..64) };
@@ -162,8 +166,8 @@ pub fn read_only_memory_is_not_written<F: Fixture>(fixture: &mut F) {
     assert_eq!(bytes_of(&keeper), patterned(3, 64));
 }
 
-/// "Addresses are checked at each operation: once the registration is dropped, they are refused." A way that was used before
-/// is no exception, and registering again opens the memory again.
+/// "Each operation checks its addresses: they are refused once the registration is dropped." That
+/// includes connections in use. A new registration opens the memory again.
 pub fn dropped_registration_is_refused<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let keeper = world.open(64, 9);
@@ -185,7 +189,7 @@ pub fn dropped_registration_is_refused<F: Fixture>(fixture: &mut F) {
     world.read(&peer, at, world.local(64, 2)).0.expect("registered again");
 }
 
-/// One submission, many operations, one ticket.
+/// A submission of many operations has one ticket.
 pub fn one_completion_for_many_operations<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let n = if cfg!(miri) { 10 } else { 300 };
@@ -212,7 +216,8 @@ pub fn one_completion_for_many_operations<F: Fixture>(fixture: &mut F) {
     }
 }
 
-/// "Operations of one submission may fail one by one": good ones beside a refused one are either done or failed, and say which.
+/// "Operations of one submission fail independently": operations beside a refused one either
+/// succeed or fail, and report it.
 pub fn operations_fail_one_by_one<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
@@ -230,10 +235,10 @@ pub fn operations_fail_one_by_one<F: Fixture>(fixture: &mut F) {
             assert_eq!(read.buffer.bytes(), expected, "operation {i} is reported done");
         }
     }
-    assert!(results[0].is_ok(), "what went before the refused one is not harmed");
+    assert!(results[0].is_ok(), "operations before the refused one succeed");
 }
 
-/// A submission of nothing is over at once.
+/// A submission without operations finishes at once.
 pub fn no_operations_finish_at_once<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(64, 1);
@@ -243,7 +248,7 @@ pub fn no_operations_finish_at_once<F: Fixture>(fixture: &mut F) {
     world.fixture.block_on(ticket).0.expect("nothing to fail");
 }
 
-/// Long operations arrive whole, both ways.
+/// Long operations arrive completely, in both directions.
 pub fn large_transfers_arrive_whole<F: Fixture>(fixture: &mut F) {
     let len = fixture.large();
     let world = World::new(fixture);
@@ -257,7 +262,8 @@ pub fn large_transfers_arrive_whole<F: Fixture>(fixture: &mut F) {
     assert!(bytes_of(&remote) == patterned(7, len), "a long write arrives whole");
 }
 
-/// "Once an operation's share of the completion is finished, its local bytes are never touched again": also not by one that was cut short.
+/// "The local bytes of an operation are not used after its share of the completion is finished."
+/// That includes cancelled operations.
 pub fn finished_means_untouched<F: Fixture>(fixture: &mut F) {
     let len = fixture.large();
     let world = World::new(fixture);
@@ -271,7 +277,7 @@ pub fn finished_means_untouched<F: Fixture>(fixture: &mut F) {
     }
     let mark = patterned(3, len);
     into.set(&mark);
-    // Whatever the wire still had in hand gets every chance to do harm.
+    // Operations that the transport still has get every chance to do harm.
     for _ in 0..3 {
         let (result, _) = world.read(&peer, remote.addr(), world.blank(64));
         assert!(result.is_err(), "the peer is dead");
@@ -279,7 +285,8 @@ pub fn finished_means_untouched<F: Fixture>(fixture: &mut F) {
     assert!(into.bytes() == mark, "bytes of a finished operation belong to the caller");
 }
 
-/// A dropped ticket neither cancels nor frees: the write lands, and then the buffer goes.
+/// A dropped ticket neither cancels nor frees early: the write is applied, and then the buffer is
+/// freed.
 pub fn dropped_ticket_goes_on_and_frees_later<F: Fixture>(fixture: &mut F) {
     struct Counted<T: Transport>(Slice<T>, Arc<AtomicUsize>);
     impl<T: Transport> Drop for Counted<T> {
@@ -287,7 +294,7 @@ pub fn dropped_ticket_goes_on_and_frees_later<F: Fixture>(fixture: &mut F) {
             self.1.fetch_add(1, Ordering::SeqCst);
         }
     }
-    // SAFETY: as the slice inside.
+    // SAFETY: as for the inner slice.
     #[allow(unsafe_code)]
     unsafe impl<T: Transport> Source<T> for Counted<T> {
         fn local(&self) -> Local<'_, T::Registration> {
@@ -304,7 +311,7 @@ pub fn dropped_ticket_goes_on_and_frees_later<F: Fixture>(fixture: &mut F) {
     let clock = world.fixture.clock();
     let (start, mut turns) = (clock.now(), 0);
     while drops.load(Ordering::SeqCst) == 0 {
-        // A read makes the wire's tasks run; no sleep stands in for the event.
+        // A read drives the transport's tasks, so no sleep is needed.
         let _ = world.read(&peer, remote.addr(), world.blank(64));
         turns += 1;
         assert!(
@@ -315,7 +322,7 @@ pub fn dropped_ticket_goes_on_and_frees_later<F: Fixture>(fixture: &mut F) {
     assert!(bytes_of(&remote) == patterned(7, 4096), "the write went on without its ticket");
 }
 
-/// Many submissions under way at once, from several threads, to several peers.
+/// Many submissions run in parallel, from several threads, to several peers.
 pub fn concurrent_submissions<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let second = world.fixture.node();
@@ -362,8 +369,8 @@ pub fn concurrent_submissions<F: Fixture>(fixture: &mut F) {
     });
 }
 
-/// "Every share finishes: a peer that is dead, silent or slow is an error of kind `Unavailable` or `Timeout` when the completion's
-/// deadline comes, never a hang."
+/// "Every share finishes: a dead, silent or slow peer causes an error of kind `Unavailable` or
+/// `Timeout` at the completion's deadline."
 pub fn dead_peer_is_an_error_by_the_deadline<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
@@ -389,7 +396,7 @@ pub fn dead_peer_is_an_error_by_the_deadline<F: Fixture>(fixture: &mut F) {
     }
 }
 
-/// ".. what was not begun by then is not sent afterwards."
+/// "An operation that has not begun by then is not sent."
 pub fn passed_deadline_sends_nothing<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(4096, 1);
@@ -403,7 +410,7 @@ pub fn passed_deadline_sends_nothing<F: Fixture>(fixture: &mut F) {
     assert_eq!(bytes_of(&remote), patterned(1, 4096), "a write after its deadline");
 }
 
-/// Local memory that is not registered works, or is refused by name, as the capabilities say.
+/// Unregistered local memory works or is refused, according to the capabilities.
 pub fn unregistered_local_memory_as_capabilities_say<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(64, 1);
@@ -422,7 +429,7 @@ pub fn unregistered_local_memory_as_capabilities_say<F: Fixture>(fixture: &mut F
     }
 }
 
-/// `describe` names the wire, and what it wrote comes back from JSON with nothing missing.
+/// `describe` adds the transport, and its fields survive a round trip through JSON.
 pub fn descriptor_survives_its_json<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);
     let remote = world.open(64, 1);
@@ -432,10 +439,10 @@ pub fn descriptor_survives_its_json<F: Fixture>(fixture: &mut F) {
     let again = crate::segment::SegmentDesc::decode(&desc.encode()).expect("it can be read");
     assert_eq!(again, desc);
     let foreign = crate::segment::SegmentDesc::new("elsewhere");
-    assert!(!world.user.reaches(&foreign), "a descriptor of no wire is out of reach");
+    assert!(!world.user.reaches(&foreign), "a descriptor without a transport is unreachable");
 }
 
-/// A node can reach its own memory.
+/// A node reaches its own memory.
 pub fn own_node_is_a_peer_too<F: Fixture>(fixture: &mut F) {
     let mut world = World::new(fixture);
     world.user = world.owner.clone();
@@ -449,7 +456,7 @@ pub fn own_node_is_a_peer_too<F: Fixture>(fixture: &mut F) {
     assert_eq!(bytes_of(&remote)[..64], patterned(7, 64));
 }
 
-/// Whether a range holds exactly these bytes.
+/// Returns whether a range has exactly these bytes.
 fn shows<T: Transport>(slice: &SliceMut<T>, expected: impl Fn(usize) -> u8) -> bool {
     let mut bytes = vec![0; slice.len()];
     slice.copy_to(0, &mut bytes).expect("in range");

@@ -1,4 +1,4 @@
-//! A wire that fails on purpose, the same way for the same seed.
+//! Transport with injected faults, reproducible by seed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,29 +11,31 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
 use crate::handshake::AcceptConnection;
+use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 use crate::ticket::{Completion, ticket};
-use crate::transport::{Access, Capabilities, Op, Opcode, Protocol, Transport};
+use crate::transport::{Access, Capabilities, Op, Opcode, Transport};
 
-/// What can go wrong with one operation.
+/// Fault of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// It fails before a byte moves.
+    /// The operation fails before a byte moves.
     Fail,
-    /// Its share of the completion is dropped.
+    /// The share of the completion is dropped.
     Drop,
-    /// Half of its bytes move, then it fails.
+    /// Half of the bytes move, then the operation fails.
     Cut,
-    /// All its bytes move, and yet it is reported as timed out.
+    /// All bytes move, but the operation is reported as timed out.
     LoseAnswer,
-    /// It is held until [`Faulty::release`], and then runs as if nothing had happened.
+    /// The operation is held until [`Faulty::release`], and then runs normally.
     Delay,
-    /// It is reported as timed out at once. A write is held until [`Faulty::release`], and its bytes land then; a read is over.
-    /// Only for wires that send from memory that is not registered.
+    /// The operation is reported as timed out at once. A write is held until [`Faulty::release`],
+    /// and its bytes are written then. A read ends. Only for transports that send from unregistered
+    /// memory.
     LandLate,
 }
 
-/// How often each fault happens, in operations per thousand.
+/// Rate of each fault, in operations per thousand.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     rates: Vec<(Fault, u16)>,
@@ -41,7 +43,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// Returns rates of zero.
     pub fn none() -> Self {
         Self::default()
     }
@@ -53,7 +55,8 @@ impl Faults {
         self
     }
 
-    /// Adds a fault of one operation: the first call is for the next operation, the second for the one after it.
+    /// Adds a fault of one operation. The first call is for the next operation, the second for the
+    /// one after it.
     #[must_use]
     pub fn next(mut self, fault: Fault) -> Self {
         self.turns.push_back(fault);
@@ -75,7 +78,7 @@ impl Faults {
     }
 }
 
-/// A wire with faults injected into its operations.
+/// Transport with faults injected into its operations.
 pub struct Faulty<T: Transport> {
     inner: Arc<T>,
     state: Mutex<State<T>>,
@@ -91,13 +94,13 @@ struct State<T: Transport> {
 struct Held<T: Transport> {
     peer: T::Peer,
     op: Op<'static, T::Registration>,
-    // What the op borrows beside the registration.
+    // Borrowed by the operation beside the registration.
     _key: Box<[u8]>,
     done: Completion,
 }
 
 impl<T: Transport> Faulty<T> {
-    /// Wraps a wire.
+    /// Wraps a transport.
     pub fn new(inner: Arc<T>, seed: u64, faults: Faults) -> Self {
         let state = State { rng: Rng::seeded(seed), faults, held: VecDeque::new(), injected: 0 };
         Self { inner, state: Mutex::new(state) }
@@ -108,7 +111,7 @@ impl<T: Transport> Faulty<T> {
         self.state.lock().faults = faults;
     }
 
-    /// Lets the oldest `n` held operations go; how many there were.
+    /// Releases the oldest `n` held operations. Returns how many there were.
     pub fn release(&self, n: usize) -> usize {
         let held: Vec<_> = {
             let mut state = self.state.lock();
@@ -117,7 +120,8 @@ impl<T: Transport> Faulty<T> {
         };
         let n = held.len();
         for Held { peer, op, _key, mut done } in held {
-            // Nobody else may hold the buffer by now, and it must outlive the call that borrows its registration.
+            // The buffer must have no other holder by now, and must outlive the call that borrows
+            // its registration.
             let kept = done.share();
             self.inner.submit(&peer, std::iter::once(op), done);
             kept.finish(Ok(()));
@@ -125,17 +129,17 @@ impl<T: Transport> Faulty<T> {
         n
     }
 
-    /// Operations held now.
+    /// Returns the number of held operations.
     pub fn held(&self) -> usize {
         self.state.lock().held.len()
     }
 
-    /// Faults injected so far.
+    /// Returns the number of injected faults.
     pub fn injected(&self) -> u64 {
         self.state.lock().injected
     }
 
-    /// The wire inside.
+    /// Returns the inner transport.
     pub fn inner(&self) -> &Arc<T> {
         &self.inner
     }
@@ -149,27 +153,29 @@ impl<T: Transport> Faulty<T> {
 
     fn hold(&self, peer: &T::Peer, op: &Op<'_, T::Registration>, done: Completion) {
         let key: Box<[u8]> = op.key().into();
-        // SAFETY: the box's bytes stay where they are, and it is kept beside the op.
+        // SAFETY: the bytes of the box do not move, and the box is kept beside the operation.
         let key_ref: &'static [u8] = unsafe { &*std::ptr::from_ref(&*key) };
-        // SAFETY: the registration outlives the op's completion, as `Op::new` was promised, and so outlives this.
+        // SAFETY: the registration outlives the completion of the operation, as promised to
+        // `Op::new`, and so outlives this.
         let registration = op.registration().map(|r| unsafe { &*std::ptr::from_ref(r) });
-        // SAFETY: the same promise; the op runs, or is dropped, before `done`.
+        // SAFETY: the same promise; the operation runs, or is dropped, before `done`.
         let op = unsafe { Op::new(op.opcode(), registration, op.local(), op.remote(), key_ref) };
         self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
     }
 
-    /// Keeps a copy of the bytes of a write, as buffers of a network do.
+    /// Keeps a copy of the bytes of a write, as the buffers of a network do.
     fn hold_copy(&self, peer: &T::Peer, op: &Op<'_, T::Registration>) {
-        // SAFETY: the local bytes of an operation may be read until its completion is finished, and it is not.
+        // SAFETY: the local bytes of an operation may be read until its completion is finished,
+        // which happens later.
         let local = unsafe { std::slice::from_raw_parts(op.local().ptr.as_ptr(), op.len()) };
         let mut bytes: Box<[u8]> = local.into();
         let Some(ptr) = std::ptr::NonNull::new(bytes.as_mut_ptr()) else { return };
         let (done, _) = ticket(bytes, 1, None);
         let key: Box<[u8]> = op.key().into();
-        // SAFETY: the box's bytes stay where they are, and it is kept beside the op.
+        // SAFETY: the bytes of the box do not move, and the box is kept beside the operation.
         let key_ref: &'static [u8] = unsafe { &*std::ptr::from_ref(&*key) };
         let local = MemorySpan { ptr, ..op.local() };
-        // SAFETY: the completion keeps the bytes, and the op runs, or is dropped, before it.
+        // SAFETY: the completion keeps the bytes, and the operation runs, or is dropped, before it.
         let op = unsafe { Op::new(op.opcode(), None, local, op.remote(), key_ref) };
         self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
     }
@@ -184,7 +190,7 @@ impl<T: Transport> Faulty<T> {
             Some(Fault::Cut) => {
                 let half = MemorySpan { len: op.len() / 2, ..op.local() };
                 if half.len != 0 {
-                    // SAFETY: a part of an op that may be made may be made.
+                    // SAFETY: a part of a permitted operation is permitted.
                     let part =
                         unsafe { Op::new(op.opcode(), op.registration(), half, op.remote(), op.key()) };
                     pass(part, done.share());
@@ -215,7 +221,7 @@ impl<T: Transport> fmt::Debug for Faulty<T> {
     }
 }
 
-// SAFETY: every byte is moved by the wire inside, in operations it could have been given directly.
+// SAFETY: the inner transport moves every byte, in operations that it could have received directly.
 unsafe impl<T: Transport> Transport for Faulty<T> {
     type Registration = T::Registration;
     type Peer = T::Peer;
@@ -229,7 +235,7 @@ unsafe impl<T: Transport> Transport for Faulty<T> {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<T::Registration> {
-        // SAFETY: passed on.
+        // SAFETY: passed on to the caller.
         unsafe { self.inner.register(span, access) }
     }
 

@@ -1,4 +1,5 @@
-//! For tests of your own wires (feature `testkit`): the conformance suite of [`Transport`] and a fault injector.
+//! Tests of custom transports (feature `testkit`): the conformance suite of [`Transport`] and a
+//! fault injector.
 //!
 //! ```ignore
 //! mod my_wire {
@@ -11,57 +12,17 @@ mod begun;
 pub mod cases;
 #[allow(unsafe_code)]
 mod faulty;
+mod fixture;
 mod on_device;
 mod world;
 
-use std::future::Future;
-use std::sync::Arc;
-
-use mooncake_core::clock::SharedClock;
-use mooncake_core::memory::{HostMemory, MemorySource};
-
-use crate::transport::Transport;
-
 pub use begun::write_when_begun;
 pub use faulty::{Fault, Faults, Faulty};
+pub use fixture::Fixture;
 pub use on_device::{OnDevice, Sides};
 
-/// How the conformance suite makes nodes of a wire.
-pub trait Fixture {
-    /// The wire.
-    type T: Transport;
-
-    /// A new node that the other nodes of this fixture can reach once they have its descriptor.
-    fn node(&mut self) -> Arc<Self::T>;
-
-    /// Makes a node die as by `kill -9`: it answers nobody any more, now or later.
-    fn kill(&mut self, node: &Arc<Self::T>);
-
-    /// Runs a future where the wire's own tasks get on.
-    fn block_on<F: Future>(&self, future: F) -> F::Output;
-
-    /// The clock that deadlines are moments of.
-    fn clock(&self) -> SharedClock;
-
-    /// Zero-filled memory that nodes of this wire can open to each other.
-    fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
-        Arc::new(HostMemory::new(len).expect("host memory"))
-    }
-
-    /// The same for the local side of operations; `None` where ordinary memory does.
-    fn local_memory(&self, len: usize) -> Option<Arc<dyn MemorySource>> {
-        let _ = len;
-        None
-    }
-
-    /// Size of the large transfers, in bytes.
-    fn large(&self) -> usize {
-        if cfg!(miri) { 5000 } else { (8 << 20) + 13 }
-    }
-}
-
-/// One `#[test]` per sentence of the [`Transport`] contract, on the fixture this expression makes.
-/// Put it into a module of its own.
+/// Defines a `#[test]` per sentence of the [`Transport`] contract, on the fixture of this
+/// expression. The macro needs a module of its own.
 #[macro_export]
 macro_rules! transport_conformance {
     ($fixture:expr) => {

@@ -1,4 +1,4 @@
-//! Nodes of another fixture with memory on a device that is not there.
+//! Nodes of another fixture with memory on an emulated device.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use mooncake_core::testkit::device::TestDevice;
 use super::Fixture;
 use crate::through_host::ThroughHost;
 
-/// Which memory is a device's.
+/// Choice of the memory that is on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sides {
-    /// That of whoever transfers.
+    /// Local memory of transfers.
     Local,
-    /// That which is open to peers.
+    /// Memory that is open to peers.
     Remote,
-    /// Both, each on a device of its own.
+    /// Both, each on its own device.
     Both,
 }
 
-/// The nodes of a fixture, with device memory through the host.
+/// Nodes of a fixture, with device memory through the host.
 #[derive(Debug)]
 pub struct OnDevice<F> {
     inner: F,
@@ -30,7 +30,7 @@ pub struct OnDevice<F> {
 }
 
 impl<F: Fixture> OnDevice<F> {
-    /// A fixture on new devices.
+    /// Creates a fixture on new devices.
     pub fn new(inner: F, sides: Sides) -> Self {
         let local = (sides != Sides::Remote).then(TestDevice::new);
         let remote = (sides != Sides::Local).then(TestDevice::new);

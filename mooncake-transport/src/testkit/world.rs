@@ -7,17 +7,17 @@ use mooncake_core::clock::Moment;
 use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 
-use super::Fixture;
+use super::fixture::Fixture;
 use crate::region::{Local, Region, Sink, SliceMut, Source};
 use crate::segment::{BufferDesc, SegmentDesc};
 use crate::ticket::Ticket;
 use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
 
-/// Longer than any healthy transfer of the suite takes.
+/// Timeout, longer than any healthy transfer of the suite takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node that owns memory and one that transfers.
+/// Node that owns memory, and node that transfers.
 pub(super) struct World<'f, F: Fixture> {
     pub(super) fixture: &'f mut F,
     pub(super) owner: Arc<F::T>,
@@ -32,22 +32,22 @@ impl<'f, F: Fixture> World<'f, F> {
         Self { fixture, owner, user }
     }
 
-    /// Memory of the owner, open to peers, filled with a pattern.
+    /// Returns memory of the owner, open to peers, filled with a pattern.
     pub(super) fn open(&self, len: usize, seed: u8) -> Region<F::T> {
         self.region(&self.owner, len, Access::Remote, seed)
     }
 
-    /// Memory of the user, filled with a pattern.
+    /// Returns memory of the user, filled with a pattern.
     pub(super) fn local(&self, len: usize, seed: u8) -> SliceMut<F::T> {
         self.region(&self.user, len, Access::Local, seed).exclusive().expect("the one handle")
     }
 
-    /// Local bytes to read into: plain ones, unless the wire wants them registered.
+    /// Returns local bytes to read into: plain ones, unless the transport needs registered ones.
     pub(super) fn blank(&self, len: usize) -> Buffer<F::T> {
         self.given(&vec![0; len])
     }
 
-    /// Local bytes to write from.
+    /// Returns local bytes to write from.
     pub(super) fn given(&self, bytes: &[u8]) -> Buffer<F::T> {
         let plain = self.fixture.local_memory(1).is_none();
         if plain && !self.user.capabilities().needs_registration {
@@ -58,7 +58,7 @@ impl<'f, F: Fixture> World<'f, F> {
         Buffer::Registered(slice)
     }
 
-    /// Registered memory filled with the pattern of `seed`.
+    /// Returns registered memory filled with the pattern of `seed`.
     pub(super) fn region(&self, node: &Arc<F::T>, len: usize, access: Access, seed: u8) -> Region<F::T> {
         let local = if access == Access::Local { self.fixture.local_memory(len) } else { None };
         let memory = local.unwrap_or_else(|| self.fixture.memory(len));
@@ -68,14 +68,15 @@ impl<'f, F: Fixture> World<'f, F> {
         all.into_region().expect("the one range")
     }
 
-    /// The way to the owner, from a descriptor that names these regions and has been through JSON.
+    /// Returns the path to the owner, from a descriptor with these regions after a round trip
+    /// through JSON.
     pub(super) fn connect(&self, regions: &[&Region<F::T>]) -> PeerOf<F> {
         let desc = describe(&*self.owner, regions);
-        assert!(self.user.reaches(&desc), "a wire reaches what a node of its own described");
+        assert!(self.user.reaches(&desc), "a transport reaches the descriptors of its own nodes");
         self.fixture.block_on(self.user.connect(&desc)).expect("a live node can be reached")
     }
 
-    /// A deadline that a healthy transfer does not meet.
+    /// Returns a deadline that a healthy transfer does not reach.
     pub(super) fn patience(&self) -> Option<Moment> {
         Some(self.fixture.clock().now().after(PATIENCE))
     }
@@ -104,12 +105,12 @@ impl<'f, F: Fixture> World<'f, F> {
         (result, transfer.buffer)
     }
 
-    /// Calls into the user's node from inside the fixture's runtime.
+    /// Calls a function on the user's node inside the runtime of the fixture.
     pub(super) fn run<R>(&self, f: impl FnOnce(&F::T) -> R) -> R {
         self.run_on(&self.user, f)
     }
 
-    /// Calls into any node from inside the fixture's runtime.
+    /// Calls a function on any node inside the runtime of the fixture.
     pub(super) fn run_on<R>(&self, node: &F::T, f: impl FnOnce(&F::T) -> R) -> R {
         let mut f = Some(f);
         let call = std::future::poll_fn(|_| std::task::Poll::Ready(f.take().map(|f| f(node))));
@@ -117,7 +118,7 @@ impl<'f, F: Fixture> World<'f, F> {
     }
 }
 
-/// Local bytes as a wire wants them.
+/// Local bytes in the form that a transport needs.
 pub(super) enum Buffer<T: Transport> {
     Plain(Vec<u8>),
     Registered(SliceMut<T>),
@@ -143,7 +144,7 @@ impl<T: Transport> Buffer<T> {
     }
 }
 
-// SAFETY: as what is inside, which never changes from one to the other.
+// SAFETY: as for the content, whose variant never changes.
 #[allow(unsafe_code)]
 unsafe impl<T: Transport> Source<T> for Buffer<T> {
     fn local(&self) -> Local<'_, T::Registration> {
@@ -158,7 +159,7 @@ unsafe impl<T: Transport> Source<T> for Buffer<T> {
 #[allow(unsafe_code)]
 unsafe impl<T: Transport> Sink<T> for Buffer<T> {}
 
-/// The bytes of a region.
+/// Returns the bytes of a region.
 pub(super) fn bytes_of<T: Transport>(region: &Region<T>) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     let slice = region.slice(0..region.len()).expect("all of it");
@@ -166,7 +167,7 @@ pub(super) fn bytes_of<T: Transport>(region: &Region<T>) -> Vec<u8> {
     bytes
 }
 
-/// What a node with these regions publishes, after a trip through JSON.
+/// Returns the published descriptor of a node with these regions, after a round trip through JSON.
 pub(super) fn describe<T: Transport>(node: &T, regions: &[&Region<T>]) -> SegmentDesc {
     let mut desc = SegmentDesc::new("conformance");
     desc.buffers = regions
@@ -183,9 +184,10 @@ pub(super) fn describe<T: Transport>(node: &T, regions: &[&Region<T>]) -> Segmen
     SegmentDesc::decode(&desc.encode()).expect("a published descriptor can be read")
 }
 
-/// Byte `i` of the pattern of a seed.
+/// Returns byte `i` of the pattern of a seed.
 pub(super) fn pattern(seed: u8, i: usize) -> u8 {
-    // Not a multiple of a power of two anywhere, so that bytes moved by a page or a chunk are noticed.
+    // The pattern has no period of a power of two, so that bytes shifted by a page or a chunk are
+    // noticed.
     ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ seed
 }
 
@@ -197,7 +199,7 @@ pub(super) fn kind<T>(result: Result<T>) -> mooncake_core::ErrorKind {
     result.err().as_ref().map(Error::kind).expect("this must fail")
 }
 
-/// A part of some memory as a source of its own.
+/// Part of some memory as a source of its own.
 pub(super) struct Part {
     memory: Arc<dyn MemorySource>,
     from: usize,
@@ -211,7 +213,7 @@ impl Part {
         Self { memory, from, len, read_only: false }
     }
 
-    /// All of some memory, as what can only be read.
+    /// Wraps all of some memory as read-only.
     pub(super) fn read_only(memory: Arc<dyn MemorySource>) -> Self {
         Self { from: 0, len: memory.span().len, memory, read_only: true }
     }

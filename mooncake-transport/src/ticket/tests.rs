@@ -189,7 +189,8 @@ fn who_asks_to_be_told_is_told_once_before_and_after() {
     }
 }
 
-/// Of an operation in two parts one was done, or failed, and the other not begun: it is not as if nothing had happened.
+/// A part of an operation was done, or failed, and the other one had not begun. The
+/// operation counts as begun.
 #[test]
 fn an_operation_that_was_given_up_half_way_has_failed() {
     let (completion, ticket, watch) = watched((), 3, None);
@@ -205,7 +206,7 @@ fn an_operation_that_was_given_up_half_way_has_failed() {
         }
     };
     let failed = || Err(Error::new(ErrorCode::TransferFail, "failed"));
-    // The same through a completion in between, as where another wire stands behind.
+    // The same holds through an intercepting completion, as with a fallback transport.
     let (first, rest) = completion.split_at(1);
     let passed = rest.intercept(|failures, outer| {
         let given_back: Vec<bool> = failures.iter().flatten().map(is_given_back).collect();
@@ -233,7 +234,7 @@ fn an_operation_that_was_given_up_half_way_has_failed() {
     assert!(is_given_back(results[1].as_ref().unwrap_err()), "{results:?}");
 }
 
-/// Whoever is told that a completion is given up may look at it.
+/// A cancellation callback may inspect its completion.
 #[test]
 fn who_is_told_may_look() {
     let (completion, ticket, watch) = watched((), 1, None);

@@ -1,4 +1,5 @@
-//! What a host has, from sysfs. Everything is read under a root, so that a folder can stand for a host.
+//! Hardware of a host, from sysfs. All paths are under a root, so that a folder can stand for a
+//! host.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,78 +9,80 @@ use mooncake_core::memory::device_driver;
 
 use super::{Devices, Topology};
 
-/// PCI vendor of GPUs that are called `cuda:<number>`.
+/// PCI vendor of the GPUs `cuda:<number>`.
 const NVIDIA: &str = "0x10de";
 /// PCI classes of a display and of a 3D controller.
 const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 
-/// Where to look, and which network devices count.
+/// Root of the search, and selection of network devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovery {
     pub(super) root: PathBuf,
-    /// Each of these lists must have a name.
+    /// Selections, all of which must contain a name.
     only: Vec<Vec<String>>,
     without: Vec<String>,
-    /// PCI addresses of GPUs in the order of their numbers, where somebody has said so.
+    /// PCI addresses of GPUs in the order of their numbers, if configured.
     gpus: Option<Vec<String>>,
 }
 
-/// An RDMA device that can be used.
+/// Usable RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// Its name, such as `mlx5_0`.
+    /// Name of the device, such as `mlx5_0`.
     pub name: String,
-    /// Its PCI device; `None` for one in software over no such device.
+    /// PCI device. `None` for a software device without one.
     pub pci: Option<PathBuf>,
-    /// Its NUMA node, when that is known.
+    /// NUMA node of the device, if known.
     pub node: Option<u32>,
 }
 
-/// A GPU.
+/// GPU of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// What its driver calls it where that is in use in this process; its place in the order of PCI addresses otherwise (`CUDA_DEVICE_ORDER=PCI_BUS_ID`).
+    /// Number of the GPU in its driver, if this process uses the driver. Otherwise its index in the
+    /// order of PCI addresses (`CUDA_DEVICE_ORDER=PCI_BUS_ID`).
     pub number: u32,
-    /// Its PCI device.
+    /// PCI device of the GPU.
     pub pci: PathBuf,
-    /// Its NUMA node, when that is known.
+    /// NUMA node of the GPU, if known.
     pub node: Option<u32>,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
-    /// NUMA nodes; node 0 when the system knows of none.
+    /// NUMA nodes. Node 0 if the system reports none.
     pub nodes: Vec<u32>,
     /// Usable RDMA devices, by name.
     pub nics: Vec<Nic>,
     /// GPUs, by number.
     pub gpus: Vec<Gpu>,
-    /// RDMA devices that are there and not used, and why.
+    /// Unused RDMA devices, with the reasons.
     pub unusable: Vec<(String, String)>,
 }
 
 impl Default for Discovery {
-    /// This host, all devices.
+    /// Creates a search of this host for all devices.
     fn default() -> Self {
         Self::under("/")
     }
 }
 
 impl Discovery {
-    /// The host whose `sys` and `dev` are in a folder.
+    /// Creates a search of the host whose `sys` and `dev` are in a folder.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), only: Vec::new(), without: Vec::new(), gpus: None }
     }
 
-    /// The same of another host's folders.
+    /// Changes the root of the search.
     #[must_use]
     pub fn moved_to(mut self, root: impl Into<PathBuf>) -> Self {
         self.root = root.into();
         self
     }
 
-    /// Only devices of these names; called twice, those that both name. No names at all leave it as it is.
+    /// Selects devices by name. A second call selects the intersection. An empty list changes
+    /// nothing.
     #[must_use]
     pub fn only<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         let names = cleaned(names);
@@ -89,27 +92,28 @@ impl Discovery {
         self
     }
 
-    /// None of these names.
+    /// Excludes devices by name.
     #[must_use]
     pub fn without<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.without.extend(cleaned(names));
         self
     }
 
-    /// GPUs are those at these PCI addresses (`0000:3b:00.0`), numbered in this order. Otherwise this host's are numbered as their driver does, if this process uses it.
+    /// Sets the PCI addresses of the GPUs (`0000:3b:00.0`), in the order of their numbers. Without
+    /// it, the numbers are those of the driver, if this process uses it.
     #[must_use]
     pub fn gpus<S: Into<String>>(mut self, addresses: impl IntoIterator<Item = S>) -> Self {
         self.gpus = Some(addresses.into_iter().map(|address| address.into().to_ascii_lowercase()).collect());
         self
     }
 
-    /// Whether a device of that name is one of those looked for.
+    /// Returns whether a device of that name is selected.
     pub fn counts(&self, name: &str) -> bool {
         let named = |list: &Vec<String>| list.iter().any(|known| known == name);
         self.only.iter().all(named) && !named(&self.without)
     }
 
-    /// Looks.
+    /// Searches for hardware.
     pub fn hardware(&self) -> Hardware {
         let mut nodes: Vec<u32> = self
             .names("sys/devices/system/node")
@@ -132,12 +136,13 @@ impl Discovery {
         found
     }
 
-    /// The NUMA node of an RDMA device, when that is known; one in software is where its network interface is.
+    /// Returns the NUMA node of an RDMA device, if known. A software device is on the node of its
+    /// network interface.
     pub fn node_of(&self, device: &str) -> Option<u32> {
         self.nic(device.to_owned()).node
     }
 
-    /// Looks, and says which devices are near which memory.
+    /// Searches for hardware, and derives the topology.
     pub fn topology(&self) -> Topology {
         let found = self.hardware();
         for (name, why) in &found.unusable {
@@ -166,7 +171,7 @@ impl Discovery {
 
     fn nic(&self, name: String) -> Nic {
         let folder = self.root.join("sys/class/infiniband").join(&name);
-        // A device in software has no hardware of its own, but a network interface.
+        // A software device has no hardware of its own, but a network interface.
         let interface = text(&folder.join("parent"))
             .map(|parent| self.root.join("sys/class/net").join(parent).join("device"));
         let pci = pci_device(&folder.join("device")).or_else(|| interface.and_then(|path| pci_device(&path)));
@@ -194,7 +199,7 @@ impl Discovery {
         (0..).zip(gpus).map(|(number, pci)| gpu(number, pci)).collect()
     }
 
-    /// Verbs devices by the name of the RDMA device.
+    /// Returns the verbs devices by the name of the RDMA device.
     pub(super) fn verbs(&self) -> BTreeMap<String, String> {
         let folder = "sys/class/infiniband_verbs";
         let device = |verbs: String| Some((text(&self.root.join(folder).join(&verbs).join("ibdev"))?, verbs));
@@ -208,7 +213,8 @@ impl Discovery {
 }
 
 impl Hardware {
-    /// Which devices are near which memory: those of a NUMA node near its own; of a GPU those of its node with the shortest way over PCI.
+    /// Returns the devices near each memory location. For a NUMA node these are its own devices.
+    /// For a GPU these are the devices of its node with the shortest PCI path.
     pub fn topology(&self) -> Topology {
         let mut topology = Topology::default();
         for &node in &self.nodes {
@@ -235,7 +241,8 @@ impl Hardware {
     }
 }
 
-/// Steps between two PCI devices: how many `/` are left in their paths after what both begin with.
+/// Returns the number of steps between two PCI devices: the `/` in their paths after the common
+/// prefix.
 fn distance(a: &Path, b: &Path) -> usize {
     let (a, b) = (a.as_os_str().as_encoded_bytes(), b.as_os_str().as_encoded_bytes());
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
@@ -243,7 +250,7 @@ fn distance(a: &Path, b: &Path) -> usize {
     left(a) + left(b)
 }
 
-/// The PCI device that a link leads to or into.
+/// Returns the PCI device that a link leads to or into.
 fn pci_device(link: &Path) -> Option<PathBuf> {
     let path = fs::canonicalize(link).ok()?;
     path.ancestors()
@@ -251,7 +258,8 @@ fn pci_device(link: &Path) -> Option<PathBuf> {
         .map(Path::to_owned)
 }
 
-/// `0000:01:00.0`, the domain four digits or more.
+/// Returns whether a name is a PCI address such as `0000:01:00.0`. The domain has four digits or
+/// more.
 fn is_pci_address(name: &str) -> bool {
     let hex = |text: &str, len: std::ops::RangeInclusive<usize>| {
         len.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -263,7 +271,7 @@ fn is_pci_address(name: &str) -> bool {
 }
 
 fn numa_node(device: &Path) -> Option<u32> {
-    // -1 where the system does not know.
+    // The value is -1 if the system does not know the node.
     text(&device.join("numa_node")).and_then(|node| node.parse().ok())
 }
 
@@ -272,7 +280,7 @@ fn has_gid(folder: &Path) -> bool {
     fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| text(&entry.path()).is_some_and(set))
 }
 
-/// What is in a file, without the end of its line; `None` for none and for an empty one.
+/// Reads a file without its final line end. Returns `None` for a missing or empty file.
 pub(super) fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();

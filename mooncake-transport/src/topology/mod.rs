@@ -1,4 +1,4 @@
-//! Which network devices are near which memory: the existing system's priority matrix.
+//! Map from memory locations to near network devices: the priority matrix of Mooncake C++.
 
 mod discover;
 pub mod ports;
@@ -12,15 +12,15 @@ use serde_json::Value;
 
 pub use discover::{Discovery, Gpu, Hardware, Nic};
 
-/// The location of memory of which nothing is known: all devices are alike for it.
+/// Location of memory of unknown place. All devices are equally near.
 pub const ANYWHERE: &str = "*";
 
 /// Devices for memory at one location.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// The near ones.
+    /// Near devices.
     pub preferred: Vec<String>,
-    /// The rest, for when those fail.
+    /// Other devices, used if the near ones fail.
     pub others: Vec<String>,
 }
 
@@ -29,7 +29,8 @@ impl Devices {
         self.preferred.iter().chain(&self.others)
     }
 
-    /// The device for an attempt: one of the near ones (by `random`) for the first, then all of them in turn. `None` when there are none.
+    /// Returns the device for an attempt: a near one, chosen by `random`, for the first attempt,
+    /// then all in turn. Returns `None` if there are none.
     pub fn choose(&self, attempt: usize, random: u64) -> Option<&str> {
         if attempt > 0 {
             let count = self.preferred.len() + self.others.len();
@@ -48,7 +49,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// What this host has, or what the file at `custom` says instead; one that cannot be used is warned of and passed over.
+    /// Returns the topology of this host, or that of the file at `custom`. A file that cannot be
+    /// used is logged and ignored.
     pub fn of_this_host(discovery: &Discovery, custom: Option<&Path>) -> Self {
         if let Some(path) = custom {
             match Self::read(path) {
@@ -64,27 +66,27 @@ impl Topology {
     /// Reads a file with a matrix.
     ///
     /// # Errors
-    /// The system's, and those of [`parse`](Self::parse), with the path.
+    /// Returns the errors of the system and those of [`parse`](Self::parse), with the path.
     pub fn read(path: &Path) -> Result<Self> {
         let what = || format!("topology in {}", path.display());
         let text = std::fs::read_to_string(path).map_err(|e| Error::from(e).context(what()))?;
         Self::parse(&text).map_err(|e| e.context(what()))
     }
 
-    /// Reads a matrix: `{"cpu:0": [["near", ..], ["others", ..]], ..}`.
+    /// Parses a matrix: `{"cpu:0": [["near", ..], ["others", ..]], ..}`.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` with the location that is not like that.
+    /// Returns `INVALID_PARAMS` with the location of the first malformed entry.
     pub fn parse(text: &str) -> Result<Self> {
         let value: Value =
             serde_json::from_str(text).map_err(|e| Error::invalid(format!("not JSON: {e}")))?;
         Self::from_json(&value)
     }
 
-    /// The same from a value, such as `priority_matrix` of a descriptor.
+    /// Parses a matrix from a value, such as `priority_matrix` of a descriptor.
     ///
     /// # Errors
-    /// As [`parse`](Self::parse).
+    /// Returns the errors of [`parse`](Self::parse).
     pub fn from_json(value: &Value) -> Result<Self> {
         let places = value.as_object().ok_or_else(|| Error::invalid("not an object of locations"))?;
         let place = |(location, lists): (&String, &Value)| {
@@ -107,13 +109,13 @@ impl Topology {
         Ok(Self { places: places.iter().map(place).collect::<Result<_>>()? })
     }
 
-    /// The matrix as JSON.
+    /// Converts the matrix to JSON.
     pub fn to_json(&self) -> Value {
         let lists = |devices: &Devices| serde_json::json!([devices.preferred, devices.others]);
         self.places.iter().map(|(location, devices)| (location.clone(), lists(devices))).collect()
     }
 
-    /// The matrix as the text that the existing system prints.
+    /// Formats the matrix as Mooncake C++ prints it.
     pub fn styled(&self) -> String {
         let mut text = String::new();
         write_styled(&mut text, &self.to_json(), 0);
@@ -126,12 +128,12 @@ impl Topology {
         self.places.insert(location.into(), devices);
     }
 
-    /// Locations and their devices, in order of their names.
+    /// Returns the locations and their devices, in order of their names.
     pub fn places(&self) -> impl Iterator<Item = (&str, &Devices)> {
         self.places.iter().map(|(location, devices)| (location.as_str(), devices))
     }
 
-    /// All devices, each once, in the order in which they first appear.
+    /// Returns all devices, each once, in the order of their first appearance.
     pub fn devices(&self) -> Vec<&str> {
         let mut seen = BTreeSet::new();
         self.places
@@ -142,7 +144,7 @@ impl Topology {
             .collect()
     }
 
-    /// Devices for memory at a location. All are near where nothing is known of it.
+    /// Returns the devices for memory at a location. All are near if the location is unknown.
     pub fn near(&self, location: &str) -> Devices {
         self.places.get(location).cloned().unwrap_or_else(|| Devices {
             preferred: self.devices().into_iter().map(str::to_owned).collect(),
@@ -151,7 +153,7 @@ impl Topology {
     }
 }
 
-/// One element a line, tabs, and a space on both sides of colons.
+/// Writes one element per line, with tabs, and a space on both sides of colons.
 fn write_styled(text: &mut String, value: &Value, depth: usize) {
     let indent = |text: &mut String, depth: usize| {
         text.push('\n');

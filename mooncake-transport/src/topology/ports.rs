@@ -1,4 +1,4 @@
-//! RDMA devices, their ports and addresses as sysfs shows them: for people who look for what is wrong.
+//! RDMA devices, their ports and addresses from sysfs, for diagnosis.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -6,49 +6,49 @@ use std::net::Ipv6Addr;
 use super::Discovery;
 use super::discover::text;
 
-/// An RDMA device, usable or not.
+/// RDMA device, usable or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name, such as `mlx5_0`.
+    /// Name of the device, such as `mlx5_0`.
     pub name: String,
-    /// Its NUMA node, when that is known.
+    /// NUMA node of the device, if known.
     pub node: Option<u32>,
-    /// Its ports, by number.
+    /// Ports of the device, by number.
     pub ports: Vec<Port>,
-    /// Why it is not used.
+    /// Reason why the device is not used.
     pub fault: Option<String>,
 }
 
-/// A port of a device. Texts are the kernel's; empty where it says nothing.
+/// Port of a device. Texts come from the kernel, and are empty if it has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its number, from 1.
+    /// Number of the port, from 1.
     pub number: u32,
-    /// `4: ACTIVE`, `1: DOWN`, ..
+    /// State of the port: `4: ACTIVE`, `1: DOWN`, ..
     pub state: String,
-    /// `Ethernet` or `InfiniBand`.
+    /// Link layer: `Ethernet` or `InfiniBand`.
     pub link: String,
-    /// `100 Gb/sec (4X EDR)`.
+    /// Rate, such as `100 Gb/sec (4X EDR)`.
     pub rate: String,
-    /// Its addresses, by index; unused entries are left out.
+    /// Addresses of the port, by index, without unused entries.
     pub gids: Vec<Gid>,
 }
 
-/// A global address of a port.
+/// Global address (GID) of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the port's table, as `MC_GID_INDEX` means it.
+    /// Index in the port's table, as in `MC_GID_INDEX`.
     pub index: u32,
-    /// The address; an IPv4 one is mapped.
+    /// Address. An IPv4 address is mapped.
     pub addr: Ipv6Addr,
-    /// `RoCE v2`, `IB/RoCE v1`.
+    /// Type: `RoCE v2`, `IB/RoCE v1`.
     pub kind: String,
-    /// Its network interface.
+    /// Network interface of the address.
     pub interface: String,
 }
 
 impl Discovery {
-    /// Every RDMA device with its ports, and why it is not used where it is not.
+    /// Returns every RDMA device with its ports, and the reason if it is not used.
     pub fn devices(&self) -> Vec<Device> {
         let verbs = self.verbs();
         let mut names: Vec<String> = self.names("sys/class/infiniband").collect();

@@ -1,4 +1,5 @@
-//! Real servers of metadata, started for one test and gone with it (Debian: `etcd-server`, `redis-server`).
+//! Real metadata servers, started for one test and stopped with it (Debian: `etcd-server`,
+//! `redis-server`).
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 #![allow(clippy::disallowed_methods, reason = "CI says who it is in the environment")]

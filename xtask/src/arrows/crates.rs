@@ -19,9 +19,10 @@ pub(super) struct Package {
 /// Reads the manifests of all crates of the workspace.
 pub(super) fn packages() -> Result<Vec<Package>> {
     let manifest = read("Cargo.toml")?;
-    let list = manifest.split_once("\nmembers = [").and_then(|(_, rest)| rest.split_once(']'));
-    let (members, _) = list.ok_or("Cargo.toml has no list of members")?;
-    members.split('"').skip(1).step_by(2).map(package).collect()
+    // The crates are the first list of the manifest.
+    let list = manifest.split_once(" = [\n").and_then(|(_, rest)| rest.split_once(']'));
+    let (folders, _) = list.ok_or("Cargo.toml has no list of crates")?;
+    folders.split('"').skip(1).step_by(2).map(package).collect()
 }
 
 fn read(path: &str) -> Result<String> {

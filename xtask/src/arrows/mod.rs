@@ -2,9 +2,10 @@
 //! ARCHITECTURE.md says.
 //!
 //! A folder together with its own files counts as one module, at each level of the tree; see
-//! [`mod@cycles`]. The sources are read as text, with these limits: a method that is called on a value
-//! and a macro that is in scope without a path are no arrows, code in every `cfg` counts but that
-//! of tests, and an item that a macro defines belongs to the module where its path ends.
+//! [`mod@cycles`]. The sources are read as text, with these limits. A method that is called on a
+//! value does not count, and neither does a macro that is in scope without a path. Code in every
+//! `cfg` counts except tests. An item that a macro defines belongs to the module where its path
+//! ends.
 
 mod crates;
 mod cycles;

@@ -17,7 +17,7 @@ pub(super) struct Tree {
     exported_macros: HashMap<String, Id>,
 }
 
-/// One module, whether it has a file of its own or not.
+/// Module, with or without a file of its own.
 pub(super) struct Module {
     pub(super) name: String,
     pub(super) parent: Option<Id>,
@@ -37,7 +37,7 @@ pub(super) struct Reference {
     pub(super) is_reexport: bool,
 }
 
-/// What a path leads to.
+/// Target of a path.
 #[derive(Clone, Copy)]
 enum Target {
     Module(Id),

@@ -14,7 +14,7 @@ pub(super) enum Role {
     Summary,
     /// First paragraph of any other comment.
     Comment,
-    /// Anything else: later paragraphs, Markdown, texts of a program.
+    /// Other text: later paragraphs, Markdown, texts of a program.
     Text,
     /// A heading or the first row of a table, which needs no verb.
     Label,

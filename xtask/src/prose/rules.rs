@@ -114,7 +114,7 @@ const RELATIVES: &[&str] = &["what", "whatever", "whoever", "who", "whose", "whi
 /// Words before `who`, `that` and `which` that only stand for the clause.
 const HOLLOW: &[&str] = &["one", "those", "that", "he", "they", "all", "everything", "anything"];
 
-/// One line of the glossary.
+/// Line of the glossary.
 struct Entry {
     pattern: Vec<Element>,
     exceptions: Vec<Vec<Element>>,

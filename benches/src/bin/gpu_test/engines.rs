@@ -15,7 +15,7 @@ use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::LocalCopies;
 use tokio::runtime::Runtime;
 
-use crate::Machine;
+use crate::machine::Machine;
 
 const ROUNDS: u8 = 50;
 /// Longest wait of a stream for a transfer.
@@ -63,7 +63,7 @@ fn to_device(memory: &DeviceMemory, bytes: &mut [u8]) -> Result<()> {
 }
 
 /// Lets fillings of memory on a stream race with transfers of it, over NVLink and over TCP. The
-/// peer must see each filling whole.
+/// other node must see each filling whole.
 pub(crate) fn order(machine: Machine) -> PartResult {
     let nvlink = TransportOptions { nvlink: Some(NvlinkConfig::default()), ..TransportOptions::default() };
     let len = machine.bytes(64 << 20);

@@ -7,27 +7,21 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 mod engines;
+mod machine;
 mod speed;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
+use machine::Machine;
 use mooncake_core::clock::{Clock, SystemClock};
-use mooncake_nvlink::Cuda;
-use mooncake_nvlink::testkit::{self, FakeCuda, OnGpu, processes};
+use mooncake_nvlink::testkit::{self, OnGpu, processes};
 use mooncake_transport::testkit::all_cases;
 
 /// Exit code on a machine without a GPU.
 const NO_GPU: u8 = 3;
 /// Number of times that memory is registered, opened and closed.
 const CYCLES: usize = 10_000;
-
-/// Machine that the parts run on.
-#[derive(Clone, Copy)]
-struct Machine {
-    fake: Option<FakeCuda>,
-    devices: u32,
-}
 
 type Part = (&'static str, fn(Machine) -> Result<String, String>);
 
@@ -50,7 +44,7 @@ fn main() -> ExitCode {
         eprintln!("gpu_test: unknown option {unknown}; usage: gpu_test [--double] [WORD..]");
         return ExitCode::FAILURE;
     }
-    let machine = match machine(fake) {
+    let machine = match Machine::open(fake) {
         Ok(machine) => machine,
         Err(error) => {
             eprintln!("gpu_test: cannot test GPU memory on this machine: {error}");
@@ -62,38 +56,6 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     run(machine, &words)
-}
-
-fn machine(fake: Option<FakeCuda>) -> Result<Machine, String> {
-    let cuda = Cuda::open(None).map_err(|error| error.to_string())?;
-    let devices = cuda.device_count().map_err(|error| error.to_string())?;
-    Ok(Machine { fake, devices })
-}
-
-impl Machine {
-    /// Returns a count that must not grow: live driver objects on the fake, megabytes of device
-    /// memory otherwise.
-    fn count(self) -> i64 {
-        let in_use = || testkit::device(0).memory_in_use().map_or(0, |bytes| (bytes >> 20) as i64);
-        self.fake.map_or_else(in_use, FakeCuda::live)
-    }
-
-    /// Limits the bytes of a measurement: the fake only checks that it runs.
-    fn bytes(self, most: usize) -> usize {
-        if self.fake.is_some() { most.min(4 << 20) } else { most }
-    }
-
-    /// Returns the command of this program as the owner of memory.
-    fn spawn(self) -> impl Fn() -> Command {
-        move || {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.arg("--owner").env("DOUBLE_DELAY_US", "0");
-            if self.fake.is_some() {
-                command.arg("--double");
-            }
-            command
-        }
-    }
 }
 
 fn run(machine: Machine, words: &[String]) -> ExitCode {

@@ -11,7 +11,7 @@ use mooncake_nvlink::{CudaDriver, NvlinkConfig, NvlinkTransport, Stream};
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Region, SegmentDesc, Transport};
 
-use crate::Machine;
+use crate::machine::Machine;
 
 /// Measured sizes, from the smallest relevant one.
 const SIZES: [usize; 4] = [4 << 20, 16 << 20, 64 << 20, 256 << 20];

@@ -2,9 +2,19 @@
 //! one.
 
 use std::fs;
-use std::path::Path;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use super::*;
+use mooncake_benches::peer::{Process, Result};
+use mooncake_core::Clock;
+use mooncake_core::clock::SystemClock;
+use tokio::runtime::Runtime;
+
+use crate::load::{PORT, Spans, Watch, fill, mount, resident};
 
 /// Time from the end of one snapshot to the beginning of the next.
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -15,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Polling interval: no event reports a change of a folder or a port.
 const PAUSE: Duration = Duration::from_millis(2);
 
-pub(super) fn run(binary: PathBuf, objects: u64) -> Result<()> {
+pub(crate) fn run(binary: PathBuf, objects: u64) -> Result<()> {
     let folder = tempfile::tempdir().map_err(|e| e.to_string())?;
     let runtime = Runtime::new().map_err(|e| e.to_string())?;
     runtime.block_on(async {

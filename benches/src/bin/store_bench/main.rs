@@ -6,6 +6,7 @@
 //! through shared memory, as on one host, which is the default.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
+mod child;
 mod ours;
 mod raw;
 mod table;
@@ -16,9 +17,9 @@ use std::time::Duration;
 use mooncake_benches::peer::{Installation, Node, Process, Result};
 use serde_json::{Value, json};
 
-use ours::{Ours, Way};
+use ours::Ours;
 use raw::Raw;
-use table::{Cell, Table};
+use table::{Cell, Table, Way};
 
 /// Sizes of values, and the number of values of each size per round.
 const SIZES: [(usize, usize); 5] =
@@ -54,7 +55,8 @@ fn main() -> ExitCode {
 }
 
 fn run(peer: Option<Installation>) -> Result<()> {
-    let mut raw = Raw::start()?;
+    let largest = SIZES.iter().map(|(size, _)| *size).max().unwrap_or(0);
+    let mut raw = Raw::start(largest)?;
     let mut ours = Ours::start()?;
     let mut theirs = peer.as_ref().map(CppStore::start).transpose()?;
     let mut table = Table::default();
@@ -100,7 +102,7 @@ fn run(peer: Option<Installation>) -> Result<()> {
     println!(
         "peak memory of the requester beyond its {} MiB of registered memory: {} MiB",
         ours.registered() >> 20,
-        ours.peak_beyond_registered()? >> 20
+        ours.peak_beyond_registered(raw::FOOTPRINT)? >> 20
     );
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! This project: a master and an owner in processes of their own, and the requester in this one.
 
-use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -15,7 +14,8 @@ use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::{Slice, SliceMut};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::table::Cell;
+use crate::child::first_line;
+use crate::table::{Cell, Way};
 
 /// Bytes of registered memory of the requester; the largest value fits.
 const REGISTERED: usize = 16 << 20;
@@ -61,15 +61,6 @@ async fn join(master: &str, segment: u64, share_memory: bool) -> Result<Client> 
         .connect()
         .await
         .map_err(|e| e.to_string())
-}
-
-/// Transport of the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// TCP, as between hosts.
-    Tcp,
-    /// Shared memory.
-    SameHost,
 }
 
 /// Requesters, one for each transport, and the processes of their cluster.
@@ -129,9 +120,9 @@ impl Ours {
         2 * REGISTERED as u64
     }
 
-    /// Returns the peak resident size of this process without its registered memory, the buffers of
-    /// the raw client, and the mapped memory of the owner.
-    pub(crate) fn peak_beyond_registered(&self) -> Result<u64> {
+    /// Returns the peak resident size of this process without its registered memory, the mapped
+    /// memory of the owner, and `other` bytes of other memory.
+    pub(crate) fn peak_beyond_registered(&self, other: u64) -> Result<u64> {
         let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
         let kib = |name: &str| -> Result<u64> {
             let line = status
@@ -145,7 +136,7 @@ impl Ours {
                 .ok_or("a line of /proc/self/status is malformed")?)
         };
         let own = (kib("VmHWM:")? - kib("RssShmem:")?) << 10;
-        Ok(own.saturating_sub(self.registered() + crate::raw::FOOTPRINT))
+        Ok(own.saturating_sub(self.registered() + other))
     }
 }
 
@@ -229,16 +220,5 @@ impl Drop for Ours {
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-}
-
-/// Returns the first line that a child prints: its address.
-pub(crate) fn first_line(child: &mut Child) -> Result<String> {
-    let output = child.stdout.take().ok_or("no standard output")?;
-    let mut line = String::new();
-    BufReader::new(output).read_line(&mut line).map_err(|e| e.to_string())?;
-    match line.trim() {
-        "" => Err("a child process did not start; its messages are above".into()),
-        address => Ok(address.to_owned()),
     }
 }

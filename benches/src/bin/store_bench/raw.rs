@@ -12,6 +12,7 @@ use mooncake_benches::peer::Result;
 use mooncake_core::Clock;
 use mooncake_core::clock::SystemClock;
 
+use crate::child::first_line;
 use crate::table::Cell;
 
 const HEADER: usize = 24;
@@ -61,14 +62,14 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    pub(crate) fn start() -> Result<Self> {
+    /// Starts the server process and connects to it, for values of at most `largest` bytes.
+    pub(crate) fn start(largest: usize) -> Result<Self> {
         let text = |e: std::io::Error| e.to_string();
         let mut command = Command::new(std::env::current_exe().map_err(text)?);
         let mut server = command.args(["--role", "raw"]).stdout(Stdio::piped()).spawn().map_err(text)?;
-        let address = crate::ours::first_line(&mut server)?;
+        let address = first_line(&mut server)?;
         let stream = TcpStream::connect(address).map_err(text)?;
         stream.set_nodelay(true).map_err(text)?;
-        let largest = crate::SIZES.iter().map(|(size, _)| *size).max().unwrap_or(0);
         Ok(Self {
             stream,
             buffer: vec![2; largest + HEADER],

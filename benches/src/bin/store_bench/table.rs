@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::ours::Way;
-
 /// Measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cell {
@@ -54,6 +52,15 @@ impl Cell {
     fn wanted_of_raw(self) -> Option<f64> {
         self.bytes().filter(|&bytes| bytes == 1 << 20 || bytes == 16 << 20).map(|_| 0.7)
     }
+}
+
+/// Transport of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// TCP, as between hosts.
+    Tcp,
+    /// Shared memory.
+    SameHost,
 }
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! The side that reads or writes.
+//! Initiator, the process that reads or writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +9,16 @@ use mooncake_transport::engine::{Request, Target};
 use mooncake_transport::{Region, SliceMut};
 use serde_json::json;
 
+use super::arguments::{self, Arguments, Format, Operation};
+use super::reference;
 use super::report::Row;
-use super::{Arguments, Format, Operation, reference};
 use crate::{TransferEngine, TransportSet};
 
 type Block = Request<TransportSet, SliceMut<TransportSet>>;
 
 pub(super) async fn run(arguments: &Arguments) -> Result<()> {
     if arguments.segment_id.is_empty() {
-        return Err(Error::invalid("--segment_id is needed: the name that the target printed"));
+        return Err(Error::invalid("missing argument --segment_id; pass the name that the target prints"));
     }
     let Arguments { block_size, batch_size, threads, buffer_size, .. } = *arguments;
     let need = block_size.checked_mul(batch_size).and_then(|bytes| bytes.checked_mul(threads));
@@ -26,10 +27,10 @@ pub(super) async fn run(arguments: &Arguments) -> Result<()> {
             "--threads={threads} times --batch_size={batch_size} times --block_size={block_size} is more than --buffer_size={buffer_size}"
         )));
     };
-    let engine = super::start(arguments).await?;
+    let engine = arguments::start(arguments).await?;
     let target = engine.open(&arguments.segment_id).await?;
     let remote = remote_memory(&target, need)?;
-    let region = engine.register(super::memory(need)?).await?;
+    let region = engine.register(arguments::memory(need)?).await?;
     let mut work = share_out(arguments, &target, remote, region)?;
     if arguments.check {
         work = check(&engine, work).await?;
@@ -45,20 +46,20 @@ pub(super) async fn run(arguments: &Arguments) -> Result<()> {
     engine.close().await
 }
 
-/// Where the target's memory begins.
+/// Returns the first address of the target's memory.
 fn remote_memory(target: &Target<TransportSet>, need: u64) -> Result<u64> {
     let buffers = target.descriptor().buffers;
     let (most, name) = (buffers.iter().map(|buffer| buffer.length).max(), target.name());
     match buffers.iter().find(|buffer| buffer.length >= need) {
         Some(buffer) => Ok(buffer.addr),
         None => Err(Error::invalid(format!(
-            "segment {name:?} has no memory of {need} bytes, {} at most: start the target with a larger --buffer_size",
+            "segment {name:?} is too short. needed={need} longest={}; start the target with a larger --buffer_size",
             most.unwrap_or(0)
         ))),
     }
 }
 
-/// The blocks of each submitter, here and there.
+/// Returns the blocks of each submitter, on both sides.
 fn share_out(
     arguments: &Arguments,
     target: &Target<TransportSet>,
@@ -111,9 +112,7 @@ async fn check(engine: &TransferEngine, work: Vec<Vec<Block>>) -> Result<Vec<Vec
             let mut bytes = vec![0; block.transfer.buffer.len()];
             block.transfer.buffer.copy_to(0, &mut bytes)?;
             if bytes != pattern(at, bytes.len()) {
-                return Err(Error::internal(format!(
-                    "block {at} of submitter {submitter} came back changed"
-                )));
+                return Err(Error::internal(format!("wrong bytes in block {at} of submitter {submitter}")));
             }
         }
         checked.push(blocks);
@@ -141,7 +140,7 @@ async fn measure(engine: &TransferEngine, arguments: &Arguments, work: Vec<Vec<B
     Ok(Row { what, bytes, time: engine.clock().now().since(start), batches })
 }
 
-/// Batch after batch until the time is over.
+/// Submits batch after batch until the time is over.
 async fn submit(
     engine: TransferEngine,
     operation: Operation,

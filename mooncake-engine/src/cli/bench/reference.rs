@@ -1,7 +1,9 @@
-//! What the machine can do: the same blocks over plain blocking sockets through loopback, and memcpy.
+//! Reference rates of the machine: the same blocks over blocking sockets through loopback, and
+//! memcpy.
 //!
-//! Both ends go through as much memory as the engine does. A batch of writes is header and block after block, and eight bytes back at the end; a batch of reads is a header, and block
-//! after block back.
+//! Both ends use as much memory as the engine does. A batch of writes is a header and a block per
+//! request, and eight bytes back at the end. A batch of reads is a header per request, and a block
+//! back for each.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,12 +12,12 @@ use std::time::Duration;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::{Error, Result};
 
-use super::Operation;
+use super::arguments::Operation;
 use super::report::Row;
 
 const HEADER: usize = 24;
 const ACK: usize = 8;
-/// Bytes of a block, blocks of a batch, threads, and how long each is measured.
+/// Length of a block, blocks per batch, number of threads, and duration of each measurement.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) block: u64,
@@ -38,7 +40,7 @@ fn sockets(shape: Shape, operation: Operation) -> Result<Row> {
         served.set_nodelay(true)?;
         let frame = HEADER + usize::try_from(shape.block).unwrap_or(0);
         let frames = usize::try_from(shape.batch).unwrap_or(0);
-        // Ends when the other end closes.
+        // The thread ends when the other end closes.
         std::thread::spawn(move || serve(served, vec![2u8; frame * frames], frame, operation));
         let (mut stream, mut memory) = (stream, vec![1u8; frame * frames]);
         Ok(move || exchange(&mut stream, &mut memory, frame, operation))
@@ -98,7 +100,7 @@ fn copies(shape: Shape) -> Result<Row> {
     })
 }
 
-/// Runs what `make` makes in each thread, batch after batch.
+/// Runs the result of `make` in each thread, batch after batch.
 fn measure<W>(
     what: &'static str,
     Shape { block, batch, threads, span }: Shape,

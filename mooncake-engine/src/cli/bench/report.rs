@@ -1,10 +1,10 @@
-//! How results look.
+//! Format of the results.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A unit of throughput.
+/// Unit of throughput.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Unit {
     name: &'static str,
@@ -37,13 +37,13 @@ impl Unit {
     }
 }
 
-/// One line of results.
+/// Line of results.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) what: &'static str,
     pub(super) bytes: u64,
     pub(super) time: Duration,
-    /// Times of batches.
+    /// Durations of the batches.
     pub(super) batches: Vec<Duration>,
 }
 
@@ -52,7 +52,7 @@ impl Row {
         self.bytes as f64 / self.time.as_secs_f64().max(1e-9)
     }
 
-    /// The time that this share of the batches stayed below, in microseconds.
+    /// Returns the percentile of the durations in microseconds.
     fn percentile(&self, share: f64) -> f64 {
         let mut times = self.batches.clone();
         times.sort_unstable();

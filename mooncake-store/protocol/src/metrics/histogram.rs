@@ -1,8 +1,9 @@
-//! How often what was measured fell between which bounds.
+//! Histograms with fixed bounds.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Upper bounds of the buckets for what clients wait for, in microseconds, as existing dashboards know them.
+/// Upper bounds of the buckets for latencies in microseconds, the same as in the dashboards of
+/// Mooncake C++.
 pub const MICROS: [u64; 27] = [
     50, 75, 125, 150, 200, 250, 300, 400, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_000, 15_000, 20_000,
     50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000,
@@ -11,14 +12,14 @@ pub const MICROS: [u64; 27] = [
 /// A histogram of microseconds.
 pub type Micros = Histogram<27>;
 
-/// Counts by bucket. Noting takes two additions: no lock, no allocation.
+/// Counts by bucket. Recording a value takes two additions: no lock, no allocation.
 #[derive(Debug)]
 pub struct Histogram<const N: usize> {
-    /// Upper bounds, rising.
+    /// Upper bounds, ascending.
     bounds: &'static [u64; N],
-    /// Not cumulative.
+    /// Count per bucket, not cumulative.
     buckets: [AtomicU64; N],
-    /// What is above every bound.
+    /// Count of values above every bound.
     above: AtomicU64,
     sum: AtomicU64,
 }
@@ -39,7 +40,7 @@ impl<const N: usize> Histogram<N> {
         self.sum.fetch_add(value, Relaxed);
     }
 
-    /// For each upper bound, how many values were no higher.
+    /// Returns for each upper bound the number of values at or below it.
     pub fn below(&self) -> impl Iterator<Item = (u64, u64)> {
         let counts = self.buckets.iter().scan(0, |below, count| {
             *below += count.load(Relaxed);
@@ -48,18 +49,19 @@ impl<const N: usize> Histogram<N> {
         self.bounds.iter().copied().zip(counts)
     }
 
-    /// How many values there were.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().chain([&self.above]).map(|count| count.load(Relaxed)).sum()
     }
 
-    /// Of all values.
+    /// Returns the sum of all values.
     #[cfg(any(test, feature = "http"))]
     pub fn sum(&self) -> u64 {
         self.sum.load(Relaxed)
     }
 
-    /// The lowest bound that so many of a thousand values do not exceed: `None` when that many are above every bound, or there are none.
+    /// Returns the lowest bound that `per_thousand` of a thousand values do not exceed. Returns
+    /// `None` if there is no such bound or no value.
     pub fn bound_at(&self, per_thousand: u64) -> Option<u64> {
         let rank = (self.count() * per_thousand).div_ceil(1000);
         let mut below = self.below();

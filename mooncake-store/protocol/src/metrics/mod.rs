@@ -1,4 +1,4 @@
-//! Counting without a lock, and the text that Prometheus reads.
+//! Counters without locks, and their text format for Prometheus.
 
 mod histogram;
 #[cfg(feature = "http")]
@@ -8,7 +8,7 @@ pub use self::histogram::{Histogram, MICROS, Micros};
 #[cfg(feature = "http")]
 pub use self::page::{Labels, Page};
 
-/// Bytes, with the existing system's names of units: a KB has 1024.
+/// Formats bytes with the unit names of Mooncake C++: a KB has 1024 bytes.
 pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
     let mut size = bytes as f64;

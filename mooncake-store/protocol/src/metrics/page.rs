@@ -1,4 +1,4 @@
-//! Metrics in Prometheus' text format.
+//! Metrics in the text format of Prometheus.
 
 use mooncake_core::{Error, Result};
 use mooncake_transport::admission::listeners;
@@ -12,21 +12,21 @@ use super::Histogram;
 /// Names and values of labels.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// A page of metrics.
+/// A document of metrics.
 #[derive(Default)]
 pub struct Page {
     families: Vec<MetricFamily>,
-    /// Of what is added.
+    /// Labels of every metric that is added.
     common: Vec<LabelPair>,
 }
 
 impl Page {
-    /// Gives what is added from now on another label.
+    /// Adds a label to all metrics that are added later.
     pub fn label(&mut self, name: &str, value: &str) {
         self.common.extend(pairs(&[(name, value)]));
     }
 
-    /// As text.
+    /// Returns the document as text.
     pub fn text(&self) -> Result<Vec<u8>> {
         let mut text = Vec::new();
         let encoded = TextEncoder::new().encode(&self.families, &mut text);
@@ -42,7 +42,7 @@ impl Page {
         self.gauges(name, help, [(&[] as Labels<'_>, value)]);
     }
 
-    /// Connections of every listener of this process, under names with this prefix.
+    /// Adds the connections of every listener of this process, under names with this prefix.
     pub fn connections(&mut self, prefix: &str) {
         let listeners = listeners();
         let names: Vec<[(&str, &str); 1]> = listeners.iter().map(|at| [("listener", at.listener)]).collect();
@@ -59,7 +59,7 @@ impl Page {
         self.counters(&format!("{prefix}_connections_refused_total"), help, refused);
     }
 
-    /// Counters of one name, by label.
+    /// Adds counters of one name, by label.
     pub fn counters<'a>(
         &mut self,
         name: &str,
@@ -77,7 +77,7 @@ impl Page {
         self.family(name, help, MetricType::COUNTER, values);
     }
 
-    /// Gauges of one name, by label.
+    /// Adds gauges of one name, by label.
     pub fn gauges<'a>(
         &mut self,
         name: &str,
@@ -95,7 +95,7 @@ impl Page {
         self.family(name, help, MetricType::GAUGE, values);
     }
 
-    /// Histograms of one name, by label; `unit` of what was noted make one of what is shown.
+    /// Adds histograms of one name, by label. `unit` recorded values make one reported unit.
     pub fn histograms<'a, const N: usize>(
         &mut self,
         name: &str,
@@ -111,7 +111,7 @@ impl Page {
         self.family(name, help, MetricType::HISTOGRAM, all);
     }
 
-    /// A histogram that was counted elsewhere: buckets by upper bound, each with what is in it or below.
+    /// Adds a histogram from cumulative buckets: upper bound and number of values at or below it.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -136,7 +136,7 @@ impl Page {
             metric
         };
         let metrics: Vec<Metric> = metrics.into_iter().map(labelled).collect();
-        // A family without metrics cannot be encoded.
+        // The encoder rejects a family without metrics.
         if metrics.is_empty() {
             return;
         }

@@ -1,4 +1,5 @@
-//! The codec against a second reader of the type language, and against every kind of bad body.
+//! Tests of the codec with a second implementation of the signature language, and with every kind
+//! of invalid body.
 
 use std::borrow::Cow;
 
@@ -9,14 +10,14 @@ use super::super::literal::{Literal, symbol};
 use super::super::message::{MountSegment, Ping, PutStart, Shape, TABLE};
 use super::*;
 
-/// Writes random values of a type by walking its spelling: it knows nothing of the types themselves.
+/// Writer of random values of a type that follows its signature and does not know the type itself.
 struct Scribe<'r> {
     spelling: &'static [u8],
     at: usize,
     width: Width,
-    /// Longest container it may write.
+    /// Maximum length of a container.
     longest: usize,
-    /// Longest container it has written.
+    /// Length of the longest container so far.
     widest: usize,
     random: &'r mut dyn FnMut(u64) -> u64,
     out: Vec<u8>,
@@ -105,14 +106,14 @@ impl Scribe<'_> {
         (0..parts).for_each(|_| self.skip());
     }
 
-    /// Writes the next type, or passes over it.
+    /// Writes the next type, or skips it.
     fn keep(&mut self, wanted: bool) {
         if wanted { self.one() } else { self.skip() }
     }
 
     fn skip(&mut self) {
         let (out, widest, longest) = (std::mem::take(&mut self.out), self.widest, self.longest);
-        // Nothing nested is entered more than once, so passing over costs as much as the spelling is long.
+        // No nested type is entered twice, so that skipping costs as much as the signature is long.
         self.longest = 0;
         self.one();
         (self.out, self.widest, self.longest) = (out, widest, longest);
@@ -130,7 +131,7 @@ impl Scribe<'_> {
     }
 }
 
-/// A body of this spelling, how wide its lengths had to be, and how wide they are.
+/// Returns a body of this signature, the width its lengths need, and the width they have.
 fn scribble(
     spelling: &'static [u8],
     width: Width,
@@ -179,7 +180,7 @@ fn sides(shape: &'static Shape) -> impl Iterator<Item = Side> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Every message of the table, with random values: what is read is what is written, at every width.
+    /// Encodes random values of every message of the table at every width, and compares.
     #[test]
     fn every_message_comes_back(seed: u64, spelled: bool, long: bool) {
         for shape in TABLE {
@@ -199,7 +200,8 @@ proptest! {
         }
     }
 
-    /// A good body with one byte changed, cut or doubled is read as something or refused; it never panics.
+    /// Decodes a valid body with one byte changed, removed or duplicated. It succeeds or fails, but
+    /// never panics.
     #[test]
     fn a_damaged_message_is_refused_or_read(seed: u64, at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
         for shape in TABLE {
@@ -273,7 +275,7 @@ fn bad_bodies_are_refused_by_name() {
     assert_eq!(refused(&body), PackError::Options(0b1000_0000));
     let body = body_of::<Vec<String>>(Some(1), &[0; 20]);
     assert_eq!(refused(&body), PackError::Options(1));
-    // The spelling never ends.
+    // The signature has no end.
     let body = body_of::<Vec<String>>(Some(4), &[1; 20]);
     assert_eq!(refused(&body), PackError::Truncated { needed: 1, left: 0 });
     let body = body_of::<Vec<String>>(Some(0x18), &[0xff; 8]);

@@ -1,4 +1,4 @@
-//! The values that messages are made of: numbers, truth values, texts, lists, maps, what may be missing, what a call answers.
+//! Values in messages: numbers, booleans, texts, lists, maps, optional values, and responses.
 
 use std::borrow::Cow;
 
@@ -40,7 +40,8 @@ numbers! {
     u64 = U64;
 }
 
-/// One byte as a number. A type of its own, so that `Vec<u8>` can be a string of bytes and not a list of numbers.
+/// A byte as a number. A separate type, so that `Vec<u8>` is a byte string and not a list of
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Byte(pub u8);
 
@@ -65,7 +66,7 @@ impl<'a> Unpack<'a> for Byte {
     }
 }
 
-/// A type written as another one: `Outer as Inner`, by two expressions.
+/// Encodes one type as another: `Outer as Inner`, with an expression for each direction.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! written_as {
@@ -150,7 +151,8 @@ impl<'a> Unpack<'a> for () {
     }
 }
 
-/// A pair of numbers is copied as it lies in memory, so its packing and alignment are part of its spelling.
+/// Encoding of a pair of numbers as in memory, so that its packing and alignment are part of its
+/// signature.
 impl Wire for Uuid {
     const LITERAL: Literal = Literal::new(&[
         symbol::STRUCT,
@@ -248,7 +250,7 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
     }
 }
 
-/// A list that is borrowed when sent and owned when received.
+/// A list that is borrowed by the sender and owned by the receiver.
 pub type List<'a, T> = Cow<'a, [T]>;
 
 impl<T: Wire + Clone> Wire for List<'_, T> {
@@ -272,7 +274,7 @@ impl<'a, T: Unpack<'a> + Clone> Unpack<'a> for List<'a, T> {
     }
 }
 
-/// A value that is borrowed when sent and owned when received.
+/// Encoding of a value that is borrowed by the sender and owned by the receiver.
 impl<T: Wire + Clone> Wire for Cow<'_, T> {
     const LITERAL: Literal = T::LITERAL;
     const MIN_LEN: usize = T::MIN_LEN;
@@ -303,7 +305,7 @@ fn pack_items<T: Pack>(items: &[T], out: &mut Writer<'_>) {
     items.iter().for_each(|item| item.pack(out));
 }
 
-/// A map, kept as the list of its pairs in the order they came.
+/// A map, stored as the list of its pairs in the order of the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pairs<K, V>(pub Vec<(K, V)>);
 
@@ -362,12 +364,12 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Option<T> {
     }
 }
 
-/// What a call answers: a value, or the number of an error.
+/// Response of a call: a value or an error number.
 pub type Answer<T> = Result<T, ErrorCode>;
 
-/// An error that travels as its number.
+/// An error that is encoded as its number.
 pub trait Numbered: From<ErrorCode> {
-    /// The number.
+    /// Returns the error code.
     fn code(&self) -> ErrorCode;
 }
 

@@ -1,4 +1,4 @@
-//! Bodies of answers, field by field as the existing master writes them. What is absent is null.
+//! Bodies of responses, with the fields of Mooncake C++. An absent value is null.
 
 use std::collections::BTreeMap;
 
@@ -6,55 +6,55 @@ use mooncake_core::replica::{Replica, ReplicaLocation};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What went wrong.
+/// Description of a failure.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Failure {
     /// False.
     pub(super) success: bool,
     /// Number of the error, below 0.
     pub(super) error_code: i32,
-    /// Name of the error, or a sentence.
+    /// Name of the error, or a message.
     pub(super) error_message: String,
 }
 
-/// How the master is.
+/// Health of the master.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Health {
     /// `ok`.
     pub(super) status: &'static str,
     /// `leader` or `standby`.
     pub(super) role: &'static str,
-    /// `serving`, or on the way there.
+    /// `serving`, or the step before it.
     pub(super) ha_state: &'static str,
-    /// Whether calls are answered.
+    /// True if the master handles calls.
     pub(super) service_ready: bool,
-    /// Who leads, in a cluster of several masters.
+    /// RPC address of the leader, in a cluster of several masters.
     pub(super) leader_address: Option<String>,
-    /// Which election that was.
+    /// Number of the leader's election.
     pub(super) view_version: Option<u64>,
 }
 
-/// Who leads, in a cluster of several masters.
+/// Leader of a cluster of several masters.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Leader {
-    /// Whether that is known.
+    /// True if the leader is known.
     pub(super) present: bool,
-    /// Its address.
+    /// RPC address of the leader.
     pub(super) leader_address: Option<String>,
-    /// Which election that was.
+    /// Number of the leader's election.
     pub(super) view_version: Option<u64>,
 }
 
-/// A replica in a client's memory.
+/// A replica in the memory of a client.
 #[derive(Serialize, ToSchema)]
 pub(super) struct MemoryReplica {
     /// Length in bytes.
     pub(super) size_: u64,
-    /// Address in the owner's process.
+    /// Address in the process of the owner.
     pub(super) buffer_address_: u64,
-    /// Wire.
+    /// Transport.
     pub(super) protocol_: String,
-    /// Where the owner is reached.
+    /// Endpoint of the owner.
     pub(super) transport_endpoint_: String,
 }
 
@@ -70,45 +70,45 @@ impl MemoryReplica {
     }
 }
 
-/// Where one object lies.
+/// Replicas of one object.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Found {
     /// True.
     pub(super) success: bool,
-    /// Its replicas in memory.
+    /// Replicas in memory.
     pub(super) data: Vec<MemoryReplica>,
 }
 
-/// Where several objects lie.
+/// Replicas of several objects.
 #[derive(Serialize, ToSchema)]
 pub(super) struct FoundMany {
     /// True.
     pub(super) success: bool,
-    /// By key.
+    /// Replicas by key.
     pub(super) data: BTreeMap<String, OneOfMany>,
 }
 
-/// Where one of several objects lies.
+/// Replicas of one of several objects.
 #[derive(Serialize, ToSchema)]
 pub(super) struct OneOfMany {
-    /// Whether it can be read.
+    /// True if the object can be read.
     pub(super) ok: bool,
-    /// Name of the error if not.
+    /// Name of the error, if the object cannot be read.
     pub(super) error: Option<String>,
-    /// Its replicas in memory.
+    /// Replicas in memory.
     pub(super) values: Option<Vec<MemoryReplica>>,
-    /// Its replicas in files.
+    /// Replicas in files.
     pub(super) disk_values: Option<Vec<DiskReplica>>,
-    /// Its replicas on the disks of clients.
+    /// Replicas on disks of clients.
     pub(super) local_disk_values: Option<Vec<LocalDiskReplica>>,
-    /// Its replicas on NVMe-oF targets.
+    /// Replicas on NVMe-oF targets.
     pub(super) nof_values: Option<Vec<MemoryReplica>>,
 }
 
 /// A replica in a file.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DiskReplica {
-    /// Path.
+    /// Path of the file.
     pub(super) file_path: String,
     /// Length in bytes.
     pub(super) object_size: u64,
@@ -117,76 +117,76 @@ pub(super) struct DiskReplica {
 /// A replica on the disk of a client.
 #[derive(Serialize, ToSchema)]
 pub(super) struct LocalDiskReplica {
-    /// The owner.
+    /// Client that owns the disk.
     pub(super) client_id: String,
     /// Length in bytes.
     pub(super) object_size: u64,
-    /// Where the owner is reached.
+    /// Endpoint of the owner.
     pub(super) transport_endpoint: String,
 }
 
-/// No keys were named.
+/// Failure of a request without keys.
 #[derive(Serialize, ToSchema)]
 pub(super) struct NoKeys {
     /// False.
     pub(super) success: bool,
-    /// What to send.
+    /// Hint for a correct request.
     pub(super) error: &'static str,
 }
 
-/// Objects that readers have leases on.
+/// Leases of readers.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Leases {
     /// True.
     pub(super) success: bool,
-    /// Milliseconds until the last lease on each of these objects ends.
+    /// Time in milliseconds until the last lease on each object ends.
     pub(super) lease_ms: BTreeMap<String, u64>,
 }
 
-/// How many objects were removed.
+/// Number of removed objects.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Removed {
     /// True.
     pub(super) success: bool,
-    /// Objects.
+    /// Removed objects.
     pub(super) removed_count: u64,
 }
 
 /// All segments.
 #[derive(Serialize, ToSchema)]
 pub(super) struct SegmentsDetail {
-    /// How many.
+    /// Number of segments.
     pub(super) total_segments: usize,
-    /// Each.
+    /// Details of each segment.
     pub(super) segments: Vec<SegmentDetail>,
 }
 
-/// One segment.
+/// Details of one segment.
 #[derive(Serialize, ToSchema)]
 pub(super) struct SegmentDetail {
-    /// Its name.
+    /// Name of the segment.
     pub(super) segment_name: String,
-    /// Its id, two decimal numbers joined by `-`.
+    /// Id of the segment: two decimal numbers joined by `-`.
     pub(super) segment_id: String,
-    /// Its owner.
+    /// Client that owns the segment.
     pub(super) client_id: String,
-    /// Its first address, `0x..`.
+    /// First address, `0x..`.
     pub(super) base_address: String,
-    /// Bytes.
+    /// Length in bytes.
     pub(super) size_bytes: u64,
-    /// The same, in GiB.
+    /// Length in GiB.
     pub(super) size_human: String,
-    /// Where the owner is reached.
+    /// Endpoint of the owner.
     pub(super) te_endpoint: String,
-    /// Wire.
+    /// Transport.
     pub(super) protocol: String,
-    /// Its state.
+    /// State of the segment.
     pub(super) status: &'static str,
-    /// Bytes taken.
+    /// Used bytes.
     pub(super) allocator_used_bytes: u64,
-    /// Bytes that can be taken.
+    /// Allocatable bytes.
     pub(super) allocator_capacity_bytes: u64,
-    /// The former in percent of the latter.
+    /// Used bytes in percent of the allocatable bytes.
     pub(super) allocator_usage_percent: f64,
 }
 
@@ -195,11 +195,11 @@ pub(super) struct SegmentDetail {
 pub(super) struct SegmentState {
     /// True.
     pub(super) success: bool,
-    /// Its name.
+    /// Name of the segment.
     pub(super) segment: String,
-    /// Number of its state.
+    /// Number of the state.
     pub(super) status: i32,
-    /// Name of its state.
+    /// Name of the state.
     pub(super) status_name: &'static str,
     /// 0.
     pub(super) error_code: i32,
@@ -210,38 +210,38 @@ pub(super) struct SegmentState {
 /// Publishing of events.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Events {
-    /// Whether events are published.
+    /// True if events are published.
     pub(super) enabled: bool,
-    /// Messages sent.
+    /// Number of sent messages.
     pub(super) published_batches: u64,
-    /// Events in them.
+    /// Number of events in the messages.
     pub(super) published_events: u64,
-    /// Events that found the queue full.
+    /// Number of events dropped because the queue was full.
     pub(super) dropped_events: u64,
-    /// Keys without a hash in them.
+    /// Number of events about keys that are not a hash.
     pub(super) skipped_unparsed_keys: u64,
 }
 
-/// Segments to empty.
+/// Segments to drain.
 #[derive(Deserialize, ToSchema)]
 pub(super) struct DrainRequest {
-    /// Their names.
+    /// Names of the segments.
     #[serde(default)]
     pub(super) segments: Vec<String>,
-    /// Where their objects may go; anywhere, if there are none.
+    /// Names of the target segments; any segment if empty.
     #[serde(default)]
     pub(super) target_segments: Vec<String>,
-    /// Objects that are moved at the same time.
+    /// Maximum number of objects that move at the same time.
     #[serde(default = "four")]
     pub(super) max_concurrency: u64,
 }
 
-/// A drain job was begun or ended.
+/// Start or end of a drain job.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DrainChanged {
     /// True.
     pub(super) success: bool,
-    /// Its id, two decimal numbers joined by `-`.
+    /// Id of the job: two decimal numbers joined by `-`.
     pub(super) job_id: String,
     /// `CREATED` or `CANCELED`.
     pub(super) status: &'static str,
@@ -251,39 +251,40 @@ pub(super) struct DrainChanged {
     pub(super) error_message: &'static str,
 }
 
-/// Where a drain job stands.
+/// State of a drain job.
 #[derive(Serialize, ToSchema)]
 pub(super) struct DrainJob {
     /// True.
     pub(super) success: bool,
-    /// Its id, two decimal numbers joined by `-`.
+    /// Id of the job: two decimal numbers joined by `-`.
     pub(super) job_id: String,
     /// 0.
     #[serde(rename = "type")]
     pub(super) kind: i32,
     /// `DRAIN`.
     pub(super) type_name: &'static str,
-    /// Number of its state.
+    /// Number of the state.
     pub(super) status: i32,
     /// `CREATED`, `PLANNING`, `RUNNING`, `SUCCEEDED`, `FAILED` or `CANCELED`.
     pub(super) status_name: &'static str,
-    /// When it was begun, in milliseconds since 1970.
+    /// Start of the job in milliseconds since 1970.
     pub(super) created_at_ms_epoch: u64,
-    /// When it last changed.
+    /// Last change in milliseconds since 1970.
     pub(super) last_updated_at_ms_epoch: u64,
-    /// What it empties.
+    /// Names of the segments that the job drains.
     pub(super) segments: Vec<String>,
-    /// Replicas moved.
+    /// Number of moved replicas.
     pub(super) succeeded_units: u64,
-    /// Replicas given up after three tries.
+    /// Number of replicas that failed three times.
     pub(super) failed_units: u64,
-    /// Replicas that have to stay for now: hard-pinned, being written or copied, or without room elsewhere.
+    /// Number of replicas that cannot move now: hard-pinned, being written or copied, or without
+    /// free space elsewhere.
     pub(super) blocked_units: u64,
-    /// Replicas being moved.
+    /// Number of replicas that are moving.
     pub(super) active_units: u64,
-    /// Bytes moved.
+    /// Moved bytes.
     pub(super) migrated_bytes: u64,
-    /// The state in words, or what went wrong last.
+    /// Description of the state, or the last error.
     pub(super) message: String,
     /// 0.
     pub(super) error_code: i32,
@@ -295,48 +296,48 @@ fn four() -> u64 {
     4
 }
 
-/// Quotas.
+/// Quotas of tenants.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Quotas {
     /// True.
     pub(super) success: bool,
-    /// One, none, or all.
+    /// The requested quota, none, or all.
     pub(super) data: QuotaData,
 }
 
-/// One quota, none, or all.
+/// The requested quota, none, or all.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum QuotaData {
-    /// What was asked for, or null where it is gone.
+    /// The requested quota, or null after its removal.
     One(Option<Quota>),
-    /// All, by name.
+    /// All quotas by name.
     Many(Vec<Quota>),
 }
 
-/// The quota of a tenant, and what of it is used.
+/// Quota of a tenant, and its use.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Quota {
-    /// Its name.
+    /// Name of the tenant.
     pub(super) tenant_id: String,
-    /// Bytes it is to have.
+    /// Requested quota in bytes.
     pub(super) requested_quota_bytes: u64,
-    /// Bytes it may have: less, where all together ask for more than there is.
+    /// Effective quota in bytes; less than requested if all quotas together exceed the capacity.
     pub(super) effective_quota_bytes: u64,
-    /// Bytes it has.
+    /// Used bytes.
     pub(super) charged_bytes: u64,
     /// False.
     pub(super) admission_closed: bool,
-    /// Whether it has more than it may.
+    /// True if the tenant uses more than its effective quota.
     pub(super) over_quota: bool,
     /// True.
     pub(super) has_explicit_policy: bool,
 }
 
-/// The quota of a tenant.
+/// Quota of a tenant.
 #[derive(Deserialize, ToSchema)]
 pub(super) struct QuotaRequest {
-    /// Bytes, 1 to 2^63 - 1.
+    /// Quota in bytes, 1 to 2^63 - 1.
     #[serde(default)]
     pub(super) requested_quota_bytes: u64,
 }

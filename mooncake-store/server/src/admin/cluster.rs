@@ -1,4 +1,4 @@
-//! How the master is: health, role, figures.
+//! State of the master: health, role, metrics, events.
 
 use std::sync::Arc;
 
@@ -7,57 +7,57 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::answers::{Events, Health, Leader};
-use super::{Shared, page, text};
-use crate::leader::{Seen, Standing};
+use super::reply::{Shared, TEXT, page, text};
+use crate::leader::{Leadership, LeadershipStatus};
 use crate::{EventStats, scrape, summary};
 
-/// How the master stands among others, out of whatever a page has.
+/// Leadership of the master, extracted from the state of any endpoint.
 #[derive(Clone)]
-pub(crate) struct Stands(Arc<Standing>);
+pub(crate) struct ThisMaster(Arc<Leadership>);
 
-impl FromRef<Arc<crate::State>> for Stands {
-    fn from_ref(state: &Arc<crate::State>) -> Self {
-        Self(state.standing.clone())
+impl FromRef<Arc<crate::state::State>> for ThisMaster {
+    fn from_ref(state: &Arc<crate::state::State>) -> Self {
+        Self(state.leadership.clone())
     }
 }
 
-/// Whether the master is there; always 200.
+/// Returns the health of the master; always status 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
-pub(crate) async fn health(State(Stands(standing)): State<Stands>) -> Response {
-    let Seen { state, leader } = standing.seen();
+pub(crate) async fn health(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
+    let LeadershipStatus { state, leader } = leadership.status();
     let (leader_address, view_version) = leader.unzip();
     page(&Health {
         status: "ok",
-        role: standing.role(),
+        role: leadership.role(),
         ha_state: state,
-        service_ready: standing.leads(),
+        service_ready: leadership.leads(),
         leader_address,
         view_version,
     })
 }
 
-/// `leader` or `standby`.
+/// Returns `leader` or `standby`.
 #[utoipa::path(get, path = "/role", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(crate) async fn role(State(Stands(standing)): State<Stands>) -> &'static str {
-    standing.role()
+pub(crate) async fn role(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
+    leadership.role()
 }
 
-/// `serving`, or what the master does to get there.
+/// Returns `serving` or the step before it.
 #[utoipa::path(get, path = "/ha_status", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(crate) async fn ha_status(State(Stands(standing)): State<Stands>) -> &'static str {
-    standing.seen().state
+pub(crate) async fn ha_status(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
+    leadership.status().state
 }
 
-/// Who leads, in a cluster of several masters.
+/// Returns the leader of a cluster of several masters.
 #[utoipa::path(get, path = "/leader", responses((status = 200, body = Leader)))]
-pub(crate) async fn leader(State(Stands(standing)): State<Stands>) -> Response {
-    let (leader_address, view_version) = standing.seen().leader.unzip();
+pub(crate) async fn leader(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
+    let (leader_address, view_version) = leadership.status().leader.unzip();
     page(&Leader { present: leader_address.is_some(), leader_address, view_version })
 }
 
-/// The pages of a master that does not lead.
+/// Returns the endpoints of a master that does not lead.
 #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
-pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
+pub(crate) fn standby_pages(leadership: Arc<Leadership>) -> axum::Router {
     use axum::routing::get;
     use mooncake_protocol::http::nothing_here;
 
@@ -66,21 +66,21 @@ pub(crate) fn standby_pages(standing: Arc<Standing>) -> axum::Router {
         .route("/role", get(role))
         .route("/ha_status", get(ha_status))
         .route("/leader", get(leader))
-        .with_state(Stands(standing))
+        .with_state(ThisMaster(leadership))
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
 }
 
-/// Metrics in Prometheus' text format.
+/// Returns the metrics in the text format of Prometheus.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): Shared) -> Response {
     match scrape::text(&state) {
-        Ok(text) => ([(header::CONTENT_TYPE, super::TEXT)], text).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-/// The figures in a line.
+/// Returns a summary of the metrics in one line.
 #[utoipa::path(
     get,
     path = "/metrics/summary",
@@ -90,14 +90,14 @@ pub(super) async fn figures(State(state): Shared) -> Response {
     let master = summary::line(&state);
     text(format!(
         "role={}, state={}, service_ready={}, master={{{master}}}, ha={{{}}}",
-        state.standing.role(),
-        state.standing.seen().state,
-        state.standing.leads(),
+        state.leadership.role(),
+        state.leadership.status().state,
+        state.leadership.leads(),
         summary::HA
     ))
 }
 
-/// Publishing of events.
+/// Returns the counters of published events.
 #[utoipa::path(get, path = "/kv_events/status", responses((status = 200, body = Events)))]
 pub(super) async fn events(State(state): Shared) -> Response {
     let stats = state.event_stats();

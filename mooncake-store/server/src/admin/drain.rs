@@ -1,4 +1,4 @@
-//! Drain jobs: segments are emptied, so that their owners can go.
+//! Drain jobs: move all objects out of segments, so that their owners can leave.
 
 use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
@@ -8,22 +8,23 @@ use mooncake_core::ids::Uuid;
 
 use super::answers::{DrainChanged, DrainJob, DrainRequest, Failure};
 use super::query::form_text;
-use super::{Shared, bad_request, failure, page, read, status_of};
+use super::reply::{Shared, bad_request, failure, page, read, status_of};
 use mooncake_master::DrainStatus;
 
-/// Empties segments, object by object, without taking anything from readers.
+/// Drains segments: moves their objects without an interruption for readers.
 ///
-/// The segments take no new objects from now on. Objects go to the targets, or wherever there is most room. When nothing is left, the
-/// segments are DRAINED, and unmounting them loses nothing.
+/// The segments take no new objects from now on. Objects move to the targets, or to the segments
+/// with the most free space. When no object is left, the segments are DRAINED, and unmounting them
+/// loses nothing.
 #[utoipa::path(
     post,
     path = "/api/v1/drain_jobs",
     request_body = DrainRequest,
     responses(
         (status = 200, body = DrainChanged),
-        (status = 400, body = Failure, description = "No such request"),
-        (status = 404, body = Failure, description = "A segment is not known"),
-        (status = 409, body = Failure, description = "A segment is in another state than OK")
+        (status = 400, body = Failure, description = "Invalid request"),
+        (status = 404, body = Failure, description = "Unknown segment"),
+        (status = 409, body = Failure, description = "A segment is not in state OK")
     )
 )]
 pub(super) async fn start(State(state): Shared, body: Bytes) -> Response {
@@ -39,11 +40,11 @@ pub(super) async fn start(State(state): Shared, body: Bytes) -> Response {
     changed(started, "CREATED")
 }
 
-/// How a drain job is getting on.
+/// Returns the progress of a drain job.
 #[utoipa::path(
     get,
     path = "/api/v1/drain_jobs/query",
-    params(("job_id" = String, Query, description = "Its id, two decimal numbers joined by `-`")),
+    params(("job_id" = String, Query, description = "Id of the job: two decimal numbers joined by `-`")),
     responses((status = 200, body = DrainJob), (status = 400, body = Failure), (status = 404, body = Failure))
 )]
 pub(super) async fn query(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -72,17 +73,17 @@ pub(super) async fn query(State(state): Shared, RawQuery(query): RawQuery) -> Re
     }
 }
 
-/// Ends a drain job, unless objects are being moved right now. It then begins no new moves for ten seconds, so that trying
-/// again soon succeeds.
+/// Cancels a drain job, unless objects are moving at the moment. The job then begins no new moves
+/// for ten seconds, so that a repeated request succeeds.
 #[utoipa::path(
     post,
     path = "/api/v1/drain_jobs/cancel",
-    params(("job_id" = String, Query, description = "Its id, two decimal numbers joined by `-`")),
+    params(("job_id" = String, Query, description = "Id of the job: two decimal numbers joined by `-`")),
     responses(
         (status = 200, body = DrainChanged),
         (status = 400, body = Failure),
         (status = 404, body = Failure),
-        (status = 409, body = Failure, description = "It is over, or moves are under way")
+        (status = 409, body = Failure, description = "The job has ended, or moves are in progress")
     )
 )]
 pub(super) async fn cancel(State(state): Shared, RawQuery(query): RawQuery) -> Response {

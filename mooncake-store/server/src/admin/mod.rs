@@ -1,10 +1,12 @@
-//! The admin pages of the master: paths, parameters, statuses and JSON of the existing one, described at `/openapi.json`.
+//! Admin endpoints of the master, with the paths, parameters, statuses and JSON of Mooncake C++.
+//! The endpoint `/openapi.json` describes them.
 
 mod answers;
 mod cluster;
 mod drain;
 mod objects;
 mod query;
+mod reply;
 mod segments;
 mod tenants;
 
@@ -14,35 +16,26 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::header;
 use axum::routing::get;
-use mooncake_core::{Error, ErrorCode};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use self::answers::Failure;
-use super::State;
+use super::state::State;
 use mooncake_protocol::http::{JSON, nothing_here};
 
-const TEXT: &str = "text/plain; version=0.0.4";
-
-/// Largest body that is read, in bytes.
+/// Maximum length of a request body in bytes.
 const MAX_BODY: usize = 1 << 20;
-
-type Shared = axum::extract::State<Arc<State>>;
 
 #[derive(OpenApi)]
 #[openapi(info(
     title = "mooncake_master",
-    description = "Admin pages of the master of a cluster. No authentication: whoever reaches the port may do all of it.",
+    description = "Admin endpoints of the master of a cluster. No authentication: every client that reaches the port has full access.",
 ))]
 struct Description;
 
-/// All pages, behind the paths that the description names.
+/// Returns the routes of all endpoints in the description.
 pub(super) fn pages(state: Arc<State>) -> Router {
     let (router, description) = OpenApiRouter::<Arc<State>>::with_openapi(Description::openapi())
         .routes(routes!(cluster::health))
@@ -69,65 +62,9 @@ pub(super) fn pages(state: Arc<State>) -> Router {
     let description = description.to_json().unwrap_or_default();
     router
         .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, JSON)], description.clone())))
-        // The existing master knows no other answer to a path or a method that it does not have.
+        // Mooncake C++ responds to every unknown path or method in this way.
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(state)
-}
-
-fn page(body: &impl Serialize) -> Response {
-    answer(StatusCode::OK, body)
-}
-
-fn text(body: String) -> Response {
-    ([(header::CONTENT_TYPE, TEXT)], body).into_response()
-}
-
-fn text_failure(status: StatusCode, body: &'static str) -> Response {
-    (status, [(header::CONTENT_TYPE, TEXT)], body).into_response()
-}
-
-fn answer(status: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(body) => (status, [(header::CONTENT_TYPE, JSON)], body).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-/// A JSON object, or why the body is none.
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
-    // By way of a map: a list would pass for an object otherwise.
-    let object = serde_json::from_slice::<serde_json::Map<_, _>>(body);
-    let request = object.and_then(|object| serde_json::from_value(object.into()));
-    request.map_err(|error| Box::new(bad_request(&format!("Invalid JSON body: {error}"))))
-}
-
-/// A failure that is told by its name alone.
-fn failure(status: StatusCode, code: ErrorCode) -> Response {
-    refusal(status, code, code.name())
-}
-
-/// A failure with a sentence.
-fn refusal(status: StatusCode, code: ErrorCode, message: &str) -> Response {
-    let body = Failure { success: false, error_code: code.number(), error_message: message.to_owned() };
-    answer(status, &body)
-}
-
-fn bad_request(message: &str) -> Response {
-    refusal(StatusCode::BAD_REQUEST, ErrorCode::InvalidParams, message)
-}
-
-/// The status that goes with an error, as the existing master chooses it.
-fn status_of(error: &Error) -> StatusCode {
-    match error.code() {
-        ErrorCode::InvalidParams => StatusCode::BAD_REQUEST,
-        ErrorCode::SegmentNotFound | ErrorCode::JobNotFound | ErrorCode::ObjectNotFound => {
-            StatusCode::NOT_FOUND
-        }
-        ErrorCode::UnavailableInCurrentMode
-        | ErrorCode::UnavailableInCurrentStatus
-        | ErrorCode::TenantNotEmpty => StatusCode::CONFLICT,
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
 }

@@ -1,4 +1,4 @@
-//! Objects: where they lie, which there are, and the end of all of them.
+//! Objects: location, list and removal.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use super::answers::{
     Removed,
 };
 use super::query::{decoded, form_bytes, form_text, raw};
-use super::{Shared, answer, failure, page, text, text_failure};
+use super::reply::{Shared, answer, failure, page, text, text_failure};
 use mooncake_protocol::api::DEFAULT_TENANT;
 
-/// Where an object's replicas in memory lie.
+/// Returns the replicas of an object in memory.
 ///
-/// Without a lease and without counting: asking does not change what is kept. The key is taken as it was sent, and
-/// percent-decoded if there is no such object.
+/// The request grants no lease and counts as no read, so it does not affect eviction. The key is
+/// used as sent, and percent-decoded if no such object exists.
 #[utoipa::path(
     get,
     path = "/query_key",
     params(
-        ("key" = String, Query, description = "The key"),
-        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+        ("key" = String, Query, description = "Key of the object"),
+        ("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")
     ),
     responses((status = 200, body = Found), (status = 404, body = Failure))
 )]
@@ -51,15 +51,16 @@ fn tenant(query: Option<&str>) -> String {
     form_text(query, "tenant_id").unwrap_or_else(|| DEFAULT_TENANT.to_owned())
 }
 
-/// Where several objects lie. As `/query_key`, without a lease.
+/// Returns the replicas of several objects without a lease, like `/query_key`.
 ///
-/// Keys are separated by commas and percent-decoded one by one, so that a key may hold a comma as `%2C`.
+/// Keys are separated by commas and percent-decoded one by one, so that a key may contain a comma
+/// as `%2C`.
 #[utoipa::path(
     get,
     path = "/batch_query_keys",
     params(
         ("keys" = String, Query, description = "Keys, separated by commas"),
-        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+        ("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")
     ),
     responses((status = 200, body = FoundMany), (status = 400, body = NoKeys))
 )]
@@ -84,15 +85,16 @@ pub(super) async fn batch_query_keys(State(state): Shared, RawQuery(query): RawQ
     page(&FoundMany { success: true, data })
 }
 
-/// For how long objects are leased to readers. Objects without a lease are left out.
+/// Returns the time until the leases of readers on objects end. Objects without a lease are left
+/// out.
 ///
-/// Keys are separated by commas and percent-decoded one by one. A page of ours, which no master of Mooncake C++ has.
+/// Keys are separated by commas and percent-decoded one by one. Mooncake C++ lacks this endpoint.
 #[utoipa::path(
     get,
     path = "/api/v1/leases",
     params(
         ("keys" = String, Query, description = "Keys, separated by commas"),
-        ("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")
+        ("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")
     ),
     responses((status = 200, body = Leases))
 )]
@@ -144,23 +146,23 @@ fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {
                     transport_endpoint: endpoint.clone(),
                 });
             }
-            // The existing master shows no list of these.
+            // Mooncake C++ lists none of these.
             ReplicaLocation::Dfs { .. } => {}
         }
     }
     all
 }
 
-/// Every key that can be read, one per line; bytes that are no text are shown as their nearest.
+/// Returns every readable key, one per line. Invalid UTF-8 is replaced.
 #[utoipa::path(
     get,
     path = "/get_all_keys",
-    params(("tenant_id" = Option<String>, Query, description = "Whose; `default`'s, if absent")),
+    params(("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")),
     responses((status = 200, body = String, content_type = "text/plain"), (status = 500, body = String, content_type = "text/plain"))
 )]
 pub(super) async fn all_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
     let tenant = tenant(query.as_deref());
-    // A pass over the whole directory must not hold up the connections of a worker.
+    // A pass over all objects must not block the connections of a worker.
     let listed = tokio::task::spawn_blocking(move || {
         let keys = state.master.keys_of(&tenant);
         keys.iter().map(|key| format!("{}\n", String::from_utf8_lossy(key.as_bytes()))).collect()
@@ -171,13 +173,13 @@ pub(super) async fn all_keys(State(state): Shared, RawQuery(query): RawQuery) ->
     }
 }
 
-/// Removes every object that nobody is using.
+/// Removes every object that is not in use.
 #[utoipa::path(
     post,
     path = "/api/v1/remove_all",
     params(
-        ("force" = Option<String>, Query, description = "`true` or `1`: those with a lease too"),
-        ("tenant_id" = Option<String>, Query, description = "Of which tenant; of all, if absent")
+        ("force" = Option<String>, Query, description = "`true` or `1` to remove objects with a lease, too"),
+        ("tenant_id" = Option<String>, Query, description = "Tenant; all tenants if absent")
     ),
     responses((status = 200, body = Removed), (status = 500, body = Failure))
 )]

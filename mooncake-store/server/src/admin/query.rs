@@ -1,14 +1,15 @@
-//! Parameters of a query, as forms send them.
+//! Parameters of a query string.
 
 pub(super) use mooncake_transport::http_server::{decoded, raw};
 
-/// A parameter, percent-decoded, with a `+` for a space; `None` too when it is empty or no text.
+/// Returns a parameter, percent-decoded, with a space for each `+`. Returns `None` if the parameter
+/// is absent, empty or not UTF-8.
 pub(super) fn form_text(query: Option<&str>, name: &str) -> Option<String> {
     let value = form_bytes(raw(query, name)?);
     String::from_utf8(value).ok().filter(|text| !text.is_empty())
 }
 
-/// As [`form_text`] for bytes.
+/// Decodes bytes like [`form_text`].
 pub(super) fn form_bytes(value: &str) -> Vec<u8> {
     decoded(&value.replace('+', " "))
 }

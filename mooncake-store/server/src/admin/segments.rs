@@ -1,4 +1,4 @@
-//! Segments: which there are, and how full.
+//! Segments: list, use and state.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -7,10 +7,10 @@ use mooncake_core::replica::SegmentStatus;
 
 use super::answers::{Failure, SegmentDetail, SegmentState, SegmentsDetail};
 use super::query::{decoded, form_text, raw};
-use super::{Shared, bad_request, failure, page, status_of, text, text_failure};
+use super::reply::{Shared, bad_request, failure, page, status_of, text, text_failure};
 use mooncake_master::SegmentStats;
 
-/// Names of all segments, one per line.
+/// Returns the names of all segments, one per line.
 #[utoipa::path(
     get,
     path = "/get_all_segments",
@@ -20,7 +20,7 @@ pub(super) async fn all_segments(State(state): Shared) -> Response {
     text(state.master.segment_stats().iter().map(|at| format!("{}\n", at.segment.name)).collect())
 }
 
-/// All segments, with owner, address, state and use.
+/// Returns all segments with owner, address, state and use.
 #[utoipa::path(get, path = "/get_segments_detail", responses((status = 200, body = SegmentsDetail)))]
 pub(super) async fn segments_detail(State(state): Shared) -> Response {
     let segments: Vec<_> = state.master.segment_stats().iter().map(detail).collect();
@@ -45,11 +45,12 @@ fn detail(at: &SegmentStats) -> SegmentDetail {
     }
 }
 
-/// Use of one segment. The name is taken as it was sent, and percent-decoded if there is no such segment.
+/// Returns the use of one segment. The name is used as sent, and percent-decoded if no such segment
+/// exists.
 #[utoipa::path(
     get,
     path = "/query_segment",
-    params(("segment" = String, Query, description = "Its name")),
+    params(("segment" = String, Query, description = "Name of the segment")),
     responses((status = 200, body = String, content_type = "text/plain"), (status = 500, body = String, content_type = "text/plain"))
 )]
 pub(super) async fn query_segment(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -67,11 +68,11 @@ pub(super) async fn query_segment(State(state): Shared, RawQuery(query): RawQuer
     }
 }
 
-/// State of one segment.
+/// Returns the state of one segment.
 #[utoipa::path(
     get,
     path = "/api/v1/segments/status",
-    params(("segment" = String, Query, description = "Its name")),
+    params(("segment" = String, Query, description = "Name of the segment")),
     responses((status = 200, body = SegmentState), (status = 400, body = Failure), (status = 404, body = Failure))
 )]
 pub(super) async fn status(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -102,7 +103,7 @@ fn status_name(status: SegmentStatus) -> &'static str {
     }
 }
 
-/// A number with six digits that count, and no zeros after them.
+/// Formats a number with six significant digits and without trailing zeros.
 fn six_digits(number: f64) -> String {
     let before_the_point = if number < 1.0 { 0.0 } else { number.log10().floor() + 1.0 };
     let zeros = if number > 0.0 && number < 1.0 { (-number.log10().floor() - 1.0).max(0.0) } else { 0.0 };

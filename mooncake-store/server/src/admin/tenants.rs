@@ -1,4 +1,4 @@
-//! Tenants: their quotas, and what they use of them.
+//! Tenants: quotas and their use.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::answers::{Failure, Quota, QuotaData, QuotaRequest, Quotas};
 use super::query::{form_text, raw};
-use super::{Shared, bad_request, failure, page, read, status_of};
-use crate::State as ServerState;
+use super::reply::{Shared, bad_request, failure, page, read, status_of};
+use crate::state::State as ServerState;
 use mooncake_master::{TenantInfo, TenantQuota, is_tenant};
 
-/// The quota of a tenant, or of all, and what of it is used.
+/// Returns the quota of a tenant or of all tenants, and its use.
 #[utoipa::path(
     get,
     path = "/api/v1/tenant_quotas",
-    params(("tenant_id" = Option<String>, Query, description = "Which tenant; all, if absent")),
+    params(("tenant_id" = Option<String>, Query, description = "Name of the tenant; all tenants if absent")),
     responses(
         (status = 200, body = Quotas),
         (status = 400, body = Failure),
-        (status = 404, body = Failure, description = "Not registered"),
-        (status = 409, body = Failure, description = "There are no tenants here")
+        (status = 404, body = Failure, description = "The tenant is not registered"),
+        (status = 409, body = Failure, description = "This master has no tenants")
     )
 )]
 pub(super) async fn quotas(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -40,17 +40,17 @@ pub(super) async fn quotas(State(state): Shared, RawQuery(query): RawQuery) -> R
     }
 }
 
-/// Registers a tenant, or sets its quota. It is written to where the tenants were read from.
+/// Registers a tenant or sets its quota. The change is written to the source of the policy.
 #[utoipa::path(
     put,
     path = "/api/v1/tenant_quotas",
-    params(("tenant_id" = String, Query, description = "Which tenant")),
+    params(("tenant_id" = String, Query, description = "Name of the tenant")),
     request_body = QuotaRequest,
     responses(
         (status = 200, body = Quotas),
         (status = 400, body = Failure),
-        (status = 409, body = Failure, description = "There are no tenants here"),
-        (status = 500, body = Failure, description = "It could not be written there; nothing has changed")
+        (status = 409, body = Failure, description = "This master has no tenants"),
+        (status = 500, body = Failure, description = "The policy could not be written; nothing has changed")
     )
 )]
 pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
@@ -67,7 +67,7 @@ pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, b
         let before = state.master.tenant(&quota.name).ok();
         let set = state.master.set_tenant(&quota)?;
         keep(state).inspect_err(|_| {
-            // As if it had not been asked for.
+            // Undo the change.
             let _ = match before {
                 Some(before) => {
                     let before = TenantQuota { name: before.name, bytes: before.requested };
@@ -81,17 +81,17 @@ pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, b
     .await
 }
 
-/// Forgets a tenant without objects. It is taken out of where the tenants were read from.
+/// Removes a tenant without objects. The change is written to the source of the policy.
 #[utoipa::path(
     delete,
     path = "/api/v1/tenant_quotas",
-    params(("tenant_id" = String, Query, description = "Which tenant")),
+    params(("tenant_id" = String, Query, description = "Name of the tenant")),
     responses(
         (status = 200, body = Quotas),
         (status = 400, body = Failure),
-        (status = 404, body = Failure, description = "Not registered"),
-        (status = 409, body = Failure, description = "It has objects, or there are no tenants here"),
-        (status = 500, body = Failure, description = "It could not be written there; nothing has changed")
+        (status = 404, body = Failure, description = "The tenant is not registered"),
+        (status = 409, body = Failure, description = "The tenant has objects, or this master has no tenants"),
+        (status = 500, body = Failure, description = "The policy could not be written; nothing has changed")
     )
 )]
 pub(super) async fn remove_quota(State(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -109,7 +109,7 @@ pub(super) async fn remove_quota(State(state): Shared, RawQuery(query): RawQuery
 
 const NO_TENANT: &str = "Missing or invalid tenant_id";
 
-/// Makes a change off the connections' threads, one at a time.
+/// Runs a change outside of the connections' threads, one at a time.
 async fn change(
     state: Arc<ServerState>,
     make: impl FnOnce(&ServerState) -> Result<Option<TenantInfo>> + Send + 'static,
@@ -121,7 +121,8 @@ async fn change(
     one(made.await.unwrap_or_else(|_| Err(ErrorCode::InternalError.into())))
 }
 
-/// Writes the tenants to where they were read from. Who asked is told the code only, so the log has the reason.
+/// Writes the tenants to the source of the policy. The response contains only the error code, so
+/// the log contains the reason.
 fn keep(state: &ServerState) -> Result<()> {
     let Some(policy) = &state.policy else { return Ok(()) };
     policy.write(&state.master.tenants()).inspect_err(|error| tracing::warn!("{error}"))
@@ -146,7 +147,7 @@ fn quota(info: &TenantInfo) -> Quota {
     }
 }
 
-/// The tenant that is asked about, if that can be one.
+/// Returns the requested tenant, if its name is valid.
 fn tenant(query: Option<&str>) -> Option<String> {
     form_text(query, "tenant_id").filter(|tenant| is_tenant(tenant))
 }

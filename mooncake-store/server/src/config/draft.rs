@@ -1,4 +1,4 @@
-//! Flags as they come in, before they are put together.
+//! Values of flags while the configuration is assembled.
 
 use std::path::PathBuf;
 
@@ -25,25 +25,25 @@ pub(super) struct Draft {
     pub(super) events_somewhere: bool,
     pub(super) offload: bool,
     pub(super) disks: DiskOptions,
-    /// Folder of the clusters that have files; empty for none.
+    /// Parent folder of the clusters' files; empty for none.
     pub(super) files_in: String,
     pub(super) files: FileOptions,
     pub(super) promotion_on_hit: bool,
     pub(super) promotion: PromotionOptions,
     pub(super) masters: bool,
-    /// Who elects, and where that is, by either name.
+    /// Backend of the election and its location, by either name of the flag.
     pub(super) electors: String,
     pub(super) electors_at: String,
     pub(super) etcd: String,
     pub(super) snapshots: SnapshotConfig,
-    /// What they and their list lie in.
+    /// Types of the stores for snapshots and for their list.
     pub(super) snapshots_in: String,
     pub(super) snapshot_list_in: String,
     pub(super) tenants: bool,
-    /// What their policy lies in, and where there.
+    /// Type and location of the store for the tenants' policy.
     pub(super) tenants_in: String,
     pub(super) tenant_policy: String,
-    /// Whether hot keys get more replicas in earnest; `None` for not at all.
+    /// True to create replicas of hot objects, false to observe only; `None` if disabled.
     pub(super) hot_mode: Option<bool>,
     pub(super) hot: HotOptions,
     pub(super) verbosity: u8,
@@ -68,8 +68,10 @@ impl Draft {
         }
         if !self.files_in.is_empty() {
             if matches!(&*config.cluster_id, "." | "..") {
-                let text =
-                    format!("--cluster_id={}: files need one that can name a folder", config.cluster_id);
+                let text = format!(
+                    "--cluster_id={}: must be a valid folder name if files are enabled",
+                    config.cluster_id
+                );
                 return Err(Error::invalid(text));
             }
             let dir = format!("{}/{}", self.files_in.trim_end_matches('/'), config.cluster_id);
@@ -78,8 +80,8 @@ impl Draft {
         if self.tenants {
             if self.tenant_policy.is_empty() {
                 return Err(Error::invalid(
-                    "--enable_multi_tenants needs --tenant_quota_connector_uri: the path of the file that says which \
-                     tenants there are, the host:port of the etcd, or rocksdb:///path",
+                    "--enable_multi_tenants needs --tenant_quota_connector_uri: \
+                     the path of the file with the tenants, the host:port of the etcd, or rocksdb:///path",
                 ));
             }
             let key = TenantPolicy::key(&config.cluster_id);
@@ -92,19 +94,19 @@ impl Draft {
         if self.masters {
             if !matches!(self.electors.as_str(), "" | "etcd") {
                 return Err(Error::invalid(format!(
-                    "--ha_backend_type={}: masters are elected in etcd only",
+                    "--ha_backend_type={}: the election of masters supports etcd only",
                     self.electors
                 )));
             }
             let etcd = if self.electors_at.is_empty() { self.etcd } else { self.electors_at };
             if etcd.is_empty() {
                 return Err(Error::invalid(
-                    "--enable_ha needs --etcd_endpoints (or --ha_backend_connstring): the host:port of the etcd that masters are elected in",
+                    "--enable_ha needs --etcd_endpoints (or --ha_backend_connstring): the host:port of the etcd for the election",
                 ));
             }
             if etcd.contains(FOLDER) {
                 return Err(Error::invalid(format!(
-                    "--enable_ha: masters are elected in etcd only; {etcd} is of one process at a time"
+                    "--enable_ha: the election of masters supports etcd only; {etcd} serves one process at a time"
                 )));
             }
             config.masters = Some(MastersConfig { etcd });
@@ -121,8 +123,8 @@ impl Draft {
             let server = Some(self.metadata_url).filter(|_| !self.metadata_enabled);
             if server.as_deref() == Some("") {
                 return Err(Error::invalid(
-                    "--enable_metadata_cleanup_on_timeout needs --enable_http_metadata_server, or --metadata_server \
-                     (MOONCAKE_TE_META_DATA_SERVER) to say where the metadata is",
+                    "--enable_metadata_cleanup_on_timeout needs --enable_http_metadata_server, or \
+                    --metadata_server (MOONCAKE_TE_META_DATA_SERVER) with the URL of the metadata",
                 ));
             }
             if let Some(url) = server.as_deref().filter(|url| !url.starts_with("http://")) {
@@ -147,7 +149,8 @@ impl Draft {
             config.events = Some(self.events);
         }
         config.options.check()?;
-        // Clients post for as long after the start of a write, whatever this master is told.
+        // Clients may write for that long after the start of a write, whatever the configuration of
+        // this master.
         if !is_planted("grants-shorter-than-their-use") {
             config.options.put_release = config.options.put_release.max(GRANT_USE);
         }
@@ -155,7 +158,7 @@ impl Draft {
     }
 }
 
-/// Several masters need what several processes can open.
+/// Checks that the stores of several masters can be shared by several processes.
 fn check_shared(config: &MasterConfig) -> Result<()> {
     let snapshots = config.snapshots.as_ref().and_then(SnapshotConfig::own);
     let tenants = match &config.tenant_policy {
@@ -166,7 +169,7 @@ fn check_shared(config: &MasterConfig) -> Result<()> {
     match snapshots.or(tenants).or(metadata) {
         None => Ok(()),
         Some(url) => Err(Error::invalid(format!(
-            "--enable_ha: {url} is of one process at a time; several masters have their snapshots in a folder they share, and their tenants in etcd"
+            "--enable_ha: {url} serves one process at a time; several masters need a shared folder for snapshots, and etcd for tenants"
         ))),
     }
 }
@@ -174,12 +177,12 @@ fn check_shared(config: &MasterConfig) -> Result<()> {
 fn check_snapshots(snapshots: &SnapshotConfig, lie_in: &str, list_in: &str, cluster: &str) -> Result<()> {
     if !matches!(lie_in, "" | "local") {
         return Err(Error::invalid(format!(
-            "--snapshot_object_store_type={lie_in}: snapshots lie in a folder only (local)"
+            "--snapshot_object_store_type={lie_in}: snapshots are stored in a folder only (local)"
         )));
     }
     if !matches!(list_in, "" | "embedded" | "payload") {
         return Err(Error::invalid(format!(
-            "--snapshot_catalog_store_type={list_in}: the list of snapshots is their folder (embedded)"
+            "--snapshot_catalog_store_type={list_in}: the list of snapshots is always their folder (embedded)"
         )));
     }
     if snapshots.folder.as_os_str().is_empty() {
@@ -189,7 +192,7 @@ fn check_snapshots(snapshots: &SnapshotConfig, lie_in: &str, list_in: &str, clus
     }
     if matches!(cluster, "." | "..") {
         return Err(Error::invalid(format!(
-            "--cluster_id={cluster}: snapshots need one that can name a folder"
+            "--cluster_id={cluster}: must be a valid folder name if snapshots are enabled"
         )));
     }
     if snapshots.keep == 0 {

@@ -1,6 +1,8 @@
-//! Environment variables of this project, and those of Mooncake C++ that it does not read, with reasons.
+//! Environment variables of this project, and those of Mooncake C++ that it does not read, with
+//! reasons.
 //!
-//! This is the only file of the crate that reads the environment; `docs/environment.md` is generated from it.
+//! No other file of the crate reads the environment. `docs/environment.md` is generated from this
+//! file.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -567,15 +569,16 @@ const NEVER: &[Unread] = &[
 pub fn environment_document() -> String {
     let mut text = String::from(
         "# Environment variables\n\n\
-         Generated from `mooncake-store/server/src/config/environment.rs` by `cargo xtask docs`; do not edit.\n\
-         An empty variable counts as unset.\n\n\
+         Generated from `mooncake-store/server/src/config/environment.rs` by\n\
+         `cargo xtask docs`; do not edit. An empty variable counts as unset.\n\n\
          ```sh\n\
          mooncake_master --print_config    # each value of the master and its origin\n\
          ```\n\n\
          ## Read by the master\n\n\
-         `mooncake_master` reads a variable for each of its flags. The command line takes precedence over the\n\
-         environment, the environment over the configuration file. The master warns about unknown variables\n\
-         that begin with `MC_MASTER_`. The Rust libraries read no environment unless they are told to.\n\n\
+         `mooncake_master` reads a variable for each of its flags. The command line takes\n\
+         precedence over the environment, the environment over the configuration file. The master\n\
+         warns about unknown variables that begin with `MC_MASTER_`. The Rust libraries read the\n\
+         environment only on request.\n\n\
          | variable | flag | default | effect |\n|---|---|---|---|\n",
     );
     for flag in flags() {
@@ -592,10 +595,11 @@ pub fn environment_document() -> String {
     }
     text.push_str(
         "\n## Read by the transfer engine\n\n\
-         A transfer engine reads these variables with `TransferEngineBuilder::environment`. Engines of the C\n\
-         interface, of the Python package and of `transfer_engine_bench` do. Stores of the Python package and\n\
-         `mooncake_client` read those about TCP, RDMA and the choice of a transport. Older names follow the\n\
-         newer ones.\n\n| variable | default | effect |\n|---|---|---|\n",
+         A transfer engine reads these variables with `TransferEngineBuilder::environment`.\n\
+         Engines of the C interface, of the Python package and of `transfer_engine_bench` do.\n\
+         Stores of the Python package and `mooncake_client` read those about TCP, RDMA and the\n\
+         choice of a transport. Older names follow the newer ones.\n\n\
+         | variable | default | effect |\n|---|---|---|\n",
     );
     for variable in VARIABLES {
         let names: Vec<String> = variable.names.iter().map(|name| format!("`{name}`")).collect();
@@ -631,15 +635,18 @@ pub fn environment_document() -> String {
 pub fn flags_document() -> String {
     let mut text = String::from(
         "# Flags of `mooncake_master`\n\n\
-         Generated from `mooncake-store/server/src/config/flags.rs` by `cargo xtask docs`; do not edit.\n\n\
+         Generated from `mooncake-store/server/src/config/flags.rs` by `cargo xtask docs`;\n\
+         do not edit.\n\n\
          ```sh\n\
          mooncake_master --rpc_port=50051 --print_config    # each value and its origin\n\
          ```\n\n\
-         Each flag is also a key of a configuration file (`--config_path=master.yaml`, `.yml`, `.json` or\n\
-         `.toml`: one flat map). In capitals after `MC_MASTER_` it is an environment variable\n\
-         ([environment.md](environment.md)). Command line > environment > file > default.\n\n\
-         Flags of missing features are known. A switch is accepted at its default and refused otherwise. Other\n\
-         settings are accepted without effect, and the master notes that at the start.\n",
+         Each flag is also a key of a configuration file (`--config_path=master.yaml`, `.yml`,\n\
+         `.json` or `.toml`: one flat map). In capitals after `MC_MASTER_` it is an environment\n\
+         variable ([environment.md](environment.md)). Command line > environment > file >\n\
+         default.\n\n\
+         Flags of missing features are known. A switch is accepted at its default and refused\n\
+         otherwise. Other settings are accepted without effect, and the master notes that at the\n\
+         start.\n",
     );
     for group in GROUPS {
         let _ = write!(text, "\n## {}\n\n| flag | default | effect |\n|---|---|---|\n", group.name);

@@ -1,7 +1,7 @@
-//! Configuration files: a flat map from flag names to values, in YAML, JSON or TOML by the file's extension.
+//! Configuration files: a flat map from flag names to values, in YAML, JSON or TOML by the file
+//! name's extension.
 
 use std::fmt;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,16 +10,15 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
+use super::document::read;
 use super::settings::Settings;
 
-/// Largest file that is read, in bytes.
-const MAX_FILE: u64 = 1 << 20;
-
 impl Settings {
-    /// Takes the values of a configuration file.
+    /// Reads the values of a configuration file.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, naming the file: it cannot be read, is of no known kind, is no flat map, or has a key that is no flag.
+    /// `INVALID_PARAMS` with the file name: the file is unreadable, has an unknown extension, is
+    /// not a flat map, or has an unknown key.
     pub fn read_file(&mut self, path: &Path) -> Result<()> {
         let refuse = |why: &dyn fmt::Display| Error::invalid(format!("{}: {why}", path.display()));
         let text = read(path).map_err(|error| refuse(&error))?;
@@ -47,16 +46,7 @@ impl Settings {
     }
 }
 
-pub(super) fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let size = std::fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
-    if size as u64 > MAX_FILE {
-        return Err(std::io::Error::other(format!("a configuration file has at most {MAX_FILE} bytes")));
-    }
-    Ok(text)
-}
-
-/// A map in the order it was written; the same key twice is an error.
+/// A map in the order of the file. A repeated key is an error.
 struct Entries(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -133,7 +123,7 @@ mod tests {
         assert_eq!(config("m.yaml", "client_live_ttl_sec: 60\n").options.client_ttl.as_secs(), 60);
     }
 
-    /// Names as the existing system's sample file has them.
+    /// The names are those of the sample file of Mooncake C++.
     #[test]
     fn a_file_for_the_existing_master_is_read() {
         let settings = load(

@@ -1,9 +1,9 @@
-//! One flag of the master.
+//! A flag of the master.
 
 use super::draft::Draft;
 use super::values::{Parsed, switch};
 
-/// One flag of `mooncake_master`.
+/// A flag of `mooncake_master`.
 #[derive(Debug)]
 pub struct Flag {
     /// Name without dashes; also the key in a configuration file.

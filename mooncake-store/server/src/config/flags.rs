@@ -247,7 +247,8 @@ const SPACE: &[Flag] = &[
         set!(config.options.evict_soft_pinned = switch),
     ),
     flag("memory_allocator", "offset", "Allocator of segments: offset, best_fit", |draft, text| {
-        // An older allocator of Mooncake C++ with slabs and a largest size; `Settings::notes` says so.
+        // Older allocator of Mooncake C++ with slabs and a maximum size; `Settings::notes` reports
+        // the replacement.
         let known = if text == "cachelib" { "offset" } else { text };
         draft.config.allocator.kind = known.parse().map_err(said)?;
         Ok(())
@@ -615,7 +616,7 @@ const KV_EVENTS: &[Flag] = &[
     flag(
         "kv_events_emit_object_key",
         "true",
-        "Add the key to events; without keys, objects whose key is no hash have no events",
+        "Add the key to events; without keys, objects without a hash as key have no events",
         set!(events.object_key = switch),
     ),
     idle("kv_events_model_name", "", "A field of events", EVENTS, is_anything),

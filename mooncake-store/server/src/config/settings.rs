@@ -1,4 +1,4 @@
-//! What every flag is set to, and who said so: command line, then environment, then file, then default.
+//! Values of all flags with their origins. Precedence: command line, environment, file, default.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,16 +14,16 @@ use super::values::nearest;
 use mooncake_client::MAX_TIMEOUT;
 use mooncake_master::GRANT_USE;
 
-/// Who set a flag. The later ones win.
+/// Origin of a value, in ascending precedence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody.
+    /// Default value.
     Default,
-    /// A configuration file.
+    /// Configuration file.
     File(Arc<PathBuf>),
-    /// A variable of the environment, by name.
+    /// Environment variable with this name.
     Environment(String),
-    /// The command line.
+    /// Command line.
     CommandLine,
 }
 
@@ -38,20 +38,20 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One flag and its value.
+/// A flag and its value.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The flag.
     pub flag: &'static Flag,
-    /// Its value, as it was written.
+    /// Value as text.
     pub value: String,
-    /// Who set it.
+    /// Origin of the value.
     pub origin: Origin,
-    /// Whether an older name of it was used; the present name wins then, if the same source has both.
+    /// True if an older name was used. The current name takes precedence within the same origin.
     by_alias: bool,
 }
 
-/// The value of every flag. Printed, it is a YAML file that sets the same.
+/// Values of all flags. The `Display` output is a YAML file with the same values.
 #[derive(Clone, Debug)]
 pub struct Settings {
     settings: Vec<Setting>,
@@ -71,10 +71,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Takes a value from the command line.
+    /// Sets a value from the command line.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, with the nearest known name, when there is no such flag.
+    /// `INVALID_PARAMS` with the nearest known name if the flag is unknown.
     pub fn command_line(&mut self, name: &str, value: &str) -> Result<()> {
         match flag_named(name) {
             Some(flag) => self.set(flag, name, value, Origin::CommandLine),
@@ -83,10 +83,10 @@ impl Settings {
         Ok(())
     }
 
-    /// Takes a value from a configuration file.
+    /// Sets a value from a configuration file.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, with the nearest known key, when there is no such key.
+    /// `INVALID_PARAMS` with the nearest known key if the key is unknown.
     pub fn file(&mut self, path: &Arc<PathBuf>, key: &str, value: &str) -> Result<()> {
         match flag_named(key).filter(|flag| flag.name != "config_path") {
             Some(flag) => self.set(flag, key, value, Origin::File(path.clone())),
@@ -98,19 +98,19 @@ impl Settings {
         Ok(())
     }
 
-    /// Takes a value from a variable of the environment.
+    /// Sets a value from an environment variable.
     pub(super) fn environment(&mut self, flag: &'static Flag, variable: String, value: &str) {
         self.set(flag, flag.name, value, Origin::Environment(variable));
     }
 
-    /// Adds a sentence for whoever starts the master.
+    /// Adds a note for the log of the start.
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
 
     fn set(&mut self, flag: &'static Flag, name: &str, value: &str, origin: Origin) {
         let by_alias = name != flag.name;
-        // 0 is how the existing master says that the port is not given here.
+        // In Mooncake C++, 0 means that the port is not set.
         if flag.name == "rpc_port" && value == "0" {
             return;
         }
@@ -122,17 +122,18 @@ impl Settings {
         }
     }
 
-    /// What a flag is set to.
+    /// Returns the value of a flag.
     pub fn value(&self, name: &str) -> Option<&Setting> {
         self.settings.iter().find(|setting| setting.flag.name == name)
     }
 
-    /// Every flag with its value, in the order of the table.
+    /// Returns all flags with their values, in the order of the table.
     pub fn all(&self) -> &[Setting] {
         &self.settings
     }
 
-    /// What is to be said at the start: settings without effect or taken as others, variables that are none.
+    /// Returns notes for the start: settings without effect or with another meaning, and unknown
+    /// variables.
     pub fn notes(&self) -> Vec<String> {
         let idle = self.settings.iter().filter_map(|setting| match setting.flag.state {
             FlagState::Idle(why) if setting.value != setting.flag.default => {
@@ -145,10 +146,7 @@ impl Settings {
             .iter()
             .filter(|setting| setting.flag.name == "memory_allocator" && setting.value == "cachelib");
         let older = older.map(|setting| {
-            format!(
-                "memory_allocator={} ({}) is not built: offset takes its place",
-                setting.value, setting.origin
-            )
+            format!("memory_allocator={} ({}) is not supported; using offset", setting.value, setting.origin)
         });
         let short = self.settings.iter().filter(|setting| {
             setting.flag.name == "put_start_release_timeout_sec"
@@ -156,7 +154,7 @@ impl Settings {
         });
         let short = short.map(|setting| {
             format!(
-                "put_start_release_timeout_sec={} ({}) is taken as {}: clients may write for {} s after the start of a write",
+                "put_start_release_timeout_sec={} ({}) counts as {}: clients may write for {} s after the start of a write",
                 setting.value,
                 setting.origin,
                 GRANT_USE.as_secs(),
@@ -166,11 +164,11 @@ impl Settings {
         self.notes.iter().cloned().chain(idle).chain(older).chain(short).collect()
     }
 
-    /// Puts all together.
+    /// Assembles the configuration.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, naming flag and origin: a value that does not parse, one that contradicts another, or one that asks for
-    /// something not built.
+    /// `INVALID_PARAMS` with flag and origin: a value is invalid, contradicts another one, or
+    /// requires a missing feature.
     pub fn config(&self) -> Result<MasterConfig> {
         let mut draft = Draft::default();
         for setting in self.settings.iter().filter(|setting| setting.origin != Origin::Default) {
@@ -190,7 +188,7 @@ impl Settings {
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Setting { flag, value, origin, .. } in &self.settings {
-            // The name of the file is no setting of the file.
+            // The name of the file does not belong into the file.
             let hidden = if flag.name == "config_path" { "# " } else { "" };
             // A JSON string is a YAML string.
             let value = serde_json::Value::from(value.as_str());
@@ -204,7 +202,7 @@ impl fmt::Display for Settings {
     }
 }
 
-/// Whether a value reads the same with and without quotes.
+/// Returns whether YAML reads the value the same with and without quotes.
 fn is_plain(value: &str) -> bool {
     value.parse::<u64>().is_ok() || matches!(value, "true" | "false")
 }
@@ -218,11 +216,27 @@ fn rank(origin: &Origin) -> u8 {
     }
 }
 
-/// `what` is not known, and this is what was probably meant.
+/// Returns the error about an unknown name, with the nearest known name.
 fn unknown(what: &str, name: &str, before: &str, otherwise: &str) -> Error {
     let hint = match nearest(name, flags().flat_map(Flag::names)) {
         Some(known) => format!("did you mean {before}{known}?"),
         None => otherwise.into(),
     };
     Error::invalid(format!("unknown {what}; {hint}"))
+}
+
+impl MasterConfig {
+    /// Returns the configuration of these flags, given by name and value; other flags have their
+    /// defaults. Neither a file nor the environment is read; [`Settings`] does that.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` with the flag: a name is unknown, a value is invalid, contradicts another
+    /// one, or requires a missing feature.
+    pub fn from_flags<'a>(flags: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
+        let mut settings = Settings::default();
+        for (name, value) in flags {
+            settings.command_line(name, value)?;
+        }
+        settings.config()
+    }
 }

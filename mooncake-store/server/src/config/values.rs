@@ -1,4 +1,4 @@
-//! How values of flags are written.
+//! Parsers for values of flags.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub(super) fn text(text: &str) -> Parsed<String> {
     if text.is_empty() { Err("must not be empty".into()) } else { Ok(text.into()) }
 }
 
-/// Anything, nothing too.
+/// Accepts any text, including the empty one.
 pub(super) fn any(text: &str) -> Parsed<String> {
     Ok(text.into())
 }
@@ -32,7 +32,8 @@ pub(crate) fn switch(text: &str) -> Parsed<bool> {
     }
 }
 
-/// Bytes: a number, maybe with a fraction, and a unit (`4 GB`, `512m`, `1.5GiB`); units are powers of 1024.
+/// Parses a size: a number, optionally with a fraction and a unit (`4 GB`, `512m`, `1.5GiB`). Units
+/// are powers of 1024.
 pub(crate) fn bytes(text: &str) -> Parsed<u64> {
     let refuse = || "must be a size such as 1048576, 512MB or 4 GB".to_owned();
     let text = text.trim().to_ascii_lowercase();
@@ -51,7 +52,7 @@ pub(crate) fn bytes(text: &str) -> Parsed<u64> {
     }
     let count: f64 = count.parse().map_err(|_| refuse())?;
     let bytes = count * f64::from(1u32 << (power / 2)) * f64::from(1u32 << (power - power / 2));
-    // Far below what a float holds exactly in these sizes, or refused.
+    // A float represents sizes in this range exactly enough; larger ones are refused.
     if (0.0..=1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(refuse()) }
 }
 
@@ -70,12 +71,12 @@ pub(super) fn seconds(text: &str) -> Parsed<Duration> {
     duration(text, "s")
 }
 
-/// Seconds, 0 for no limit.
+/// Parses seconds, where 0 stands for no limit.
 pub(super) fn limit(text: &str) -> Parsed<Duration> {
     seconds(text).map(|limit| if limit.is_zero() { Duration::MAX } else { limit })
 }
 
-/// A whole number with a unit, or in the unit given.
+/// Parses a whole number with a unit, or in the given unit.
 fn duration(text: &str, unit: &str) -> Parsed<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (count, given) = text.split_at(digits);
@@ -90,7 +91,7 @@ fn duration(text: &str, unit: &str) -> Parsed<Duration> {
     count.checked_mul(factor).map(Duration::from_millis).ok_or_else(|| "is too long".into())
 }
 
-/// 1 to 128 of the characters that directory keys may hold.
+/// Parses a cluster id: 1 to 128 characters that are valid in directory keys.
 pub(super) fn cluster_id(text: &str) -> Parsed<String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
     if text.is_empty() || text.len() > 128 || !text.chars().all(fine) {
@@ -99,7 +100,7 @@ pub(super) fn cluster_id(text: &str) -> Parsed<String> {
     Ok(text.into())
 }
 
-/// Host and port of `tcp://host:port`, with `*` for every address and for a free port.
+/// Parses `tcp://host:port`, where `*` stands for every address or a free port.
 pub(super) fn endpoint(text: &str) -> Parsed<(String, u16)> {
     let refuse = || "must be tcp://host:port, with * for every address or a free port".to_owned();
     let (host, port) = text.strip_prefix("tcp://").and_then(|at| at.rsplit_once(':')).ok_or_else(refuse)?;
@@ -108,13 +109,13 @@ pub(super) fn endpoint(text: &str) -> Parsed<(String, u16)> {
     if host.is_empty() { Err(refuse()) } else { Ok((host.into(), port)) }
 }
 
-/// The known name that was probably meant.
+/// Returns the known name with the smallest distance, if it is similar.
 pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (distance, nearest) = known.map(|known| (distance(name, known), known)).min()?;
     (distance <= 2 + name.len() / 4).then_some(nearest)
 }
 
-/// Letters to change, add or leave out.
+/// Returns the number of letters to change, insert or remove.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

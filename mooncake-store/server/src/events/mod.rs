@@ -1,5 +1,5 @@
-//! Events for those who route requests by what is cached: what was stored and what is gone, published over ZeroMQ as the
-//! existing master does.
+//! Events about stored and removed objects, published over ZeroMQ in the format of Mooncake C++.
+//! Routers use them to send requests to nodes with cached data.
 
 mod payload;
 mod subscribers;
@@ -17,27 +17,17 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-use self::payload::{hash_of, message};
+use self::payload::{Event, hash_of, message};
 use self::subscribers::Subscribers;
-use super::EventStats;
+use super::event_stats::EventStats;
 use crate::config::EventsConfig;
 use mooncake_master::Journal;
 use mooncake_protocol::api::DEFAULT_TENANT;
 
-/// Events in one message at most.
+/// Maximum number of events in one message.
 const BATCH: usize = 64;
 
-/// An object became readable, or ceased to be.
-#[derive(Debug)]
-struct Event {
-    stored: bool,
-    /// Usually `default`, which needs no memory.
-    tenant: std::borrow::Cow<'static, str>,
-    key: ObjectKey,
-    group: String,
-}
-
-/// Events on their way out.
+/// Queue of unpublished events.
 #[derive(Debug)]
 pub(super) struct Feed {
     config: EventsConfig,
@@ -52,7 +42,8 @@ pub(super) struct Feed {
 struct Queue {
     events: VecDeque<Event>,
     next_event: u64,
-    /// Number of the next message. One is left out for each event that is lost, so that readers see that something is missing.
+    /// Number of the next message. Each lost event skips a number, so that subscribers notice the
+    /// loss.
     next_message: u64,
 }
 
@@ -64,7 +55,7 @@ struct Counts {
     without_hash: AtomicU64,
 }
 
-/// A feed at work; dropped, it ends.
+/// Tasks of a feed. They end on drop.
 #[derive(Debug)]
 pub(super) struct Publisher {
     tasks: [tokio::task::JoinHandle<()>; 2],
@@ -76,7 +67,7 @@ impl Drop for Publisher {
     }
 }
 
-/// Takes the port and begins to publish.
+/// Binds the port and starts to publish.
 pub(super) async fn start(
     config: &EventsConfig,
     clock: SharedClock,
@@ -126,7 +117,7 @@ impl Feed {
             match self.next_message() {
                 Some(message) => {
                     self.subscribers.send(&message);
-                    // Others want to run too when events never end.
+                    // Yield, in case events never end.
                     tokio::task::yield_now().await;
                 }
                 None => self.filled.notified().await,
@@ -134,7 +125,7 @@ impl Feed {
         }
     }
 
-    /// The next message, if there are events.
+    /// Returns the next message, if there are events.
     fn next_message(&self) -> Option<bytes::Bytes> {
         let mut queue = self.queue.lock();
         loop {

@@ -1,17 +1,28 @@
-//! Events as the existing master writes them: three frames, the last one MessagePack.
+//! Encoding of events as in Mooncake C++: three frames, the last one in MessagePack.
 
+use std::borrow::Cow;
 use std::str;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use mooncake_core::ids::ObjectKey;
 use rmp::encode as msgpack;
 
-use super::Event;
 use crate::config::EventsConfig;
 
-/// Where objects lie: there is one tier, named as in vLLM's events.
+/// An object that became readable or was removed.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) stored: bool,
+    /// Tenant; usually `default`, which needs no allocation.
+    pub(super) tenant: Cow<'static, str>,
+    pub(super) key: ObjectKey,
+    pub(super) group: String,
+}
+
+/// Name of the only tier, as in the events of vLLM.
 const MEDIUM: &str = "cpu";
 
-/// A message of these events, as it goes over the wire: topic (empty), sequence number, payload.
+/// Encodes these events as a message: topic (empty), sequence number, payload.
 pub(super) fn message(config: &EventsConfig, sequence: u64, wall_ms: u64, events: &[(u64, Event)]) -> Bytes {
     let payload = payload(config, wall_ms, events);
     let mut wire = BytesMut::with_capacity(payload.len() + 32);
@@ -21,7 +32,7 @@ pub(super) fn message(config: &EventsConfig, sequence: u64, wall_ms: u64, events
     wire.freeze()
 }
 
-/// A frame of a message (ZMTP 3.0).
+/// Appends a frame of a message (ZMTP 3.0).
 fn frame(wire: &mut BytesMut, body: &[u8], more: bool) {
     match u8::try_from(body.len()) {
         Ok(short) => wire.put_slice(&[u8::from(more), short]),
@@ -33,7 +44,7 @@ fn frame(wire: &mut BytesMut, body: &[u8], more: bool) {
     wire.put_slice(body);
 }
 
-/// `[time, [event, ..], 0]`.
+/// Encodes the payload: `[time, [event, ..], 0]`.
 fn payload(config: &EventsConfig, wall_ms: u64, events: &[(u64, Event)]) -> Vec<u8> {
     let mut out = Vec::with_capacity(events.len() * 256);
     // Writing to memory cannot fail.
@@ -58,7 +69,7 @@ enum Field<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
     Hashes(Option<u64>),
-    /// The same numbers, signed.
+    /// Hashes as signed numbers.
     Blocks(Option<u64>),
 }
 
@@ -96,7 +107,7 @@ impl Field<'_> {
     }
 }
 
-/// The fields of an event, in the existing master's order.
+/// Returns the fields of an event, in the order of Mooncake C++.
 fn fields<'a>(
     config: &'a EventsConfig,
     id: u64,
@@ -126,7 +137,7 @@ fn fields<'a>(
     ]);
     let key = event.key.as_bytes();
     if config.object_key {
-        // A text where it is one; readers that expect a text must not choke on other bytes.
+        // Use a text where possible; subscribers that expect a text may reject other bytes.
         let field = str::from_utf8(key).map_or(Field::Bytes(key), Field::Text);
         fields.push(("object_key", field));
     }
@@ -148,14 +159,14 @@ fn fields<'a>(
     fields
 }
 
-/// The hash that a key is: a decimal number, or `0x` and a hexadecimal one, of 64 bits.
+/// Returns the hash that a key contains: a 64-bit number, decimal or hexadecimal after `0x`.
 pub(super) fn hash_of(key: &[u8]) -> Option<u64> {
     let text = str::from_utf8(key).ok()?;
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
         None => (text, 10),
     };
-    // A sign would be read too.
+    // The parser would accept a sign.
     if !digits.starts_with(|first: char| first.is_digit(radix)) {
         return None;
     }

@@ -1,6 +1,7 @@
-//! The publishing end of ZeroMQ's wire (ZMTP 3, mechanism NULL). One topic, the empty one.
+//! Publisher of the ZeroMQ protocol (ZMTP 3, mechanism NULL) with one topic, the empty one.
 //!
-//! Not a crate: those in Rust let one slow subscriber hold up all others and believe any length a peer sends.
+//! No crate is used: in the Rust crates one slow subscriber blocks all others, and they trust every
+//! length that a subscriber sends.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,20 +18,21 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-/// Largest number of connections of subscribers.
+/// Maximum number of subscribers.
 pub(super) const MOST: usize = 256;
-/// How long a peer may take to say who it is.
+/// Timeout of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Largest frame that a subscriber may send, in bytes.
+/// Maximum length of a frame from a subscriber, in bytes.
 const MAX_FRAME: u64 = 4096;
-/// Bytes that may wait for one subscriber; what comes then is lost to it, which it sees by the numbers of messages.
+/// Maximum number of bytes that wait for one subscriber. Later messages are lost for it, which it
+/// notices by their numbers.
 const BACKLOG: usize = 64 << 20;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// Everybody who listens.
+/// All connected subscribers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subscribers(Arc<Mutex<Vec<Arc<Subscriber>>>>);
 
@@ -42,14 +44,14 @@ struct Subscriber {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// How often it has subscribed to the empty topic.
+    /// Number of subscriptions to the empty topic.
     subscribed: usize,
     messages: VecDeque<Bytes>,
     bytes: usize,
 }
 
 impl Subscribers {
-    /// Hands a message to all who want it. Never waits.
+    /// Queues a message for all subscribers. Never waits.
     pub(super) fn send(&self, message: &Bytes) {
         for subscriber in self.0.lock().iter() {
             let mut waiting = subscriber.waiting.lock();
@@ -61,8 +63,8 @@ impl Subscribers {
         }
     }
 
-    /// Serves one subscriber until it goes. A subscriber is as long idle as it has neither asked for anything nor taken a
-    /// message.
+    /// Serves one subscriber until its connection ends. A subscriber is idle while it neither sends
+    /// a request nor receives a message.
     async fn serve(&self, mut stream: ParentOnly<TcpStream>, place: &Place) -> io::Result<()> {
         net::keep_connection(&stream)?;
         let (mut input, mut output) = stream.split();
@@ -78,7 +80,8 @@ impl Subscribers {
     }
 }
 
-/// A subscriber in the list, until its connection ends, also where that is closed for another.
+/// Entry of a subscriber in the list. Dropping it removes the subscriber, also if the connection is
+/// closed for another one.
 struct Listed<'a> {
     all: &'a Subscribers,
     subscriber: &'a Arc<Subscriber>,
@@ -90,7 +93,7 @@ impl Drop for Listed<'_> {
     }
 }
 
-/// Accepts subscribers, and serves each.
+/// Accepts subscribers and serves each of them.
 pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subscribers, most: usize) {
     let mut connections = Connections::new(ListenerLimits {
         name: "events",
@@ -104,7 +107,7 @@ pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subsc
         let subscribers = subscribers.clone();
         connections.admit(|place| async move {
             if let Err(error) = subscribers.serve(ParentOnly::new(stream), &place).await {
-                tracing::debug!(%from, %error, "a subscriber to events went");
+                tracing::debug!(%from, %error, "subscriber of events disconnected");
             }
         });
     }
@@ -120,22 +123,22 @@ async fn handshake(input: &mut ReadHalf<'_>, output: &mut WriteHalf<'_>) -> io::
     let mut theirs = [0; 64];
     input.read_exact(&mut theirs).await?;
     if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || &theirs[12..17] != b"NULL\0" {
-        return Err(wrong("no ZMTP 3 greeting with mechanism NULL"));
+        return Err(wrong("invalid greeting: expected ZMTP 3 with mechanism NULL"));
     }
     output.write_all(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB").await?;
     let (flags, body) = frame(input).await?;
     if flags & COMMAND == 0 || !body.starts_with(b"\x05READY") {
-        return Err(wrong("no READY"));
+        return Err(wrong("invalid handshake: expected READY"));
     }
     Ok(())
 }
 
-/// Heeds what a subscriber wants.
+/// Handles the subscriptions of a subscriber.
 async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, place: &Place) -> io::Result<()> {
     loop {
         let (flags, body) = frame(input).await?;
         place.wait_for_request();
-        // Version 3.0 subscribes by a message, 3.1 by a command.
+        // Version 3.0 subscribes by a message, version 3.1 by a command.
         let (wants, topic) = if flags & COMMAND == 0 {
             match body.split_first() {
                 Some((1, topic)) if flags & MORE == 0 => (true, topic),
@@ -171,12 +174,12 @@ async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>, place: &Plac
     }
 }
 
-/// Flags and body of the next frame.
+/// Reads flags and body of the next frame.
 async fn frame(input: &mut ReadHalf<'_>) -> io::Result<(u8, Vec<u8>)> {
     let flags = input.read_u8().await?;
     let len = if flags & LONG == 0 { u64::from(input.read_u8().await?) } else { input.read_u64().await? };
     if len > MAX_FRAME {
-        return Err(wrong("a frame too long for a subscriber"));
+        return Err(wrong("frame of the subscriber exceeds the maximum length"));
     }
     let mut body = vec![0; len as usize];
     input.read_exact(&mut body).await?;

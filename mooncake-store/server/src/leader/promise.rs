@@ -1,7 +1,9 @@
-//! Longest promise of the leaders of a cluster, in the metadata service beside the key of the leader.
+//! Longest promise of the leaders of a cluster, in the metadata service beside the key of the
+//! leader.
 //!
-//! A leader reads the promises of earlier leaders before it serves, and tells the next leader of its own. The value changes only when a leader with
-//! longer leases or grants begins, and when nothing of such a leader holds any more.
+//! A leader reads the promises of earlier leaders before it serves, and publishes its own for the
+//! next leader. The value changes only when a leader with longer leases or grants begins, and when
+//! all leases and grants of such a leader have expired.
 
 use std::time::Duration;
 
@@ -17,13 +19,14 @@ pub(crate) struct KeptPromise {
     /// Longest promise of earlier leaders.
     pub(crate) earlier: Duration,
     own: Duration,
-    /// Revision of the key that tells both.
+    /// Revision of the key with this value.
     revision: u64,
 }
 
 impl Election {
-    /// Reads for how long earlier leaders promised something, and keeps the longer of that and `own` for the next leader. Waits for as long as the
-    /// metadata service does not answer, since a leader must not serve before.
+    /// Reads the longest promise of earlier leaders, and stores the longer one of that and `own`
+    /// for the next leader. Waits as long as the metadata service does not respond, since a leader
+    /// must not serve before.
     pub(crate) async fn keep_promise(&self, own: Duration) -> KeptPromise {
         loop {
             match self.try_to_keep_promise(own).await {
@@ -53,15 +56,16 @@ impl Election {
         Ok(KeptPromise { earlier, own, revision })
     }
 
-    /// Writes the leader's own promise once nothing of earlier leaders holds any more, then waits for ever. A deposed leader writes
-    /// nothing: the revision of the key tells of its successor, or the leader has stopped polling.
+    /// Writes the leader's own promise as soon as all leases and grants of earlier leaders have
+    /// expired, then waits for ever. A deposed leader writes nothing: the revision of the key has
+    /// changed, or the leader no longer polls this future.
     pub(crate) async fn lower_promise(&self, kept: KeptPromise) {
         if kept.earlier > kept.own {
             self.pace.sleep(kept.earlier).await;
-            if self.standing.leads()
+            if self.leadership.leads()
                 && let Err(error) = self.write_promise(kept.own, Expect::At(kept.revision)).await
             {
-                // The longer promise stays, which costs later leaders time and nothing else.
+                // The longer promise remains, which only delays later leaders.
                 tracing::debug!(
                     "cannot lower the promise of earlier leaders: {error}. key={}",
                     self.promise_key
@@ -77,11 +81,13 @@ impl Election {
     }
 }
 
-/// Reads a promise. A value that is no number counts as the longest promise that masters believe.
+/// Parses a promise. An invalid value counts as the longest promise that masters accept.
 fn parse(found: &MetaValue) -> Duration {
     let text = String::from_utf8_lossy(&found.value);
     Duration::from_millis(text.trim().parse().unwrap_or_else(|_| {
-        tracing::warn!("the longest promise of earlier leaders is no number. value={text:?}");
+        tracing::warn!(
+            "cannot parse the longest promise of earlier leaders; assuming the maximum. value={text:?}"
+        );
         u64::MAX
     }))
 }

@@ -1,4 +1,5 @@
-//! Elections in simulated time, on a directory in memory: masters die, freeze, are cut off or do not hear answers, and never do two lead.
+//! Tests of elections in simulated time, on a directory in memory. Masters die, freeze, are cut off
+//! or lose responses; there are never two leaders.
 
 use std::future::{pending, poll_fn, ready};
 use std::task::{Context, Poll, Waker};
@@ -15,7 +16,7 @@ use super::*;
 
 const KEY: &str = "mooncake-store/c/master_view";
 const STEP: Duration = Duration::from_millis(20);
-/// A question that nobody answers fails after this.
+/// Timeout of an unanswered request.
 const DEAF: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -29,19 +30,19 @@ impl Pace for Simulated {
     }
 }
 
-/// What is wrong between a master and its directory.
+/// Fault between a master and its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     Nothing,
-    /// Nothing gets through.
+    /// No request arrives.
     CutOff,
-    /// What is asked for is done, and the answer is lost.
+    /// Requests are executed, and their responses are lost.
     Deaf,
-    /// Questions for the promises of earlier leaders are not answered.
+    /// Requests for the promises of earlier leaders are not answered.
     WithoutPromises,
 }
 
-/// A master's way to the directory.
+/// Connection of a master to the directory.
 #[derive(Debug)]
 struct Way {
     directory: Arc<MemoryMetadata>,
@@ -57,7 +58,7 @@ impl Way {
             Some(answer) if matches!(trouble, Trouble::Nothing | Trouble::WithoutPromises) => answer,
             _ => {
                 self.pace.sleep(DEAF).await;
-                Err(Error::new(ErrorCode::RpcTimeout, "nobody answers"))
+                Err(Error::new(ErrorCode::RpcTimeout, "no response"))
             }
         }
     }
@@ -73,7 +74,7 @@ impl MetadataBackend for Way {
         let trouble = *self.trouble.lock();
         if trouble == Trouble::WithoutPromises && key != KEY {
             self.pace.sleep(DEAF).await;
-            return Err(Error::new(ErrorCode::RpcTimeout, "nobody answers"));
+            return Err(Error::new(ErrorCode::RpcTimeout, "no response"));
         }
         self.through(self.directory.get(key)).await
     }
@@ -113,17 +114,17 @@ impl Leases for Way {
 }
 
 struct Master {
-    standing: Arc<Standing>,
+    leadership: Arc<Leadership>,
     trouble: Arc<Mutex<Trouble>>,
     frozen: bool,
     told_to_stop: Arc<Mutex<bool>>,
-    /// Time that its last work takes once it is told to stop.
+    /// Duration of the last work of a stopping master.
     last_work: Arc<Mutex<Duration>>,
-    /// Whether it led when its last work was done.
+    /// Leadership at the end of the last work.
     led_to_the_end: Arc<Mutex<Option<bool>>>,
-    /// Longest promise that it gives.
+    /// Longest promise of the master.
     promises: Arc<Mutex<Duration>>,
-    /// Promise of earlier leaders that it knew when it began to serve.
+    /// Promise of earlier leaders that the master knew when it began to serve.
     knew: Arc<Mutex<Option<Duration>>>,
     life: BoxFuture<'static, ()>,
 }
@@ -142,15 +143,15 @@ impl Cluster {
         Self { clock, directory, masters }
     }
 
-    /// Who leads; never two.
+    /// Returns the leader. Panics if there are two.
     fn leader(&self) -> Option<usize> {
-        let leads: Vec<_> = (0..self.masters.len()).filter(|n| self.masters[*n].standing.leads()).collect();
+        let leads: Vec<_> = (0..self.masters.len()).filter(|n| self.masters[*n].leadership.leads()).collect();
         assert!(leads.len() <= 1, "several lead: {leads:?}");
         leads.first().copied()
     }
 
     fn step(&mut self) {
-        // What one does may be news for another.
+        // The action of one master may wake another.
         for _ in 0..2 {
             for master in self.masters.iter_mut().filter(|master| !master.frozen) {
                 let _ = master.life.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -169,7 +170,7 @@ impl Cluster {
         }
     }
 
-    /// How long it takes until somebody leads who is not `other`.
+    /// Returns the time until a master other than `other` leads.
     fn until_another_leads(&mut self, other: usize) -> (usize, Duration) {
         let begun = self.clock.now();
         loop {
@@ -181,7 +182,7 @@ impl Cluster {
         }
     }
 
-    /// Three masters, and the one that leads.
+    /// Starts three masters. Returns them and the leader.
     fn led() -> (Self, usize) {
         let mut cluster = Self::new(3);
         cluster.run(2 * LEASE);
@@ -193,15 +194,15 @@ impl Cluster {
 impl Master {
     fn new(clock: &Arc<ManualClock>, directory: &Arc<MemoryMetadata>, number: usize) -> Self {
         let (shared, pace) = (clock.clone(), || Simulated(clock.clone()));
-        let standing = Arc::new(Standing::one_of_several(shared));
+        let leadership = Arc::new(Leadership::among_several(shared));
         let trouble = Arc::new(Mutex::new(Trouble::Nothing));
         let way = Way { directory: directory.clone(), pace: pace(), trouble: trouble.clone() };
-        let mut election = Election::new(Arc::new(way), "c", format!("m{number}:1"), standing.clone());
+        let mut election = Election::new(Arc::new(way), "c", format!("m{number}:1"), leadership.clone());
         election.pace = Arc::new(pace());
         let told_to_stop = Arc::new(Mutex::new(false));
         let told = told_to_stop.clone();
         let (last_work, led_to_the_end) = (Arc::new(Mutex::new(Duration::ZERO)), Arc::new(Mutex::new(None)));
-        let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), standing.clone());
+        let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), leadership.clone());
         let time = pace();
         let (promises, knew) = (Arc::new(Mutex::new(Duration::from_secs(30))), Arc::new(Mutex::new(None)));
         let (own_promise, heard) = (promises.clone(), knew.clone());
@@ -231,7 +232,7 @@ impl Master {
             }
         });
         Self {
-            standing,
+            leadership,
             trouble,
             frozen: false,
             told_to_stop,
@@ -249,8 +250,8 @@ impl Master {
 
     fn die(&mut self) {
         self.life = Box::pin(pending());
-        // Whoever is dead answers nobody.
-        self.standing.leads_no_more();
+        // A dead master responds to no request.
+        self.leadership.end();
     }
 }
 
@@ -260,8 +261,8 @@ fn the_next_leads_as_soon_as_the_lease_of_a_dead_one_is_over() {
     cluster.masters[leader].die();
     let (next, took) = cluster.until_another_leads(leader);
     assert!(took <= LEASE + 2 * STEP, "{took:?}");
-    assert_eq!(cluster.masters[next].standing.seen().state, "serving");
-    let said = cluster.masters[3 - leader - next].standing.seen();
+    assert_eq!(cluster.masters[next].leadership.status().state, "serving");
+    let said = cluster.masters[3 - leader - next].leadership.status();
     assert_eq!(said.leader.map(|(at, _)| at), Some(format!("m{next}:1")), "the third has heard of it");
 }
 
@@ -273,7 +274,8 @@ fn who_is_told_to_stop_hands_over_at_once() {
     assert!(took <= 2 * STEP, "{took:?}");
 }
 
-/// A large snapshot is written while the leader stops: it leads until that is done, so that the snapshot counts.
+/// A large snapshot is written while the leader stops: it leads until the snapshot is complete, so
+/// that the snapshot counts.
 #[test]
 fn a_stopping_leader_leads_until_its_last_work_is_done() {
     let (mut cluster, leader) = Cluster::led();
@@ -284,7 +286,7 @@ fn a_stopping_leader_leads_until_its_last_work_is_done() {
     assert!(took <= 3 * LEASE + 4 * STEP, "{took:?}");
 }
 
-/// A leader that loses the lead while it stops ends its work all the same.
+/// A leader that loses the leadership while it stops still completes its work.
 #[test]
 fn a_stopping_leader_that_is_cut_off_ends_its_work() {
     let (mut cluster, leader) = Cluster::led();
@@ -303,11 +305,11 @@ fn a_frozen_leader_that_goes_on_when_another_leads_is_deposed() {
     cluster.masters[leader].frozen = true;
     let (next, took) = cluster.until_another_leads(leader);
     assert!(took <= LEASE + 2 * STEP, "{took:?}");
-    assert!(!cluster.masters[leader].standing.leads(), "what it is asked now it does not answer");
+    assert!(!cluster.masters[leader].leadership.leads(), "what it is asked now it does not answer");
     cluster.masters[leader].frozen = false;
     cluster.run(3 * LEASE);
     assert_eq!(cluster.leader(), Some(next));
-    assert_eq!(cluster.masters[leader].standing.seen().state, "standby");
+    assert_eq!(cluster.masters[leader].leadership.status().state, "standby");
 }
 
 #[test]
@@ -331,12 +333,12 @@ fn who_is_cut_off_or_deaf_stops_in_time_and_stands_by() {
         let (mut cluster, leader) = Cluster::led();
         cluster.masters[leader].have(trouble);
         let (next, took) = cluster.until_another_leads(leader);
-        // A deaf one may have asked for more time until its own was over.
+        // A master without responses may have renewed its lease until the end of its own time.
         assert!(took <= 2 * LEASE, "{trouble:?}: {took:?}");
         cluster.masters[leader].have(Trouble::Nothing);
         cluster.run(2 * LEASE);
         assert_eq!(cluster.leader(), Some(next), "{trouble:?}");
-        assert_eq!(cluster.masters[leader].standing.seen().state, "standby", "{trouble:?}");
+        assert_eq!(cluster.masters[leader].leadership.status().state, "standby", "{trouble:?}");
     }
 }
 
@@ -345,24 +347,26 @@ fn whose_key_is_deleted_by_others_stops() {
     let (mut cluster, leader) = Cluster::led();
     let deleted = cluster.directory.delete(KEY).now_or_never();
     assert!(matches!(deleted, Some(Ok(true))));
-    // The others see it at once, so for a while there would be two: who deletes the key answers for that.
+    // The others notice at once, so for a while there would be two leaders: an operator who deletes
+    // the key is responsible for that.
     for master in &mut cluster.masters {
         master.frozen = true;
     }
     cluster.masters[leader].frozen = false;
     cluster.run(LEASE / 5 + 2 * STEP);
-    let hold = cluster.masters[leader].standing.seen();
+    let hold = cluster.masters[leader].leadership.status();
     assert!(hold.state == "standby" || hold.state == "serving", "{hold:?}");
     assert_ne!(hold.leader.map(|(_, election)| election), Some(1), "it is another election than the first");
 }
 
-/// The promise in the metadata service.
+/// Returns the promise in the metadata service.
 fn kept(cluster: &Cluster) -> Option<String> {
     let found = cluster.directory.get("mooncake-store/c/longest_promise_ms").now_or_never().unwrap();
     found.unwrap().map(|found| String::from_utf8_lossy(&found.value).into_owned())
 }
 
-/// A leader with leases of 300 s dies. Each later leader knows of these leases before it serves, until none can hold any more.
+/// A leader with leases of 300 s dies. Each later leader knows of these leases before it serves,
+/// until all of them have expired.
 #[test]
 fn a_new_leader_knows_the_promises_of_the_one_before() {
     let seconds = Duration::from_secs;
@@ -392,7 +396,8 @@ fn a_new_leader_knows_the_promises_of_the_one_before() {
     assert_eq!(kept(&cluster).as_deref(), Some("30000"), "no lease of the first holds any more");
 }
 
-/// A leader that cannot read the promises of earlier leaders keeps its lead, and does not begin to serve.
+/// A leader that cannot read the promises of earlier leaders stays the leader, and does not begin
+/// to serve.
 #[test]
 fn a_leader_that_cannot_read_promises_does_not_serve() {
     let mut cluster = Cluster::new(1);
@@ -405,7 +410,7 @@ fn a_leader_that_cannot_read_promises_does_not_serve() {
     assert_eq!(*cluster.masters[0].knew.lock(), Some(Duration::ZERO), "there was no leader before");
 }
 
-/// Whatever happens in whatever order, there are never two leaders, and one in the end.
+/// Random faults in a random order: there are never two leaders, and one leader in the end.
 #[test]
 fn never_do_two_lead() {
     for seed in 0..60 {
@@ -433,7 +438,8 @@ fn never_do_two_lead() {
     }
 }
 
-/// Pages answer as calls do: not after the time of the leader is over, though nobody has cut it off yet.
+/// HTTP endpoints respond like calls: not after the leadership has expired, even before the leader
+/// is cut off.
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn the_pages_of_a_deposed_leader_say_nothing() {
@@ -442,8 +448,8 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let clock = Arc::new(ManualClock::new());
-    let standing = Arc::new(Standing::one_of_several(clock.clone()));
-    standing.leads_since(clock.now());
+    let leadership = Arc::new(Leadership::among_several(clock.clone()));
+    leadership.extend(clock.now());
     let host = || "127.0.0.1".to_owned();
     let config = MasterConfig {
         rpc_address: host(),
@@ -453,7 +459,7 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
         metadata: Some(MetadataServerConfig { host: host(), port: 0, kept_in: None }),
         ..MasterConfig::default()
     };
-    let server = MasterServer::start_as(config, clock.clone(), standing, Duration::ZERO).await.unwrap();
+    let server = MasterServer::start_as(config, clock.clone(), leadership, Duration::ZERO).await.unwrap();
     let at = server.addresses();
     let ask = async |port: Option<std::net::SocketAddr>, line: &str| {
         let mut stream = tokio::net::TcpStream::connect(port.unwrap()).await.unwrap();

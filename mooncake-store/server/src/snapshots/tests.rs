@@ -1,9 +1,15 @@
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use mooncake_core::ErrorCode;
+
+use super::folder_store::{listed, names};
+use super::format::{LATEST, name};
 use super::*;
 use crate::config::MasterConfig;
-use mooncake_master::MasterOptions;
+use mooncake_master::{Master, MasterOptions};
 
 fn config(folder: &Path) -> SnapshotConfig {
     SnapshotConfig { folder: folder.into(), ..SnapshotConfig::default() }
@@ -27,21 +33,21 @@ fn numbers(folder: &Path) -> Vec<u64> {
 #[test]
 fn the_last_ones_are_kept_and_the_latest_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&config(folder.path()), "lab").unwrap();
-    assert!(shelf.latest().is_none());
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    assert!(store.latest().is_none());
     for _ in 0..5 {
-        shelf.put(fill, always).unwrap();
+        store.put(fill, always).unwrap();
     }
     let own = folder.path().join("lab");
     assert_eq!(numbers(&own), [4, 5]);
     assert_eq!(fs::read_to_string(own.join(LATEST)).unwrap(), "snapshot-00000000000000000005\n");
-    assert!(shelf.latest().is_some());
-    assert!(Shelf::open(&config(folder.path()), "other").unwrap().latest().is_none());
-    // Names that are not quite ours are nobody's to remove.
+    assert!(store.latest().is_some());
+    assert!(SnapshotStore::open(&config(folder.path()), "other").unwrap().latest().is_none());
+    // Files with similar names must not be removed.
     for name in ["snapshot-6", "snapshot-x", "letter", "unfinished-letter"] {
         fs::write(own.join(name), "dear all").unwrap();
     }
-    Shelf::open(&config(folder.path()), "lab").unwrap().put(fill, always).unwrap();
+    SnapshotStore::open(&config(folder.path()), "lab").unwrap().put(fill, always).unwrap();
     assert_eq!(numbers(&own), [5, 6]);
     assert!(own.join("letter").exists() && own.join("snapshot-6").exists());
     assert!(!own.join("unfinished-letter").exists());
@@ -50,29 +56,29 @@ fn the_last_ones_are_kept_and_the_latest_is_named() {
 #[test]
 fn a_damaged_one_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&config(folder.path()), "lab").unwrap();
-    let [first, second] = [0; 2].map(|_| shelf.put(fill, always).unwrap());
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    let [first, second] = [0; 2].map(|_| store.put(fill, always).unwrap());
     let whole = fs::read(&second).unwrap();
     fs::write(&second, &whole[..whole.len() - 1]).unwrap();
-    assert!(shelf.latest().is_some(), "the first one");
+    assert!(store.latest().is_some(), "the first one");
     fs::write(&first, "").unwrap();
-    assert!(shelf.latest().is_none());
-    shelf.put(fill, always).unwrap();
-    assert!(shelf.latest().is_some());
+    assert!(store.latest().is_none());
+    store.put(fill, always).unwrap();
+    assert!(store.latest().is_some());
     assert_eq!(numbers(&folder.path().join("lab")), [2, 3]);
 }
 
 #[test]
 fn what_fails_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&config(folder.path()), "lab").unwrap();
-    let first = shelf.put(fill, always).unwrap();
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    let first = store.put(fill, always).unwrap();
     let no = || Err(Error::internal("not now"));
-    let refused = [shelf.put(|_| no(), always), shelf.put(fill, no)];
+    let refused = [store.put(|_| no(), always), store.put(fill, no)];
     assert!(refused.iter().all(|refused| refused.as_ref().is_err_and(|e| e.message() == "not now")));
     // Another master has taken the number meanwhile.
     let taken = folder.path().join("lab").join(name(2));
-    let late = shelf.put(fill, || {
+    let late = store.put(fill, || {
         fs::write(&taken, "of another")?;
         Ok(())
     });
@@ -89,8 +95,8 @@ fn the_spare_folder_takes_what_the_other_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let (main, spare) = (folder.path().join("main"), folder.path().join("spare"));
     let config = SnapshotConfig { backup: Some(spare.clone()), ..config(&main) };
-    let shelf = Shelf::open(&config, "lab").unwrap();
-    shelf.put(fill, always).unwrap();
+    let store = SnapshotStore::open(&config, "lab").unwrap();
+    store.put(fill, always).unwrap();
     let times = AtomicUsize::new(0);
     let full_once = |sink: &mut Sink<'_>| {
         if times.fetch_add(1, Relaxed) == 0 {
@@ -98,13 +104,13 @@ fn the_spare_folder_takes_what_the_other_does_not() {
         }
         fill(sink)
     };
-    let path = shelf.put(full_once, always).unwrap();
+    let path = store.put(full_once, always).unwrap();
     assert_eq!(path, spare.join("mooncake_snapshot_save_backup/lab").join(name(2)));
     assert_eq!(numbers(&main.join("lab")), [1]);
-    assert!(shelf.latest().is_some());
+    assert!(store.latest().is_some());
     let restored = spare.join("mooncake_snapshot_restore_backup/lab");
     assert_eq!(numbers(&restored), [2], "the one that was restored");
-    shelf.put(fill, always).unwrap();
+    store.put(fill, always).unwrap();
     assert_eq!(numbers(&main.join("lab")), [1, 3]);
 }
 
@@ -113,11 +119,11 @@ fn a_folder_that_cannot_be_had_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = Shelf::open(&config(&file), "lab").unwrap_err();
+    let error = SnapshotStore::open(&config(&file), "lab").unwrap_err();
     assert!(error.message().contains("file/lab"), "{error}");
 }
 
-async fn server(snapshots: SnapshotConfig) -> super::super::MasterServer {
+async fn server(snapshots: SnapshotConfig) -> crate::MasterServer {
     let config = MasterConfig {
         rpc_address: "127.0.0.1".into(),
         rpc_port: 0,
@@ -126,7 +132,7 @@ async fn server(snapshots: SnapshotConfig) -> super::super::MasterServer {
         snapshots: Some(snapshots),
         ..MasterConfig::default()
     };
-    super::super::MasterServer::start(config).await.unwrap()
+    crate::MasterServer::start(config).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,7 +142,7 @@ async fn a_master_that_is_told_to_stop_takes_a_last_one() {
     server(config.clone()).await.stop().await;
     let own = folder.path().join("mooncake_cluster");
     assert_eq!(numbers(&own), [1]);
-    // One that is dropped does not.
+    // A dropped server writes none.
     let dropped = server(config.clone()).await;
     drop(dropped);
     server(SnapshotConfig { write: false, ..config }).await.stop().await;
@@ -153,10 +159,11 @@ async fn what_takes_too_long_is_given_up_and_counted() {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
     assert_eq!((count(&state.snapshots.success), count(&state.snapshots.failed)), (0, 1));
     assert!(numbers(&folder.path().join("mooncake_cluster")).is_empty());
-    assert!(super::super::summary::line(&state).ends_with("| Snapshots: Success=0, Fail=1"));
+    assert!(crate::summary::line(&state).ends_with("| Snapshots: Success=0, Fail=1"));
 }
 
-/// In a directory of this host's own. Where its library must be installed, the test with processes says so.
+/// Snapshots in a local metadata directory. The library may be missing; the test with processes
+/// reports that.
 #[cfg(feature = "metadata-rocksdb")]
 mod own {
     use super::*;
@@ -172,7 +179,7 @@ mod own {
         tokio::task::spawn_blocking(move || test(&config)).await.unwrap();
     }
 
-    /// Three parts and a half.
+    /// Writes three and a half parts.
     fn fill_long(sink: &mut Sink<'_>) -> Result<()> {
         (0..5).try_for_each(|byte| sink(&vec![byte; 734_003]))
     }
@@ -186,22 +193,22 @@ mod own {
     #[tokio::test]
     async fn the_last_ones_are_kept() {
         with(|config| {
-            let shelf = Shelf::open(config, "lab").unwrap();
-            assert!(shelf.latest().is_none());
+            let store = SnapshotStore::open(config, "lab").unwrap();
+            assert!(store.latest().is_none());
             for _ in 0..5 {
-                shelf.put(fill, always).unwrap();
+                store.put(fill, always).unwrap();
             }
-            assert_eq!(shelf.main.numbers(), [4, 5]);
-            assert!(shelf.latest().is_some());
-            assert!(Shelf::open(config, "other").unwrap().latest().is_none());
-            let path = shelf.put(fill_long, always).unwrap();
+            assert_eq!(store.main.numbers(), [4, 5]);
+            assert!(store.latest().is_some());
+            assert!(SnapshotStore::open(config, "other").unwrap().latest().is_none());
+            let path = store.put(fill_long, always).unwrap();
             assert!(path.ends_with("lab/snapshot-00000000000000000006"), "{path:?}");
-            let long = shelf.main.read(6).unwrap();
+            let long = store.main.read(6).unwrap();
             assert!(long.len() == 5 * 734_003 && long.last() == Some(&4));
-            assert!(shelf.latest().is_some(), "one that is none is passed over");
-            assert_eq!(shelf.main.numbers(), [5, 6]);
+            assert!(store.latest().is_some(), "one that is none is passed over");
+            assert_eq!(store.main.numbers(), [5, 6]);
             for _ in 0..2 {
-                shelf.put(fill, always).unwrap();
+                store.put(fill, always).unwrap();
             }
             assert_eq!(keys(config).len(), 4, "each of two has a part, and is listed: {:?}", keys(config));
         })
@@ -211,15 +218,16 @@ mod own {
     #[tokio::test]
     async fn what_fails_or_is_not_finished_leaves_nothing() {
         with(|config| {
-            let shelf = Shelf::open(config, "lab").unwrap();
-            shelf.put(fill_long, always).unwrap();
+            let store = SnapshotStore::open(config, "lab").unwrap();
+            store.put(fill_long, always).unwrap();
             let before = keys(config);
             let no = || Err(Error::internal("not now"));
             let breaks_off = |sink: &mut Sink<'_>| fill_long(sink).and_then(|()| no());
-            let refused = [shelf.put(breaks_off, always), shelf.put(fill_long, no)];
+            let refused = [store.put(breaks_off, always), store.put(fill_long, no)];
             assert!(refused.iter().all(|refused| refused.as_ref().is_err_and(|e| e.message() == "not now")));
             assert_eq!(keys(config), before);
-            // As of processes that were killed while they wrote one, were about to say that it is written, and removed one.
+            // State after processes that were killed while they wrote a snapshot, before they
+            // published it, and while they removed one.
             let directory = directory::own(config.own().unwrap()).unwrap();
             for key in [
                 "unfinished/00000000000000000009",
@@ -232,7 +240,7 @@ mod own {
                 let put = directory.put(&key, "x".into(), Expect::Absent);
                 tokio::runtime::Handle::current().block_on(put).unwrap();
             }
-            drop(Shelf::open(config, "lab").unwrap());
+            drop(SnapshotStore::open(config, "lab").unwrap());
             assert_eq!(keys(config), before);
         })
         .await;
@@ -253,7 +261,7 @@ mod own {
             server(config.clone()).await.stop().await;
         }
         let numbers = tokio::task::spawn_blocking(move || {
-            Shelf::open(&config, "mooncake_cluster").unwrap().main.numbers()
+            SnapshotStore::open(&config, "mooncake_cluster").unwrap().main.numbers()
         });
         assert_eq!(numbers.await.unwrap(), [2, 3]);
     }

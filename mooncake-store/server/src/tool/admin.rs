@@ -1,4 +1,4 @@
-//! What the master says over HTTP.
+//! Client of the admin endpoints of a master.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -9,19 +9,19 @@ use serde::Deserialize;
 use super::args::To;
 use mooncake_client::programs::{join_port, split_port};
 
-/// Port of the admin pages when nothing else is said.
+/// Default port of the admin endpoints.
 const ADMIN_PORT: u16 = 9003;
-/// Longest page read, in bytes.
+/// Maximum length of a response in bytes.
 const MAX_PAGE: u64 = 1 << 30;
 
-/// The admin pages of a master.
+/// Admin endpoints of a master.
 #[derive(Debug)]
 pub(super) struct Admin {
     at: String,
     agent: ureq::Agent,
 }
 
-/// A segment, as `/get_segments_detail` shows it.
+/// A segment in the response of `/get_segments_detail`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Segment {
     pub(super) segment_name: String,
@@ -37,7 +37,7 @@ struct Segments {
     segments: Vec<Segment>,
 }
 
-/// Where an object lies, as `/batch_query_keys` shows it.
+/// Replicas of an object in the response of `/batch_query_keys`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Replica {
     pub(super) size_: u64,
@@ -60,7 +60,7 @@ struct Places {
 }
 
 impl Admin {
-    /// The pages at the address that is given, or at the usual port of the host of `master`.
+    /// Selects the given admin address, or the default port on the host of `master`.
     pub(super) fn new(to: &To, master: &str) -> Result<Self> {
         let at = match &to.admin {
             Some(at) => at.clone(),
@@ -75,7 +75,7 @@ impl Admin {
         Ok(Self { at, agent: agent(to.timeout) })
     }
 
-    /// Whether something there answers an HTTP request.
+    /// Returns whether an HTTP server responds at the address.
     pub(super) fn answers(at: &str) -> bool {
         agent(Duration::from_secs(1)).get(format!("http://{at}/health")).call().is_ok()
     }
@@ -84,7 +84,8 @@ impl Admin {
         &self.at
     }
 
-    /// What time of day it is there, in milliseconds since 1970 UTC, if it says so: in whole seconds.
+    /// Returns the wall clock of the master in milliseconds since 1970 UTC, rounded to seconds, if
+    /// the response has a date.
     pub(super) fn wall_ms(&self) -> Result<Option<u64>> {
         let answer = self.agent.get(format!("http://{}/health", self.at)).call();
         let answer = answer.map_err(|error| Error::new(ErrorCode::RpcFail, error.to_string()))?;
@@ -94,12 +95,12 @@ impl Admin {
         Ok(since.and_then(|since| u64::try_from(since.as_millis()).ok()))
     }
 
-    /// A page, as text.
+    /// Requests an endpoint and returns the response as text.
     pub(super) fn page(&self, path: &str) -> Result<String> {
         let url = format!("http://{}{path}", self.at);
         let failed = |error: ureq::Error| {
             let hint = format!(
-                "the admin pages were not reached at {}: give --admin HOST:PORT (the master's --metrics_port, usually {ADMIN_PORT})",
+                "cannot reach the admin endpoints at {}: give --admin HOST:PORT (the master's --metrics_port, usually {ADMIN_PORT})",
                 self.at
             );
             Error::new(ErrorCode::RpcFail, error.to_string()).context(hint)
@@ -114,7 +115,7 @@ impl Admin {
         Ok(body)
     }
 
-    /// Whether the master keeps tenants apart. `None` if it does not say.
+    /// Returns whether the master has tenants. `None` if the response does not show it.
     pub(super) fn has_tenants(&self) -> Option<bool> {
         let answer = self.agent.get(format!("http://{}/api/v1/tenant_quotas", self.at)).call().ok()?;
         match answer.status().as_u16() {
@@ -127,7 +128,7 @@ impl Admin {
     fn document<T: for<'a> Deserialize<'a>>(&self, path: &str) -> Result<T> {
         let page = self.page(path)?;
         serde_json::from_str(&page).map_err(|error| {
-            let text = format!("{}{path} is not what a master answers: {error}", self.at);
+            let text = format!("invalid response of {}{path}: {error}", self.at);
             Error::new(ErrorCode::RpcFail, text).with_source(error)
         })
     }
@@ -136,7 +137,7 @@ impl Admin {
         Ok(self.document::<Segments>("/get_segments_detail")?.segments)
     }
 
-    /// Every key of a tenant, in order.
+    /// Returns all keys of a tenant in ascending order.
     pub(super) fn keys(&self, tenant: &str) -> Result<Vec<String>> {
         let page = self.page(&format!("/get_all_keys?tenant_id={}", escaped(tenant)))?;
         let mut keys: Vec<String> = page.lines().map(ToOwned::to_owned).collect();
@@ -144,7 +145,7 @@ impl Admin {
         Ok(keys)
     }
 
-    /// Copies of each key, none for those that are gone.
+    /// Returns the replicas of each key; none for a missing object.
     pub(super) fn places(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Vec<Replica>>> {
         let list: Vec<String> = keys.iter().map(|key| escaped(key)).collect();
         let path = format!("/batch_query_keys?keys={}&tenant_id={}", list.join(","), escaped(tenant));
@@ -152,7 +153,7 @@ impl Admin {
         Ok(queried.data.into_iter().map(|(key, at)| (key, at.values.unwrap_or_default())).collect())
     }
 
-    /// How long readers still have leases on those of these keys that are leased.
+    /// Returns the remaining time of the leases on these keys. Keys without a lease are left out.
     pub(super) fn leases(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Duration>> {
         let list: Vec<String> = keys.iter().map(|key| escaped(key)).collect();
         let path = format!("/api/v1/leases?keys={}&tenant_id={}", list.join(","), escaped(tenant));
@@ -160,12 +161,13 @@ impl Admin {
         Ok(leases.lease_ms.into_iter().map(|(key, ms)| (key, Duration::from_millis(ms))).collect())
     }
 
-    /// Values of metrics without labels, and sums of those with.
+    /// Returns the values of metrics without labels, and the sums of metrics with labels.
     pub(super) fn metrics(&self) -> Result<BTreeMap<String, f64>> {
         Ok(sums(&self.page("/metrics")?))
     }
 
-    /// Version of the master's program. `None` for a master that does not tell, such as one of Mooncake C++.
+    /// Returns the version of the master's program. `None` for a master of Mooncake C++, which does
+    /// not report it.
     pub(super) fn build(&self) -> Result<Option<String>> {
         let page = self.page("/metrics")?;
         let line = page.lines().find(|line| line.starts_with("master_build_info{"));
@@ -179,13 +181,13 @@ fn agent(timeout: Duration) -> ureq::Agent {
         .timeout_global(Some(timeout))
         .http_status_as_error(false)
         .max_redirects(0)
-        // What the environment says about proxies is meant for the outside world.
+        // Proxies of the environment are not meant for the cluster.
         .proxy(None)
         .build()
         .new_agent()
 }
 
-/// Samples of Prometheus' text format, summed up by name.
+/// Sums the samples of each name in the text format of Prometheus.
 fn sums(text: &str) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -198,7 +200,7 @@ fn sums(text: &str) -> BTreeMap<String, f64> {
     sums
 }
 
-/// Everything but letters, digits and `-._~` as `%XX`.
+/// Percent-encodes everything except letters, digits and `-._~`.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

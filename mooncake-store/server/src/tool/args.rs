@@ -7,7 +7,8 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::config::tool_default;
 
-/// Operates a Mooncake cluster: shows its state, reads and writes objects, measures it, and diagnoses it.
+/// Operates a Mooncake cluster: shows its state, reads and writes objects, measures it, and
+/// diagnoses it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "mooncake", version, subcommand_required = true, arg_required_else_help = true)]
 #[command(
@@ -58,7 +59,8 @@ pub(super) enum Task {
     Top(Top),
     /// Cluster: diagnose the setup and print fixes
     Doctor(Doctor),
-    /// Cluster: measure puts and gets of keys under `mooncake-bench/`; the keys are removed at the end
+    /// Cluster: measure puts and gets of keys under `mooncake-bench/`; the keys are removed at the
+    /// end
     Bench(Bench),
     /// Objects: list keys
     Ls(Ls),
@@ -166,7 +168,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// `65536`, `64K`, `1MiB`: units are powers of 1024.
+/// Parses `65536`, `64K` or `1MiB`. Units are powers of 1024.
 fn size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -175,7 +177,7 @@ fn size(text: &str) -> Result<u64, String> {
         "k" | "kb" | "kib" => 10,
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
-        _ => return Err(format!("`{unit}` is no unit of bytes: use K, M or G")),
+        _ => return Err(format!("`{unit}` is not a unit of bytes: use K, M or G")),
     };
     let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is out of range"))

@@ -1,4 +1,4 @@
-//! `mooncake bench`: puts and gets of a client like any other.
+//! `mooncake bench`: measures puts and gets of an ordinary client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -13,14 +13,16 @@ use serde_json::json;
 
 use super::admin::Admin;
 use super::args::Bench;
-use super::{Session, human, objects, say, say_json, table};
+use super::objects;
+use super::output::{human, say, say_json, table};
+use super::session::Session;
 use mooncake_client::{Client, PutOutcome};
 
 /// Times of one kind of operation.
 struct Run {
     name: &'static str,
     took: Duration,
-    /// In order.
+    /// Times in ascending order.
     each: Vec<Duration>,
     failed: u32,
     why: Option<Error>,
@@ -34,12 +36,12 @@ enum Kind {
 
 /// Prefix of every key of every run.
 const NAMESPACE: &str = "mooncake-bench";
-/// Share of the capacity that may be taken where the master does not tell from when on it evicts.
+/// Share of the capacity that may be used if the master does not report its watermark.
 const USUAL_WATERMARK: f64 = 0.9;
 
 pub(super) fn run(session: &Session, args: &Bench) -> Result<()> {
     if args.size == 0 {
-        return Err(Error::invalid("a value has at least one byte (--size)"));
+        return Err(Error::invalid("a value must have at least one byte (--size)"));
     }
     session.check_tenant(false)?;
     let admin = session.admin()?;
@@ -48,14 +50,15 @@ pub(super) fn run(session: &Session, args: &Bench) -> Result<()> {
         objects::leaving_if_err(session, &client, room(&admin, args))?;
     }
     let evicted_before = evicted(&admin);
-    // So that two runs do not meet, and what is left of one that was killed does not matter.
+    // A prefix per run: concurrent runs do not interfere, and leftovers of a killed run are
+    // harmless.
     let prefix = format!("{NAMESPACE}/{:016x}", Rng::from_os().next_u64());
     let runs = session.runtime.block_on(async {
         let both = async {
             let put = drive(&client, args, &prefix, Kind::Put).await;
             Some([put, drive(&client, args, &prefix, Kind::Get).await])
         };
-        // Objects are removed after an interrupt, too.
+        // Remove the objects after an interrupt, too.
         let runs = tokio::select! {
             runs = both => runs,
             _ = tokio::signal::ctrl_c() => None,
@@ -80,7 +83,7 @@ pub(super) fn run(session: &Session, args: &Bench) -> Result<()> {
     }
 }
 
-/// Objects that the master has evicted so far.
+/// Returns the number of objects that the master has evicted so far.
 fn evicted(admin: &Admin) -> Option<u64> {
     admin.metrics().ok()?.get("master_evicted_key_count").map(|count| *count as u64)
 }
@@ -95,11 +98,11 @@ fn room(admin: &Admin, args: &Bench) -> Result<()> {
     let used: u64 = segments.iter().map(|at| at.allocator_used_bytes).sum();
     let resting = value("master_put_start_discarded_staging_size").unwrap_or(0.0) as u64;
     let wanted = args.size.saturating_mul(args.count.into());
-    // A value lies in one segment as a whole.
+    // A value lies in one segment completely.
     let fitting = |free: u64| free / args.size;
     let places: u64 =
         segments.iter().map(|at| fitting(at.size_bytes.saturating_sub(at.allocator_used_bytes))).sum();
-    // Bytes that rest do not count for the watermark, and cannot be used yet.
+    // Quarantined bytes do not count for the watermark, and cannot be used yet.
     let free = limit.saturating_sub(used.saturating_sub(resting)).min(capacity.saturating_sub(used));
     if wanted <= free && places >= args.count.into() {
         return Ok(());
@@ -107,8 +110,9 @@ fn room(admin: &Admin, args: &Bench) -> Result<()> {
     Err(Error::new(
         ErrorCode::NoAvailableHandle,
         format!(
-            "cannot run the benchmark: the cluster would evict objects of its users. wanted={} free={} segments={}; \
-             give a smaller --count or --size, offer memory with --segment, or accept evictions with --evict",
+            "cannot run the benchmark: the cluster would evict objects of its users. \
+             wanted={} free={} segments={}; give a smaller --count or --size, \
+             offer memory with --segment, or accept evictions with --evict",
             human(wanted),
             human(free),
             segments.len(),
@@ -144,8 +148,9 @@ async fn drive(client: &Client, args: &Bench, prefix: &str, kind: Kind) -> Run {
     let name = if kind == Kind::Put { "put" } else { "get" };
     let mut run = Run { name, took: Duration::ZERO, each: Vec::new(), failed: 0, why: None };
     while let Some(lane) = lanes.join_next().await {
-        let (each, errors) = lane
-            .unwrap_or_else(|error| (Vec::new(), vec![Error::internal(format!("a lane ended: {error}"))]));
+        let (each, errors) = lane.unwrap_or_else(|error| {
+            (Vec::new(), vec![Error::internal(format!("benchmark task failed: {error}"))])
+        });
         run.each.extend(each);
         run.failed += errors.len() as u32;
         run.why = run.why.or(errors.into_iter().next());
@@ -159,15 +164,15 @@ async fn one(client: &Client, key: &str, value: &Bytes, kind: Kind) -> Result<()
     if kind == Kind::Put {
         return match client.put_bytes(key, value, &ReplicateConfig::default()).await? {
             PutOutcome::Stored => Ok(()),
-            PutOutcome::Existed => Err(Error::internal("a key of this run exists already")),
+            PutOutcome::Existed => Err(Error::internal("internal error: a key of this run exists already")),
         };
     }
     match client.get(key).await? {
         Some(got) if got == *value => Ok(()),
-        Some(_) => Err(Error::internal("other bytes came back than were put")),
+        Some(_) => Err(Error::internal("the value differs from the stored one")),
         None => Err(Error::new(
             ErrorCode::ObjectNotFound,
-            "what was put is gone: the cluster has less room than the run needs (--count, --size)",
+            "an object was evicted: the run needs more space than the cluster has; reduce --count or --size",
         )),
     }
 }

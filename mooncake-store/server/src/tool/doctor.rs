@@ -1,4 +1,4 @@
-//! `mooncake doctor`: looks at one thing after the other, and names the fix for what is wrong.
+//! `mooncake doctor`: checks the setup step by step, and prints fixes.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -9,70 +9,22 @@ use serde_json::json;
 
 use super::admin::{Admin, Segment};
 use super::args::Doctor;
-use super::{Session, local, say, say_json};
+use super::finding::{Finding, Grade};
+use super::local;
+use super::output::{say, say_json};
+use super::session::Session;
 use mooncake_client::MASTER_VERSIONS;
 use mooncake_client::programs::{check_version, host_id, split_port};
 
-/// Segments looked at one by one; a cluster may have thousands.
+/// Maximum number of segments to check one by one; a cluster may have thousands.
 const MOST: usize = 64;
 
-/// Clocks that differ by less are the same to whoever reads logs.
+/// Maximum difference of clocks that does not confuse readers of logs.
 const SAME_TIME: Duration = Duration::from_secs(1);
-/// How old a time may be that an HTTP server tells, in milliseconds.
+/// Maximum age of the date in an HTTP response, in milliseconds.
 const SAID_LATE: u64 = 2000;
 
-/// How bad it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Grade {
-    Good,
-    /// May be in the way of something.
-    Hint,
-    /// Nobody can tell from here.
-    Unknown,
-    Bad,
-}
-
-/// One thing looked at.
-#[derive(Clone, Debug)]
-pub(super) struct Finding {
-    subject: String,
-    grade: Grade,
-    found: String,
-    fix: String,
-}
-
-impl Finding {
-    fn new(subject: &str, grade: Grade, found: impl Into<String>, fix: &str) -> Self {
-        Self { subject: subject.into(), grade, found: found.into(), fix: fix.into() }
-    }
-
-    pub(super) fn good(subject: &str, found: impl Into<String>) -> Self {
-        Self::new(subject, Grade::Good, found, "")
-    }
-
-    pub(super) fn hint(subject: &str, found: impl Into<String>, fix: &str) -> Self {
-        Self::new(subject, Grade::Hint, found, fix)
-    }
-
-    pub(super) fn unknown(subject: &str, found: impl Into<String>) -> Self {
-        Self::new(subject, Grade::Unknown, found, "")
-    }
-
-    pub(super) fn bad(subject: &str, found: impl Into<String>, fix: &str) -> Self {
-        Self::new(subject, Grade::Bad, found, fix)
-    }
-
-    fn word(&self) -> &'static str {
-        match self.grade {
-            Grade::Good => "ok",
-            Grade::Hint => "note",
-            Grade::Unknown => "?",
-            Grade::Bad => "FAIL",
-        }
-    }
-}
-
-/// Whether nothing is broken.
+/// Runs all checks. Returns whether none has failed.
 pub(super) fn examine(session: &Session, args: &Doctor) -> Result<bool> {
     let mut findings = local::examine();
     if !args.local {
@@ -93,9 +45,9 @@ pub(super) fn examine(session: &Session, args: &Doctor) -> Result<bool> {
         }
     }
     match broken {
-        0 => say("nothing is broken")?,
-        1 => say("1 thing is broken")?,
-        more => say(format_args!("{more} things are broken"))?,
+        0 => say("no check failed")?,
+        1 => say("1 check failed")?,
+        more => say(format_args!("{more} checks failed"))?,
     }
     Ok(broken == 0)
 }
@@ -111,7 +63,7 @@ fn cluster(session: &Session) -> Vec<Finding> {
     };
     match admin.segments() {
         Ok(segments) => {
-            findings.push(Finding::good("admin port", format!("{} answers", admin.address())));
+            findings.push(Finding::good("admin port", format!("{} responds", admin.address())));
             findings.push(time_of_day(&admin));
             findings.extend(reach(&segments, session));
         }
@@ -124,20 +76,19 @@ fn cluster(session: &Session) -> Vec<Finding> {
     findings
 }
 
-/// Leases are measured on clocks that nobody sets. What people put side by side, logs and events and dashboards, goes by the time of day.
+/// Compares the wall clocks. Leases do not depend on them, but logs, events and dashboards do.
 fn time_of_day(admin: &Admin) -> Finding {
     let clock = SystemClock::new();
     let before = clock.wall_ms();
     match admin.wall_ms() {
         Ok(Some(there)) => compared(there, before, clock.wall_ms()),
-        Ok(None) => {
-            Finding::unknown("time of day", format!("{} does not say what time it is there", admin.address()))
-        }
+        Ok(None) => Finding::unknown("time of day", format!("{} does not report its time", admin.address())),
         Err(error) => Finding::unknown("time of day", error.to_string()),
     }
 }
 
-/// What the master said between two moments here; it speaks of whole seconds, the last one at worst.
+/// Compares the wall clock of the master with two readings of the local clock around the request.
+/// The master reports whole seconds, possibly the previous one.
 fn compared(there: u64, before: u64, after: u64) -> Finding {
     let (ahead, behind) =
         (there.saturating_sub(after), before.saturating_sub(there.saturating_add(SAID_LATE)));
@@ -156,7 +107,7 @@ fn compared(there: u64, before: u64, after: u64) -> Finding {
     )
 }
 
-/// The RPC port, and whether the peer's version is one that we speak with.
+/// Checks the RPC port and the version of the master.
 fn rpc(session: &Session) -> Finding {
     let master = match session.leader() {
         Ok(master) => master,
@@ -193,10 +144,10 @@ fn rpc(session: &Session) -> Finding {
 fn metadata(session: &Session) -> Finding {
     let at = &session.to.metadata;
     if at == "P2PHANDSHAKE" {
-        return Finding::good("metadata", "P2PHANDSHAKE: members find each other by address");
+        return Finding::good("metadata", "P2PHANDSHAKE: nodes find each other by address");
     }
     let Some(rest) = at.strip_prefix("http://") else {
-        return Finding::unknown("metadata", format!("{at} is not looked at: not an http:// URL"));
+        return Finding::unknown("metadata", format!("{at} is not checked: not an http:// URL"));
     };
     let authority = rest.split('/').next().unwrap_or(rest);
     let authority =
@@ -211,11 +162,11 @@ fn metadata(session: &Session) -> Finding {
     }
 }
 
-/// Whether each segment can be reached from here, and whether its owner told an address that others can use.
+/// Checks that each segment can be reached from here, and that its address is valid on other hosts.
 fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
     if segments.is_empty() {
         let fix = "start a client that offers memory (global_segment_size, MOONCAKE_GLOBAL_SEGMENT_SIZE)";
-        return vec![Finding::bad("segments", "none is mounted: nothing can be stored", fix)];
+        return vec![Finding::bad("segments", "none is mounted; objects cannot be stored", fix)];
     }
     let mut findings = Vec::new();
     let mut reached = 0;
@@ -226,39 +177,40 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
             findings.push(Finding::bad(
                 "advertised address",
                 format!(
-                    "segment {} is offered at {endpoint}, which means another machine to everybody else",
+                    "segment {} has the address {endpoint}, which other hosts resolve to themselves",
                     at.segment_name
                 ),
-                "give its client an address that others reach (local_hostname, MOONCAKE_LOCAL_HOSTNAME)",
+                "give its client an address that other hosts can reach (local_hostname, MOONCAKE_LOCAL_HOSTNAME)",
             ));
         } else if split_port(endpoint).1.is_none() {
             findings.push(Finding::unknown(
                 "segment",
-                format!("{}: {endpoint} is a name in the directory", at.segment_name),
+                format!("{}: {endpoint} is a name in the metadata service", at.segment_name),
             ));
         } else {
             match connects(endpoint, session.to.timeout) {
                 Ok(()) => reached += 1,
                 Err(error) if is_unresolved(&error) => findings.push(Finding::bad(
                     "segment",
-                    format!("{} at {endpoint} is not reached: {error}", at.segment_name),
+                    format!("{} at {endpoint} cannot be reached: {error}", at.segment_name),
                     "DNS: the host name has no address here; give its client a name or an address that resolves (local_hostname)",
                 )),
                 Err(error) => findings.push(Finding::bad(
                     "segment",
-                    format!("{} at {endpoint} is not reached: {error}", at.segment_name),
-                    "open that port between members; if its process is gone the master forgets it by itself (--client_ttl)",
+                    format!("{} at {endpoint} cannot be reached: {error}", at.segment_name),
+                    "open that port between the nodes; if the process has ended, the master removes the segment by itself (--client_ttl)",
                 )),
             }
         }
     }
-    findings.push(Finding::good("segments", format!("{reached} of {} reached from here", segments.len())));
+    findings
+        .push(Finding::good("segments", format!("{reached} of {} can be reached from here", segments.len())));
     findings
 }
 
-/// Whether the name has no address.
+/// Returns whether the host name has no address.
 fn is_unresolved(error: &std::io::Error) -> bool {
-    // The standard library has no kind of its own for what `getaddrinfo` answers.
+    // The standard library has no error kind for failures of `getaddrinfo`.
     error.kind() == std::io::ErrorKind::NotFound || error.to_string().contains("failed to lookup address")
 }
 

@@ -1,4 +1,4 @@
-//! What of this machine can keep a member from working.
+//! Checks of this host.
 
 use std::fs;
 
@@ -6,16 +6,16 @@ use mooncake_core::memory::HugePages;
 use mooncake_transport::topology::Discovery;
 use mooncake_transport::topology::ports::Device;
 
-use super::doctor::Finding;
-use super::human;
+use super::finding::Finding;
+use super::output::human;
 use crate::config::ClientEnvironment;
 
-/// Locked memory below which registering memory with a network card fails.
+/// Limit of locked memory below which RDMA registration usually fails.
 const MEMLOCK: u64 = 1 << 30;
 /// Free shared memory that a small segment needs.
 const SHARED: u64 = 256 << 20;
 
-/// Looks at everything that needs no cluster.
+/// Runs all checks that need no cluster.
 pub(super) fn examine() -> Vec<Finding> {
     let devices = Discovery::default().devices();
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -36,30 +36,30 @@ pub(super) fn examine() -> Vec<Finding> {
 fn memlock(bytes: Option<u64>, rdma: bool) -> Finding {
     let fix = "ulimit -l unlimited (systemd: LimitMEMLOCK=infinity, Docker: --ulimit memlock=-1)";
     match bytes {
-        None => Finding::unknown("locked memory", "this system does not say"),
+        None => Finding::unknown("locked memory", "the system does not report it"),
         Some(bytes) if bytes >= MEMLOCK => Finding::good("locked memory", allowed(bytes)),
         Some(bytes) if rdma => Finding::bad(
             "locked memory",
-            format!(
-                "{} may be locked; this machine's RDMA devices need all that they register",
-                human(bytes)
-            ),
+            format!("{} can be locked; RDMA devices need as much as they register", human(bytes)),
             fix,
         ),
         Some(bytes) => Finding::hint(
             "locked memory",
-            format!("{} may be locked; TCP and shared memory need none, RDMA all it registers", human(bytes)),
+            format!(
+                "{} can be locked; TCP and shared memory need none, RDMA as much as it registers",
+                human(bytes)
+            ),
             fix,
         ),
     }
 }
 
-/// Each RDMA device with its ports and addresses, and the library that opens them.
+/// Checks each RDMA device with its ports and addresses, and the library that opens them.
 fn rdma(devices: &[Device]) -> Vec<Finding> {
     if devices.is_empty() {
         return vec![Finding::good("RDMA", "no devices here; TCP and shared memory need none")];
     }
-    #[allow(unused_mut, reason = "without the wire nothing is added")]
+    #[allow(unused_mut, reason = "without feature `transport-rdma` nothing is added")]
     let mut findings: Vec<Finding> = devices.iter().map(rdma_device).collect();
     #[cfg(feature = "transport-rdma")]
     findings.push(match mooncake_engine::transport_set::rdma_devices() {
@@ -88,11 +88,11 @@ fn rdma_device(device: &Device) -> Finding {
 fn open_files() -> Finding {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     match limit(&limits, "Max open files") {
-        None => Finding::unknown("open files", "this system does not say"),
+        None => Finding::unknown("open files", "the system does not report it"),
         Some(count) if count >= 4096 => Finding::good("open files", format!("{count} allowed")),
         Some(count) => Finding::hint(
             "open files",
-            format!("{count} allowed; a busy member keeps several connections to each other one"),
+            format!("{count} allowed; a busy node keeps several connections to each other node"),
             "ulimit -n 65536 (systemd: LimitNOFILE=65536)",
         ),
     }
@@ -102,13 +102,13 @@ fn allowed(bytes: u64) -> String {
     if bytes == u64::MAX { "unlimited".into() } else { format!("{} allowed", human(bytes)) }
 }
 
-/// The soft limit of that name; the most there is for `unlimited`.
+/// Returns the soft limit with this name; the maximum for `unlimited`.
 fn limit(limits: &str, name: &str) -> Option<u64> {
     let value = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
     if value == "unlimited" { Some(u64::MAX) } else { value.parse().ok() }
 }
 
-/// What is there, and whether members that are started from here take them.
+/// Checks the reserved huge pages, and whether clients started in this environment use them.
 fn huge_pages(info: &str, wanted: bool) -> Finding {
     let value = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name))?;
@@ -117,17 +117,17 @@ fn huge_pages(info: &str, wanted: bool) -> Finding {
     match (value("HugePages_Total"), value("HugePages_Free"), value("Hugepagesize")) {
         (Some(0), ..) if wanted => Finding::bad(
             "huge pages",
-            "none reserved, and MC_STORE_USE_HUGEPAGE asks for them",
-            "sysctl vm.nr_hugepages=N before members start, or unset MC_STORE_USE_HUGEPAGE",
+            "none reserved, but MC_STORE_USE_HUGEPAGE is set",
+            "sysctl vm.nr_hugepages=N before the clients start, or unset MC_STORE_USE_HUGEPAGE",
         ),
         (Some(0), ..) => Finding::hint(
             "huge pages",
-            "none reserved: fine, unless members are told to use them",
-            "sysctl vm.nr_hugepages=N before members start with MC_STORE_USE_HUGEPAGE=1",
+            "none reserved; clients do not use them by default",
+            "sysctl vm.nr_hugepages=N before the clients start with MC_STORE_USE_HUGEPAGE=1",
         ),
         (Some(total), Some(0), Some(_)) => {
             let fix = "reserve more (sysctl vm.nr_hugepages), or unset MC_STORE_USE_HUGEPAGE";
-            let found = format!("all {total} are taken");
+            let found = format!("all {total} are in use");
             if wanted {
                 Finding::bad("huge pages", found, fix)
             } else {
@@ -137,7 +137,7 @@ fn huge_pages(info: &str, wanted: bool) -> Finding {
         (Some(total), Some(free), Some(kib)) => {
             Finding::good("huge pages", format!("{free} of {total} free, {} each", human(kib << 10)))
         }
-        _ => Finding::unknown("huge pages", "this system does not say"),
+        _ => Finding::unknown("huge pages", "the system does not report it"),
     }
 }
 
@@ -145,7 +145,7 @@ fn shared_memory() -> Finding {
     match rustix::fs::statvfs("/dev/shm") {
         Err(error) => Finding::hint(
             "/dev/shm",
-            format!("not there ({error}); our members do not need it, those of the existing system may"),
+            format!("missing ({error}); clients do not need it, clients of Mooncake C++ may"),
             "mount -t tmpfs tmpfs /dev/shm",
         ),
         Ok(stats) => {
@@ -164,21 +164,21 @@ fn shared_memory() -> Finding {
     }
 }
 
-/// Where the kernel says what it keeps time by, and by what it could.
+/// Folder in which the kernel reports the current and the available clock sources.
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
 
-/// What leases and timeouts are measured with; `flags` are those of the processor.
+/// Checks the clock for leases and timeouts; `flags` are those of the processor.
 fn clock(current: Option<&str>, available: &str, flags: &str) -> Finding {
     let has = |list: &str, name: &str| list.split_whitespace().any(|word| word == name);
     match current.map(str::trim) {
-        None => Finding::unknown("clock", "this system does not say what it keeps time by"),
+        None => Finding::unknown("clock", "the system does not report its clock source"),
         Some(name @ ("hpet" | "acpi_pm" | "pit" | "jiffies" | "refined-jiffies")) => {
-            // The kernel takes the counter off the list when it drifts against another clock.
+            // The kernel removes the counter from the list if it drifts against another clock.
             let unstable = has(flags, "tsc") && !has(available, "tsc");
             let (why, fix) = if unstable {
                 (
-                    "; it found the processor's own counter unstable",
-                    "dmesg | grep -i clocksource says why: update firmware and hypervisor, or move to another machine",
+                    "; it found the processor's counter (tsc) unstable",
+                    "dmesg | grep -i clocksource shows the reason: update firmware and hypervisor, or move to another machine",
                 )
             } else {
                 (
@@ -186,13 +186,9 @@ fn clock(current: Option<&str>, available: &str, flags: &str) -> Finding {
                     "boot without a clocksource= option, or echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource",
                 )
             };
-            Finding::hint(
-                "clock",
-                format!("the kernel keeps time by {name}, which is slow to read{why}"),
-                fix,
-            )
+            Finding::hint("clock", format!("the clock source is {name}, which is slow to read{why}"), fix)
         }
-        Some(name) => Finding::good("clock", format!("the kernel keeps time by {name}")),
+        Some(name) => Finding::good("clock", format!("the clock source is {name}")),
     }
 }
 

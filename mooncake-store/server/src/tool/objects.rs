@@ -11,11 +11,12 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use serde_json::json;
 
 use super::args::{Get, Ls, Put, Rm};
+use super::output::{human, say, say_json, table};
 use super::progress::Progress;
-use super::{Session, human, say, say_json, table};
+use super::session::Session;
 use mooncake_client::{Client, PutOutcome};
 
-/// Keys asked about in one request: a URL has its limits.
+/// Maximum number of keys in one request, because the length of a URL is limited.
 const AT_ONCE: usize = 50;
 
 pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
@@ -30,7 +31,7 @@ pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
     for some in keys.chunks(AT_ONCE) {
         let some: Vec<&str> = some.iter().map(String::as_str).collect();
         let mut places = admin.places(&session.to.tenant, &some)?;
-        // What went meanwhile is not listed.
+        // Objects that were removed meanwhile are not listed.
         found.extend(
             some.iter().filter_map(|key| Some((*key, places.remove(*key).filter(|at| !at.is_empty())?))),
         );
@@ -85,7 +86,7 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     let value = Bytes::from(input(args.file.as_deref())?);
     let len = value.len();
     if len == 0 {
-        return Err(Error::invalid("there is nothing to store: a value has at least one byte"));
+        return Err(Error::invalid("cannot store an empty value: a value must have at least one byte"));
     }
     session.check_tenant(false)?;
     let client = session.join(0)?;
@@ -94,7 +95,10 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     let stored = session.runtime.block_on(async {
         if args.replace {
             let mut answers = client.batch_upsert(&[(&args.key, &value)], &config).await?;
-            answers.pop().unwrap_or_else(|| Err(Error::internal("no answer"))).map(|()| PutOutcome::Stored)
+            answers
+                .pop()
+                .unwrap_or_else(|| Err(Error::internal("the response has no result")))
+                .map(|()| PutOutcome::Stored)
         } else {
             client.put_bytes(&args.key, &value, &config).await
         }
@@ -102,7 +106,7 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     shown.end(len);
     let stored = leaving(session, &client, stored).map_err(|error| match error.kind() {
         ErrorKind::NoSpace => error.context(format!(
-            "the cluster has no room for {} ({len} bytes): `mooncake status` shows its segments, and a value must fit into one",
+            "the cluster has no space for {} ({len} bytes): a value must fit into one segment; run `mooncake status`",
             human(len as u64)
         )),
         _ => session.explained(error),
@@ -119,14 +123,14 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     }
 }
 
-/// An object that is still there, and the reason.
+/// An object that was not removed, and the reason.
 struct Left {
     key: String,
     why: String,
     is_leased: bool,
 }
 
-/// Whether each key is gone.
+/// Removes objects. Returns whether all of them are gone.
 pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
     let checked = args.matching.as_deref().filter(|_| !is_planted("pattern-unchecked"));
     let pattern = checked.map(compiled).transpose()?;
@@ -175,10 +179,10 @@ pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
     Ok(left.is_empty())
 }
 
-/// Reasons that are listed one by one.
+/// Maximum number of reasons to print.
 const SHOWN: usize = 20;
 
-/// Returns why a key is still there, if it is.
+/// Returns the reason why a key was not removed, if it was not.
 fn left_by(key: &str, answer: Result<bool>, force: bool) -> Option<Left> {
     let is_leased = matches!(&answer, Err(error) if error.code() == ErrorCode::ObjectHasLease);
     let why = match answer {
@@ -186,7 +190,7 @@ fn left_by(key: &str, answer: Result<bool>, force: bool) -> Option<Left> {
         Ok(false) => format!("no object has the key {key:?}"),
         Err(error) if is_leased => {
             format!(
-                "{key:?} is in use, somebody has a lease on it ({error}): wait, or remove it with --force"
+                "{key:?} is in use, a reader has a lease on it ({error}): wait, or remove it with --force"
             )
         }
         Err(error) if error.kind() == ErrorKind::Busy && force => {
@@ -200,7 +204,7 @@ fn left_by(key: &str, answer: Result<bool>, force: bool) -> Option<Left> {
     Some(Left { key: key.to_owned(), why, is_leased })
 }
 
-/// Adds for how long leases hold to the reasons that are shown. A master of Mooncake C++ does not tell.
+/// Adds the remaining time of leases to the reasons. A master of Mooncake C++ does not report it.
 fn explain_leases(session: &Session, left: &mut [Left]) {
     let mut leased: Vec<_> = left.iter_mut().take(SHOWN).filter(|left| left.is_leased).collect();
     if leased.is_empty() || is_planted("lease-time-untold") {
@@ -210,10 +214,10 @@ fn explain_leases(session: &Session, left: &mut [Left]) {
     let told = session.admin().and_then(|admin| admin.leases(&session.to.tenant, &keys));
     let told = match told {
         Ok(told) => told,
-        Err(error) => return tracing::debug!("cannot ask for leases: {error}"),
+        Err(error) => return tracing::debug!("cannot query the leases: {error}"),
     };
     for left in &mut leased {
-        // A lease that has ended meanwhile is a matter of trying again.
+        // A lease that has ended meanwhile only needs another attempt.
         let seconds = told.get(&left.key).map_or(0, |rest| rest.as_millis().div_ceil(1000));
         left.why = match seconds {
             0 => format!("{:?} was leased until now: try again, or remove it with --force", left.key),
@@ -222,7 +226,7 @@ fn explain_leases(session: &Session, left: &mut [Left]) {
     }
 }
 
-/// Removes one by one what the call for many has left, so that there is a reason for each key that stays.
+/// Removes the objects that remain after a batch one by one, so that each of them has a reason.
 fn left_over(
     session: &Session,
     client: &Client,
@@ -233,7 +237,7 @@ fn left_over(
     let mut keys = match listed {
         Ok(keys) => keys,
         Err(error) => {
-            eprintln!("mooncake: cannot tell what is left: {error}");
+            eprintln!("mooncake: cannot list the remaining objects: {error}");
             return Ok((0, Vec::new()));
         }
     };
@@ -243,7 +247,7 @@ fn left_over(
         let answers = session.runtime.block_on(client.batch_remove(some, args.force))?;
         for (key, answer) in some.iter().zip(answers) {
             match answer {
-                // Somebody else has removed it.
+                // Another process has removed the object.
                 Ok(false) => {}
                 answer => match left_by(key, answer, args.force) {
                     None => removed += 1,
@@ -255,14 +259,17 @@ fn left_over(
     Ok((removed, left))
 }
 
-/// Compiles the pattern as the master does, so that a mistake in it is shown with its place.
+/// Compiles the pattern as the master does, so that an error message shows the position of a
+/// mistake.
 fn compiled(pattern: &str) -> Result<regex::bytes::Regex> {
     mooncake_master::pattern::compile(pattern).map_err(|error| {
-        error.context(format!("cannot remove by pattern: {pattern:?} is no regular expression (--matching)"))
+        error.context(format!(
+            "cannot remove by pattern: {pattern:?} is not a regular expression (--matching)"
+        ))
     })
 }
 
-/// Whether a person, or `--yes`, agrees that all objects go.
+/// Returns whether the user, or `--yes`, confirms the removal of all objects.
 fn confirmed(session: &Session, args: &Rm) -> Result<bool> {
     if args.yes || is_planted("rm-all-unasked") {
         return Ok(true);
@@ -272,7 +279,7 @@ fn confirmed(session: &Session, args: &Rm) -> Result<bool> {
     let whose = format!("{objects} of tenant {:?} at {}", session.to.tenant, session.leader()?);
     if !std::io::stdin().is_terminal() {
         return Err(Error::invalid(format!(
-            "cannot ask whether to remove {whose}: standard input is no terminal; give --yes"
+            "cannot ask whether to remove {whose}: standard input is not a terminal; give --yes"
         )));
     }
     eprint!("Remove {whose}? [y/N] ");
@@ -285,13 +292,13 @@ fn confirmed(session: &Session, args: &Rm) -> Result<bool> {
     Ok(yes)
 }
 
-/// Whether a terminal could take the value for commands, or cannot show it.
+/// Returns whether a terminal cannot show the value, or would interpret it as commands.
 fn is_binary(value: &[u8]) -> bool {
     std::str::from_utf8(value)
         .map_or(true, |text| text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')))
 }
 
-/// Leaves the cluster after an error.
+/// Leaves the cluster if the outcome is an error.
 pub(super) fn leaving_if_err<T>(session: &Session, client: &Client, outcome: Result<T>) -> Result<T> {
     match outcome {
         Ok(value) => Ok(value),
@@ -299,7 +306,7 @@ pub(super) fn leaving_if_err<T>(session: &Session, client: &Client, outcome: Res
     }
 }
 
-/// Leaves the cluster, whatever came of it.
+/// Leaves the cluster and returns the outcome.
 pub(super) fn leaving<T>(session: &Session, client: &Client, outcome: Result<T>) -> Result<T> {
     if let Err(error) = session.runtime.block_on(client.close()) {
         tracing::debug!("leaving: {error}");

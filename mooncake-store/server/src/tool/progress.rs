@@ -1,4 +1,4 @@
-//! A line on the terminal while a value travels.
+//! Progress of a transfer on the terminal.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock, SystemClock};
 
-use super::human;
+use super::output::human;
 
-/// Time before the first line, and between two.
+/// Time before the first line, and between two lines.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// A transfer that is shown on standard error while it lasts, if that is a terminal. Short transfers show nothing.
+/// Progress of a transfer, shown on standard error if that is a terminal. Short transfers show
+/// nothing.
 pub(super) struct Progress {
     shown: Option<(Sender<()>, JoinHandle<bool>)>,
     clock: SharedClock,
@@ -30,7 +31,7 @@ impl Progress {
         Self { shown, clock, begun }
     }
 
-    /// Shows how long it took, if anything was shown.
+    /// Shows the duration, if the progress was shown.
     pub(super) fn end(mut self, bytes: usize) {
         if self.stop() {
             let seconds = self.clock.now().since(self.begun).as_secs_f64().max(1e-3);
@@ -39,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Whether anything was shown.
+    /// Stops the output. Returns whether anything was shown.
     fn stop(&mut self) -> bool {
         let Some((end, thread)) = self.shown.take() else { return false };
         drop(end);
@@ -58,7 +59,7 @@ fn draw(title: &str, ended: &Receiver<()>, clock: &SharedClock, begun: Moment) -
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PERIOD) {
         let seconds = clock.now().since(begun).as_secs_f64();
         eprint!("\rmooncake: {title}, {seconds:.1} s ");
-        // A terminal that is gone shows nothing.
+        // A failure means that the terminal is gone.
         let _ = std::io::stderr().flush();
         shown = true;
     }

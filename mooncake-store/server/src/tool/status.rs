@@ -3,7 +3,8 @@
 use mooncake_core::Result;
 use serde_json::json;
 
-use super::{Session, human, say, say_json, table};
+use super::output::{human, percent, say, say_json, table};
+use super::session::Session;
 use mooncake_protocol::message::TABLE_VERSION;
 
 pub(super) fn show(session: &Session) -> Result<()> {
@@ -54,8 +55,4 @@ pub(super) fn show(session: &Session) -> Result<()> {
         ]);
     }
     say(format_args!("\n{}", table(&rows).trim_end()))
-}
-
-pub(super) fn percent(part: u64, whole: u64) -> String {
-    format!("{:.1} %", if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 })
 }

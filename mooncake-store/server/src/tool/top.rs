@@ -1,4 +1,4 @@
-//! `mooncake top`: what is going on, again and again.
+//! `mooncake top`: shows the activity of a cluster, refreshed periodically.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,13 +13,13 @@ use serde_json::json;
 
 use super::admin::{Admin, Segment};
 use super::args::Top;
-use super::status::percent;
-use super::{Session, human, say, say_json, table};
+use super::output::{human, percent, say, say_json, table};
+use super::session::Session;
 
-/// Cells of a bar.
+/// Width of a bar in characters.
 const BAR: usize = 30;
 
-/// One look at the cluster.
+/// A snapshot of the cluster's state.
 struct Look {
     at: Moment,
     metrics: BTreeMap<String, f64>,
@@ -32,7 +32,7 @@ pub(super) fn show(session: &Session, args: &Top) -> Result<()> {
     let master = session.leader()?;
     if session.to.json {
         if !args.once && !is_planted("plain-top") {
-            return Err(Error::invalid("--json shows one look: give --once, too"));
+            return Err(Error::invalid("--json needs --once"));
         }
         if !is_planted("plain-top") {
             return say_json(&document(master, &first));
@@ -52,11 +52,11 @@ pub(super) fn show(session: &Session, args: &Top) -> Result<()> {
     }
 }
 
-/// What is shown.
+/// Content of the screen.
 struct View {
     now: Look,
     before: Option<Look>,
-    /// Why there is nothing newer.
+    /// Reason why the content is outdated.
     lost: Option<Error>,
 }
 
@@ -67,7 +67,7 @@ impl View {
                 self.before = Some(std::mem::replace(&mut self.now, look));
                 self.lost = None;
             }
-            // It may be back by the next time.
+            // The master may respond next time.
             Err(error) => self.lost = Some(error),
         }
     }
@@ -78,7 +78,7 @@ impl View {
             None => figures,
             Some(error) => {
                 let age = at.since(self.now.at).as_secs();
-                format!("NO ANSWER: {error}\nwhat follows is {age} s old\n\n{figures}")
+                format!("NO RESPONSE: {error}\nthe values below are {age} s old\n\n{figures}")
             }
         }
     }
@@ -88,7 +88,7 @@ fn look(admin: &Admin, clock: &SystemClock) -> Result<Look> {
     Ok(Look { at: clock.now(), metrics: admin.metrics()?, segments: admin.segments()? })
 }
 
-/// Requests that are shown, with the metric that counts them.
+/// Displayed requests, with the metrics that count them.
 const SHOWN: [(&str, &str); 10] = [
     ("exist", "master_exist_key_requests_total"),
     ("exist, batches", "master_batch_exist_key_requests_total"),
@@ -99,7 +99,7 @@ const SHOWN: [(&str, &str); 10] = [
     ("remove", "master_remove_requests_total"),
     ("ping", "master_ping_requests_total"),
     ("objects evicted", "master_evicted_key_count"),
-    ("puts without room", "master_put_start_alloc_failures_total"),
+    ("puts without space", "master_put_start_alloc_failures_total"),
 ];
 
 fn document(master: &str, now: &Look) -> serde_json::Value {
@@ -131,7 +131,7 @@ fn render(master: &str, now: &Look, before: Option<&Look>) -> String {
         (value("master_allocated_bytes") as u64, value("master_total_capacity_bytes") as u64);
     let (hits, reads) = (value("valid_get_nums_"), value("total_get_nums_"));
     let mut text = format!(
-        "{}   clients {}   keys {}   writes under way {}\nmemory {} {} of {}   hits {}\n\n",
+        "{}   clients {}   keys {}   writes in progress {}\nmemory {} {} of {}   hits {}\n\n",
         master,
         value("master_active_clients"),
         value("master_key_count"),
@@ -165,7 +165,7 @@ fn bar(part: u64, whole: u64) -> String {
     format!("[{}{}]", "#".repeat(full.min(BAR)), ".".repeat(BAR - full.min(BAR)))
 }
 
-/// Whether somebody wants to leave before the time is up.
+/// Waits for a key or the interval. Returns whether the user wants to quit.
 fn quits(interval: Duration) -> Result<bool> {
     let clock = SystemClock::new();
     let end = clock.now().after(interval);
@@ -175,7 +175,7 @@ fn quits(interval: Duration) -> Result<bool> {
             return Ok(false);
         }
         let Event::Key(KeyEvent { code, modifiers, .. }) = event::read().map_err(Error::from)? else {
-            // The size of the window changed, or so: drawn anew at once.
+            // Redraw at once, for example after a change of the window size.
             return Ok(false);
         };
         let control_c = code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
@@ -185,14 +185,14 @@ fn quits(interval: Duration) -> Result<bool> {
     }
 }
 
-/// The terminal while it is ours.
+/// The terminal while the tool owns it.
 struct Screen;
 
 impl Screen {
     fn open() -> Result<Self> {
         let opened = terminal::enable_raw_mode();
         opened.map_err(|error| {
-            Error::invalid(format!("this is no terminal ({error}): --once prints plain text"))
+            Error::invalid(format!("standard output is not a terminal ({error}): use --once for plain text"))
         })?;
         let screen = Self;
         execute!(std::io::stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
@@ -214,7 +214,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone need not be put in order.
+        // A failure means that the terminal is gone.
         let _ = execute!(std::io::stdout(), cursor::Show, terminal::LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
     }
@@ -243,22 +243,22 @@ mod tests {
         assert!(ping.ends_with("3.0"), "{ping}");
         for seconds in [14, 16] {
             view.take(Err(Error::new(ErrorCode::RpcFail, "connection refused")));
-            let age = format!("what follows is {} s old", seconds - 12);
+            let age = format!("the values below are {} s old", seconds - 12);
             let text = drawn(&view, seconds);
             let lines: Vec<_> = text.lines().take(2).collect();
             assert!(
-                lines[0].starts_with("NO ANSWER") && lines[0].contains("connection refused"),
+                lines[0].starts_with("NO RESPONSE") && lines[0].contains("connection refused"),
                 "{lines:?}"
             );
             assert_eq!(lines[1], age);
-            assert!(text.ends_with(&shown), "the figures stay");
+            assert!(text.ends_with(&shown), "the old values stay");
         }
         view.take(Ok(look(18, 0.0, 1.0)));
         let text = drawn(&view, 18);
         assert!(text.starts_with("node1:50051 ") && text.contains("keys 0"), "{text}");
         assert!(
             text.lines().any(|line| line.starts_with("ping") && line.ends_with("0.0")),
-            "a new master counts anew"
+            "a new master starts at 0"
         );
     }
 }

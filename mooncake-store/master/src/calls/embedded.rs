@@ -1,0 +1,285 @@
+//! Interfaces of the master for a client in the same process.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::SharedClock;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::{Error, Result};
+use mooncake_protocol::api::{
+    Caller, CopyToken, DiskService, EmbeddedMaster, EndItem, InventoryService, ObjectService, PingReply,
+    PutItem, SegmentService, TaskService, WriteMode,
+};
+use mooncake_protocol::message::MASTER_VERSION;
+use mooncake_protocol::service::{ObjectCalls, TaskCalls};
+use mooncake_protocol::tiers::TierCalls;
+use mooncake_protocol::wire::{
+    CopyPlan, DiskWork, MovePlan, OffloadItem, StorageConfig, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
+};
+
+use super::master::Master;
+
+/// Batches, made of the calls of the RPC server one by one.
+#[async_trait]
+impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
+    fn fences_writes(&self) -> bool {
+        true
+    }
+
+    async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::exist(self, tenant, key)).collect())
+    }
+
+    async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::locate(self, tenant, key)).collect())
+    }
+
+    async fn put_start(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+    ) -> Result<Vec<Result<Vec<Replica>>>> {
+        let start = |(index, item): (usize, &PutItem<'_>)| {
+            let group = group_of(config, index, items.len())?;
+            ObjectCalls::put_start(self, caller, mode, *item, config, group)
+        };
+        Ok(items.iter().enumerate().map(start).collect())
+    }
+
+    async fn put_end(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        items: &[EndItem<'_>],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>> {
+        Ok(items.iter().map(|item| ObjectCalls::put_end(self, caller, mode, *item, replicas)).collect())
+    }
+
+    async fn put_revoke(
+        &self,
+        caller: Caller<'_>,
+        mode: WriteMode,
+        keys: &[&[u8]],
+        replicas: ReplicaType,
+    ) -> Result<Vec<Result<()>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::put_revoke(self, caller, mode, key, replicas)).collect())
+    }
+
+    async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
+        Ok(keys.iter().map(|key| ObjectCalls::remove(self, tenant, key, force)).collect())
+    }
+
+    async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        ObjectCalls::remove_matching(self, tenant, pattern, force)
+    }
+
+    async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
+        ObjectCalls::remove_all(self, tenant, force)
+    }
+}
+
+#[async_trait]
+impl<A: SegmentAllocator, E: MergeableOrder> SegmentService for Master<A, E> {
+    async fn version(&self) -> Result<String> {
+        Ok(MASTER_VERSION.to_owned())
+    }
+
+    async fn ping(&self, client: ClientId) -> Result<PingReply> {
+        Ok(Master::ping(self, client))
+    }
+
+    async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
+        self.doubt(client, endpoint);
+        Ok(())
+    }
+
+    async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        Master::mount(self, client, segment)
+    }
+
+    async fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
+        Master::remount(self, client, segments)
+    }
+
+    async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        Master::unmount(self, client, segment)
+    }
+
+    async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
+        Master::unmount_after(self, client, segment, grace)
+    }
+}
+
+#[async_trait]
+impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
+    async fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
+        TaskCalls::create_copy(self, tenant, key, targets)
+    }
+
+    async fn create_move(&self, tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
+        TaskCalls::create_move(self, tenant, key, source, target)
+    }
+
+    async fn task(&self, task: Uuid) -> Result<TaskInfo> {
+        Master::task(self, task)
+    }
+
+    async fn clear_replicas(
+        &self,
+        client: ClientId,
+        keys: &[&[u8]],
+        segment: &str,
+    ) -> Result<Vec<ObjectKey>> {
+        Ok(Master::clear_replicas(self, keys, client, segment))
+    }
+
+    async fn fetch_tasks(&self, client: ClientId, limit: u64) -> Result<Vec<Task>> {
+        Ok(Master::fetch_tasks(self, client, limit))
+    }
+
+    async fn complete_task(&self, client: ClientId, report: &TaskReport) -> Result<()> {
+        Master::complete_task(self, client, report)
+    }
+
+    async fn copy_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        source: &str,
+        targets: &[&str],
+        token: CopyToken,
+    ) -> Result<CopyPlan> {
+        TaskCalls::copy_start(self, caller, key, source, targets, token)
+    }
+
+    async fn move_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        source: &str,
+        target: &str,
+    ) -> Result<MovePlan> {
+        TaskCalls::move_start(self, caller, key, source, target)
+    }
+
+    async fn replication_end(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        TaskCalls::replication_end(self, caller, kind, key, token)
+    }
+
+    async fn replication_revoke(
+        &self,
+        caller: Caller<'_>,
+        kind: TaskKind,
+        key: &[u8],
+        token: CopyToken,
+    ) -> Result<()> {
+        TaskCalls::replication_revoke(self, caller, kind, key, token)
+    }
+}
+
+/// Returns the group of item `index` of a batch of `items`.
+fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str> {
+    match &config.group_ids {
+        None => Ok(""),
+        Some(groups) if groups.len() == items => Ok(&groups[index]),
+        Some(groups) => Err(Error::invalid(format!("{} group_ids for {items} keys", groups.len()))),
+    }
+}
+
+/// Defaults: a client in the process of the master has no other master to announce objects to.
+impl<A: SegmentAllocator, E: MergeableOrder> InventoryService for Master<A, E> {}
+
+#[async_trait]
+impl<A: SegmentAllocator, E: MergeableOrder> DiskService for Master<A, E> {
+    async fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
+        self.mount_disk(client, enabled)
+    }
+
+    async fn unmount_disk(&self, client: ClientId) -> Result<()> {
+        self.unmount_disk(client)
+    }
+
+    async fn disk_capacity(&self, client: ClientId, bytes: u64) -> Result<()> {
+        self.disk_capacity(client, i64::try_from(bytes).unwrap_or(i64::MAX))
+    }
+
+    async fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
+        self.to_offload(client, enabled)
+    }
+
+    async fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
+        self.offloaded(client, items, places)
+    }
+
+    async fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
+        self.must_clear_disk(client)
+    }
+
+    async fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
+        self.disk_work(client, begin, done)
+    }
+
+    async fn dropped_from_disk(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Result<()>>> {
+        let drop =
+            |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::LocalDisk);
+        Ok(keys.iter().map(drop).collect())
+    }
+
+    async fn storage(&self) -> Result<StorageConfig> {
+        Ok(self.storage())
+    }
+
+    async fn dropped_files(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<()>>> {
+        let drop = |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::Disk);
+        Ok(keys.iter().map(drop).collect())
+    }
+
+    async fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
+        self.to_promote(client)
+    }
+
+    async fn promotion_start(
+        &self,
+        caller: Caller<'_>,
+        key: &[u8],
+        len: u64,
+        preferred: &[&str],
+    ) -> Result<Replica> {
+        let plan = TierCalls::promotion_start(self, caller.client, caller.tenant, key, len, preferred)?;
+        Ok(plan.memory)
+    }
+
+    async fn promotion_end(&self, caller: Caller<'_>, key: &[u8], done: bool) -> Result<()> {
+        match done {
+            true => TierCalls::promoted(self, caller.client, caller.tenant, key),
+            false => TierCalls::promotion_failed(self, caller.client, caller.tenant, key),
+        }
+    }
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> EmbeddedMaster for Master<A, E> {
+    fn clock(&self) -> &SharedClock {
+        self.clock()
+    }
+
+    fn do_due_work(&self) {
+        self.tick();
+    }
+}

@@ -1,0 +1,279 @@
+//! Inventory: owners of segments fetch descriptions of the objects in them and announce them to the
+//! next master, so that the cache outlives its master.
+//!
+//! A ledger holds the changes in the segments of one client since its last request. A master that
+//! does not know the client lets it mount memory with objects in it. First the space of the objects
+//! is reserved, so that the rest can be used at once. Then the owner checks the bytes of each
+//! object and announces the intact ones, which become readable.
+
+use std::time::Duration;
+
+use mooncake_core::alloc::{Extent, SegmentAllocator};
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, SlotId};
+use mooncake_core::replica::Segment;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::wire::{InventoryPage, StoredReplica};
+
+use super::master::Master;
+use crate::directory::{Object, Replicas, Shard, Value};
+use crate::model::segment::{Allocation, GRAIN};
+use crate::model::value::{Stamp, Writer};
+use crate::space::mount::{Mount, unknown};
+
+/// Relation of an announced value to the known one.
+enum AnnouncedAge {
+    /// The announced replica belongs to the known value.
+    Same,
+    /// The same master wrote the announced value later.
+    Newer,
+    /// The announced value is older, or this master wrote the known one.
+    Older,
+    /// Different earlier masters wrote the two values, so their order is unknown.
+    Unclear,
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Returns the objects that came to and went from the segments of a client after change number
+    /// `after`; 0 for a client that knows of none. From the first call on, later mounts of the
+    /// client are recorded until it expires.
+    pub fn inventory(&self, client: ClientId, after: u64) -> InventoryPage {
+        let now = self.space().clock.now();
+        let ledger = self.space().ledgers.lock().open(client, now);
+        self.space().timers.schedule(now.after(self.space().options.client_ttl));
+        ledger.page(after, self.space().epoch, now)
+    }
+
+    /// Mounts memory with objects in it, like [`Master::mount`]. It accepts no new objects until
+    /// [`Master::keep`] has been called with `open`.
+    ///
+    /// # Errors
+    /// Those of [`Master::mount`].
+    pub fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+        self.mount_as(client, segment, Mount::WithObjects)
+    }
+
+    /// Reserves space for objects that the owner will announce; `open` marks the last call.
+    /// Repeating the call has no effect.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` if the space is not free, or cannot
+    /// be that of an object. The extents before it stay reserved.
+    pub fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+        let _retired = self.space().retired.lock();
+        let mounted = self.space().own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
+        for extent in extents {
+            mounted.reserve(*extent)?;
+        }
+        if open {
+            mounted.open();
+            self.space().eviction.end_backoff();
+        }
+        Ok(())
+    }
+
+    /// Frees the space that is still reserved.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` if another client mounted the segment.
+    pub fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+        let _retired = self.space().retired.lock();
+        if let Some(mounted) = self.space().own_segment(client, segment)? {
+            mounted.release_reserved();
+            mounted.open();
+            self.space().eviction.end_backoff();
+        }
+        Ok(())
+    }
+
+    /// Makes an announced replica readable. Its space was reserved, and its bytes are intact.
+    /// Repeating the call has no effect. If the replica is refused, its space is freed.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was reserved, or key
+    /// or length is impossible); `OBJECT_ALREADY_EXISTS` (a newer value exists; or the order of the
+    /// two is unknown, and both are dropped; or a snapshot shows that the value was removed or
+    /// replaced); `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
+    pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
+        self.announce_as(client, replica, false)
+    }
+
+    /// Announces like [`Master::announce`] a replica that [`Master::expired`] listed. A replica
+    /// that was removed or replaced since is refused.
+    ///
+    /// # Errors
+    /// Those of [`Master::announce`].
+    pub fn announce_expired(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
+        self.announce_as(client, replica, true)
+    }
+
+    fn announce_as(&self, client: ClientId, replica: &StoredReplica, expired: bool) -> Result<()> {
+        let key = ObjectKey::new(replica.key.as_slice())?;
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key.as_bytes());
+        let mut shard = self.space().directory.lock(hash);
+        let found = shard.find(hash, key.as_bytes());
+        let held = match self.take_reserved(client, replica)? {
+            Some(held) => held,
+            None if found.is_some_and(|slot| has_replica(&shard[slot], replica)) => return Ok(()),
+            None => {
+                return Err(Error::invalid(format!(
+                    "cannot announce replica: no space is reserved. offset={}",
+                    replica.offset
+                )));
+            }
+        };
+        let checked = if expired {
+            Some(shard.expired.take(replica))
+        } else {
+            self.jobs.recovery.get().map(|recovery| recovery.check_announced(hash, replica))
+        };
+        let used = match checked {
+            Some(Err(error)) => {
+                held.quarantine(now, now);
+                return Err(error);
+            }
+            Some(Ok(used)) => used,
+            None => None,
+        };
+        let tenant = self.space().tenants.number(key.as_bytes());
+        let Ok(_charged) = self.space().tenants.reserve(tenant, replica.len, 0) else {
+            held.quarantine(now, now);
+            return Err(self.space().quota_exceeded(tenant, key.as_bytes(), replica.len));
+        };
+        let age = found.and_then(|slot| self.compare(&shard[slot], replica));
+        match (found, age) {
+            (None, _) => {
+                let slot = shard.add(hash, key, tenant);
+                self.admit_announced(&mut shard, slot, replica, held, used, now);
+            }
+            (Some(slot), None) if shard[slot].write().is_none() => {
+                self.admit_announced(&mut shard, slot, replica, held, used, now);
+            }
+            (Some(slot), Some(AnnouncedAge::Newer)) => {
+                self.admit_announced(&mut shard, slot, replica, held, used, now)
+            }
+            (Some(slot), Some(AnnouncedAge::Same)) => {
+                shard.change_replicas(slot, |replicas| replicas.push(held))
+            }
+            (Some(slot), Some(AnnouncedAge::Unclear)) => {
+                held.quarantine(now, now);
+                self.drop_value(&mut shard, slot, now);
+                return Err(ErrorCode::ObjectAlreadyExists.into());
+            }
+            (Some(_), None | Some(AnnouncedAge::Older)) => {
+                held.quarantine(now, now);
+                return Err(ErrorCode::ObjectAlreadyExists.into());
+            }
+        }
+        self.space().eviction.end_backoff();
+        Ok(())
+    }
+
+    /// Takes the reserved space of a replica.
+    fn take_reserved(&self, client: ClientId, replica: &StoredReplica) -> Result<Option<Allocation<A>>> {
+        let len = replica.len.checked_next_multiple_of(GRAIN).filter(|len| *len > 0);
+        let len = len.ok_or_else(|| {
+            Error::invalid(format!("cannot announce replica: invalid length. len={}", replica.len))
+        })?;
+        // Locked until the space is taken, as in `place`: nothing is added to a segment after its
+        // unmount.
+        let registry = self.space().segments.read();
+        let mounted = registry.get(replica.segment).ok_or_else(|| unknown(&replica.segment))?;
+        if mounted.client != client {
+            let text = format!("segment belongs to another client. segment={}", replica.segment);
+            return Err(Error::new(ErrorCode::IllegalClient, text));
+        }
+        let extent = Extent { offset: replica.offset, len };
+        let taken = mounted.take_reserved(extent);
+        let id = self.space().new_replica();
+        Ok(taken.then(|| Allocation { id, segment: mounted.clone(), extent }))
+    }
+
+    /// Compares the announced value with the known one; `None` if there is none.
+    fn compare(&self, object: &Object<A>, replica: &StoredReplica) -> Option<AnnouncedAge> {
+        let value = object.value()?;
+        let stamp = stamp(replica);
+        Some(if value.stamp == stamp && value.len == replica.len {
+            AnnouncedAge::Same
+        } else if value.stamp.epoch == self.space().epoch {
+            AnnouncedAge::Older
+        } else if value.stamp.epoch != stamp.epoch {
+            AnnouncedAge::Unclear
+        } else if value.stamp.number < stamp.number && object.copying().is_none() {
+            AnnouncedAge::Newer
+        } else {
+            AnnouncedAge::Older
+        })
+    }
+
+    fn admit_announced(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        replica: &StoredReplica,
+        held: Allocation<A>,
+        used: Option<u64>,
+        now: Moment,
+    ) {
+        if !replica.group.is_empty() {
+            shard.join_group(slot, &replica.group);
+        }
+        let in_use = if is_planted("announcement-ignores-disk-promises") {
+            shard[slot].lease
+        } else {
+            self.space().in_use_until(&shard[slot])
+        };
+        let object = &mut shard[slot];
+        object.lease = Moment(0);
+        object.hard_pin |= replica.hard_pin;
+        if replica.soft_pin_ms > 0 {
+            shard.set_soft_pin(slot, now.after(Duration::from_millis(replica.soft_pin_ms)));
+        }
+        let mut replicas = Replicas::new();
+        replicas.push(held);
+        let value = Value {
+            len: replica.len,
+            checksum: replica.checksum,
+            writer: Writer::from(replica.writer),
+            superseded: false,
+            stamp: stamp(replica),
+            replicas,
+        };
+        // The replicas on disks may be older.
+        shard[slot].drop_disk_replicas();
+        if let Some(old) = shard.put_value(slot, value, self.space().directory.next_use_number()) {
+            old.quarantine(self.space().quarantine_end(in_use), now);
+        }
+        if let Some(used) = used {
+            shard.restore_use(slot, used);
+            self.space().directory.lower_age(self.space().directory.hash(&replica.key), used);
+        }
+    }
+
+    fn drop_value(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        let lease = self.space().in_use_until(&shard[slot]);
+        if shard[slot].copying().is_none()
+            && let Some(value) = shard.take_value(slot)
+        {
+            value.quarantine(self.space().quarantine_end(lease), now);
+            shard.remove_if_empty(slot);
+        }
+    }
+}
+
+fn stamp(replica: &StoredReplica) -> Stamp {
+    Stamp { epoch: replica.epoch, number: replica.number }
+}
+
+/// Returns whether an object has exactly that replica.
+fn has_replica<A: SegmentAllocator>(object: &Object<A>, replica: &StoredReplica) -> bool {
+    object.value().is_some_and(|value| {
+        let there = |held: &Allocation<A>| {
+            held.segment.info.id == replica.segment && held.extent.offset == replica.offset
+        };
+        value.stamp == stamp(replica) && value.replicas.iter().any(there)
+    })
+}

@@ -1,0 +1,205 @@
+//! Reads: existence and replicas of objects.
+
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
+use mooncake_core::{Error, ErrorCode, Result};
+use smallvec::SmallVec;
+
+use mooncake_protocol::pack::{Pack, Writer};
+use mooncake_protocol::wire::pack_in_memory;
+
+use super::master::Master;
+use crate::directory::Object;
+use crate::directory::object::not_found;
+use crate::model::disk_replicas::DiskReplicas;
+use crate::model::pattern::compile;
+use crate::model::segment::Allocation;
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Returns whether an object can be read now. If so, grants a lease on it.
+    pub fn exists(&self, key: &[u8]) -> bool {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let Some(slot) = shard.find(hash, key) else { return false };
+        let object = &mut shard[slot];
+        if !is_readable(object) {
+            return false;
+        }
+        object.grant_lease(self.space().lease_from(now));
+        shard.touch(slot, self.space().directory.next_use_number());
+        true
+    }
+
+    /// Returns the replicas of an object, and grants a lease on them.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
+    pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
+        self.read(key, |object| {
+            let mut replicas = object.describe();
+            let is_in_memory = |replica: &Replica| matches!(replica.location, ReplicaLocation::Memory(_));
+            let in_memory = replicas.partition_point(is_in_memory);
+            let turn = self.turn(in_memory);
+            replicas[..in_memory].rotate_left(turn);
+            ReplicaList { replicas, lease: self.space().options.lease_ttl, checksum: object.checksum() }
+        })
+    }
+
+    /// Returns the index of the replica that comes first. Many readers take the first one, so
+    /// replicas of hot objects take turns.
+    fn turn(&self, replicas: usize) -> usize {
+        if self.space().hot.is_some() && replicas > 1 { self.space().random.below(replicas) } else { 0 }
+    }
+
+    /// Encodes the result of [`Master::locate`] as a [`ReplicaList`].
+    pub(crate) fn locate_to(&self, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
+        self.read(key, |object| {
+            match object.value() {
+                Some(value) if object.disk().is_none() => {
+                    // Collected once: a segment may be retired meanwhile, and the number of
+                    // replicas comes first.
+                    let mut live: SmallVec<[_; 4]> = value.live().collect();
+                    let turn = self.turn(live.len());
+                    live.rotate_left(turn);
+                    let places = live.into_iter().map(Allocation::position);
+                    pack_in_memory(places, value.len, ReplicaStatus::Complete, out);
+                }
+                _ => object.describe().pack(out),
+            }
+            self.space().options.lease_ttl.pack(out);
+            object.checksum().pack(out);
+        })
+    }
+
+    /// Returns the replicas of each object whose key matches the pattern, and grants leases.
+    ///
+    /// Patterns are those of ECMAScript, without back references and look-around. They match bytes:
+    /// `.` is any byte but the end of a line.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the text is not a pattern, or is too large.
+    pub fn locate_matching(&self, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        let pattern = compile(pattern)?;
+        Ok(self.locate_where(|key| pattern.is_match(key)))
+    }
+
+    /// Returns the replicas of each object whose key `wanted` accepts.
+    pub(crate) fn locate_where(&self, wanted: impl Fn(&[u8]) -> bool) -> Vec<(ObjectKey, Vec<Replica>)> {
+        let now = self.space().clock.now();
+        let lease = self.space().lease_from(now);
+        let mut found = Vec::new();
+        self.space().directory.visit(|shard, slot| {
+            let object = &mut shard[slot];
+            if !wanted(object.key.as_bytes()) {
+                return;
+            }
+            let replicas = object.describe();
+            if !replicas.is_empty() {
+                found.push((object.key.clone(), replicas));
+                object.grant_lease(lease);
+                shard.touch(slot, self.space().directory.next_use_number());
+            }
+        });
+        found
+    }
+
+    /// Checks that a key is known, readable or not, without a lease or a count.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub fn find(&self, key: &[u8]) -> Result<()> {
+        let hash = self.space().directory.hash(key);
+        self.space().directory.lock(hash).find(hash, key).map(drop).ok_or_else(not_found)
+    }
+
+    /// Returns the replicas of an object without a lease, a count or an effect on eviction.
+    ///
+    /// # Errors
+    /// Those of [`Master::locate`].
+    pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
+        let hash = self.space().directory.hash(key);
+        let shard = self.space().directory.lock(hash);
+        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(not_found)?;
+        let replicas = object.describe();
+        if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
+    }
+
+    /// Returns the remaining time of the leases on an object or its group; `None` without a lease.
+    pub fn leased_for(&self, key: &[u8]) -> Option<Duration> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let shard = self.space().directory.lock(hash);
+        let object = shard.find(hash, key).map(|slot| &shard[slot])?;
+        let group = object.group().map_or(Moment(0), |group| group.lease());
+        let until = object.lease.max(group);
+        (until > now).then(|| until.since(now))
+    }
+
+    /// Returns every key with a readable value, in no order.
+    pub fn keys(&self) -> Vec<ObjectKey> {
+        let mut keys = Vec::new();
+        self.space().directory.visit(|shard, slot| {
+            let object = &shard[slot];
+            if object.value().is_some() || object.disk().is_some() {
+                keys.push(object.key.clone());
+            }
+        });
+        keys
+    }
+
+    /// Grants a lease and passes the object to `show`.
+    fn read<R>(&self, key: &[u8], show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
+        let now = self.space().clock.now();
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        shard.reads.asked += 1;
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
+        let object = &mut shard[slot];
+        if !is_readable(object) {
+            return Err(unreadable(object));
+        }
+        let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
+        if in_memory.is_none() {
+            self.jobs.read_from_disk(object, hash);
+        }
+        let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
+        let shown = show(object);
+        object.grant_lease(self.space().lease_from(now));
+        shard.touch(slot, self.space().directory.next_use_number());
+        shard.reads.hits += 1;
+        shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
+        if in_memory.is_none() {
+            shard.reads.disk_hits += 1;
+            shard.reads.disk_hit_bytes = shard.reads.disk_hit_bytes.saturating_add(len);
+        }
+        if let Some(hot) = &self.space().hot {
+            let key = shard[slot].key.clone();
+            hot.count_read(&mut shard.read_rates, slot, &key, now);
+        }
+        Ok(shown)
+    }
+}
+
+/// Returns whether an object has a replica to read.
+fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
+    object.value().is_some_and(|value| value.live().next().is_some())
+        || object.disk().is_some_and(DiskReplicas::is_live)
+}
+
+/// Returns the error for an object without a live replica.
+fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
+    let key = object.key.as_bytes();
+    match object.write() {
+        Some(_) => Error::new(
+            ErrorCode::ReplicaIsNotReady,
+            format!("the first write of the object is in progress. key={}", key.escape_ascii()),
+        ),
+        None => not_found(),
+    }
+}

@@ -1,0 +1,91 @@
+//! The master.
+
+use std::fmt;
+
+use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
+use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
+use parking_lot::Mutex;
+
+use super::announce_pace::AnnouncePace;
+use super::client_table::ClientTable;
+use crate::jobs::Jobs;
+use crate::model::options::MasterOptions;
+use crate::space::Space;
+
+/// Metadata of a cluster.
+///
+/// The type is generic over the allocator of segments and over the eviction policy. The defaults
+/// choose both by configuration. Share a master by `Arc`; every method takes `&self`.
+///
+/// A caller runs [`Master::tick`] periodically; the server does so every 10 ms. A tick expires
+/// clients without a heartbeat, frees space whose quarantine has ended, and evicts above the high
+/// watermark. Without ticks no wrong value is read; space only returns later.
+pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = BuiltinPolicy> {
+    pub(crate) jobs: Jobs<A, E>,
+    pub(crate) clients: Mutex<ClientTable>,
+    pub(crate) announcements: AnnouncePace,
+}
+
+impl Master {
+    /// Creates a master with the built-in allocator and policy in their defaults, on the clock of
+    /// the machine.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the options contradict each other.
+    pub fn new(options: MasterOptions) -> mooncake_core::Result<Self> {
+        Self::with_parts(
+            options,
+            &Default::default(),
+            &Default::default(),
+            SystemClock::shared(),
+            Rng::from_os().next_u64(),
+        )
+    }
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Creates a master with every part chosen: the types of allocator and policy, their options,
+    /// the clock, and the seed of all random numbers. The same calls at the same times with the
+    /// same seed give the same results.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the options contradict each other.
+    pub fn with_parts(
+        options: MasterOptions,
+        allocator: &A::Config,
+        eviction: &E::Config,
+        clock: SharedClock,
+        seed: u64,
+    ) -> mooncake_core::Result<Self> {
+        options.check()?;
+        let mut rng = Rng::seeded(seed);
+        let space = Space::new(options, allocator, eviction, clock, &mut rng);
+        Ok(Self {
+            jobs: Jobs::new(space, &mut rng),
+            clients: Mutex::default(),
+            announcements: AnnouncePace::default(),
+        })
+    }
+
+    /// Returns the options that this master was created with.
+    pub fn options(&self) -> &MasterOptions {
+        &self.space().options
+    }
+
+    /// Returns the clock of this master.
+    pub fn clock(&self) -> &SharedClock {
+        &self.space().clock
+    }
+
+    /// Returns the space that the jobs own.
+    pub(crate) fn space(&self) -> &Space<A, E> {
+        &self.jobs.space
+    }
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> fmt::Debug for Master<A, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Master").field("options", self.options()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,30 @@
+//! Calls: the public methods of [`Master`], one module for each subject, and the RPC interfaces.
+
+mod announce_pace;
+mod client_table;
+mod clients;
+mod copies;
+mod disk_work;
+mod disks;
+mod drains;
+mod embedded;
+mod expired;
+#[cfg(feature = "testkit")]
+mod fault_injection;
+mod files;
+mod inventory;
+mod journal;
+mod lookup;
+pub(crate) mod master;
+mod promises;
+mod promotions;
+pub(crate) mod put;
+mod remove;
+mod rpc;
+mod snapshots;
+mod statistics;
+mod tasks;
+mod tenants;
+pub(crate) mod tick;
+
+pub use self::master::Master;

@@ -1,0 +1,149 @@
+//! Tenants: registration, quotas, and calls on the objects of one tenant.
+
+use std::borrow::Cow;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::{ClientId, ObjectKey};
+use mooncake_core::replica::Replica;
+use mooncake_core::{ErrorCode, Result};
+
+use super::master::Master;
+use crate::model::pattern::compile;
+use crate::model::tenants::{TenantInfo, TenantQuota, unknown};
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Returns the directory key of a key of a tenant. Without tenants it is the key itself.
+    ///
+    /// # Errors
+    /// `TENANT_NOT_REGISTERED`.
+    pub fn scoped<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if !self.space().tenants.are_on() {
+            return Ok(Cow::Borrowed(key));
+        }
+        ObjectKey::check(key)?;
+        let mut scoped = self.space().tenants.prefix(tenant).ok_or_else(|| unknown(tenant))?;
+        scoped.extend_from_slice(key);
+        Ok(Cow::Owned(scoped))
+    }
+
+    /// Returns the directory key like [`Master::scoped`], to read or drop it: a tenant that is not
+    /// registered has no objects.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub(crate) fn scoped_if_known<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        self.scoped(tenant, key).map_err(|_| ErrorCode::ObjectNotFound.into())
+    }
+
+    /// Returns the group of a tenant as a [`Put`](crate::Put) takes it.
+    pub(crate) fn scoped_group<'a>(&self, tenant: &str, group: &'a str) -> Cow<'a, str> {
+        if !self.space().tenants.are_on() || group.is_empty() {
+            return Cow::Borrowed(group);
+        }
+        Cow::Owned(format!("{tenant}\0{group}"))
+    }
+
+    /// Returns the state of every tenant, by name; empty with tenants off.
+    pub fn tenants(&self) -> Vec<TenantInfo> {
+        self.space().tenants.infos()
+    }
+
+    /// Returns the state of a tenant.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` with tenants off; `OBJECT_NOT_FOUND` (as in Mooncake C++) if
+    /// it is not registered.
+    pub fn tenant(&self, name: &str) -> Result<TenantInfo> {
+        self.tenants_on()?;
+        self.space().tenants.info(name).ok_or_else(|| ErrorCode::ObjectNotFound.into())
+    }
+
+    /// Registers a tenant, or changes its quota. A tenant that uses more keeps its objects until
+    /// the memory is needed.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` with tenants off; `INVALID_PARAMS`.
+    pub fn set_tenant(&self, tenant: &TenantQuota) -> Result<TenantInfo> {
+        self.tenants_on()?;
+        tenant.check()?;
+        self.space().tenants.set(tenant);
+        self.tenant(&tenant.name)
+    }
+
+    /// Removes a tenant without objects.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` with tenants off; `OBJECT_NOT_FOUND` (as in Mooncake C++) if
+    /// it is not registered; `TENANT_NOT_EMPTY`.
+    pub fn remove_tenant(&self, name: &str) -> Result<()> {
+        self.tenants_on()?;
+        self.space().tenants.remove(name)
+    }
+
+    fn tenants_on(&self) -> Result<()> {
+        if self.space().tenants.are_on() { Ok(()) } else { Err(ErrorCode::UnavailableInCurrentMode.into()) }
+    }
+
+    /// Removes objects of one tenant like [`Master::remove_matching`]. The pattern matches the keys
+    /// of the tenant without prefix. A tenant that is not registered has no objects.
+    ///
+    /// # Errors
+    /// Those of [`Master::remove_matching`].
+    pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
+        let pattern = compile(pattern)?;
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(0) };
+        Ok(self
+            .remove_where(force, |key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))))
+    }
+
+    /// Removes the objects of one tenant like [`Master::remove_all`]. A tenant that is not
+    /// registered has none.
+    pub fn remove_all_of(&self, tenant: &str, force: bool) -> u64 {
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return 0 };
+        if !self.space().tenants.are_on() {
+            return self.remove_all(force);
+        }
+        self.remove_where(force, |key| key.starts_with(&prefix))
+    }
+
+    /// Returns replicas of one tenant like [`Master::locate_matching`]. Pattern and response
+    /// contain the keys without prefix. A tenant that is not registered has no objects.
+    ///
+    /// # Errors
+    /// Those of [`Master::locate_matching`].
+    pub fn locate_matching_of(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
+        let pattern = compile(pattern)?;
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(Vec::new()) };
+        let found =
+            self.locate_where(|key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key)));
+        Ok(found.into_iter().filter_map(|(key, replicas)| Some((self.unscoped(&key)?, replicas))).collect())
+    }
+
+    /// Returns the keys of one tenant like [`Master::keys`].
+    pub fn keys_of(&self, tenant: &str) -> Vec<ObjectKey> {
+        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Vec::new() };
+        let own = |key: &ObjectKey| key.as_bytes().starts_with(&prefix).then(|| self.unscoped(key)).flatten();
+        self.keys().iter().filter_map(own).collect()
+    }
+
+    /// Removes replicas like [`Master::clear_replicas`], of all tenants: the call does not name the
+    /// tenant.
+    pub fn clear_replicas_anywhere(&self, keys: &[&[u8]], client: ClientId, segment: &str) -> Vec<ObjectKey> {
+        if !self.space().tenants.are_on() {
+            return self.clear_replicas(keys, client, segment);
+        }
+        let mut cleared = Vec::new();
+        for tenant in self.tenants() {
+            let scoped: Vec<_> = keys.iter().filter_map(|key| self.scoped(&tenant.name, key).ok()).collect();
+            let scoped: Vec<&[u8]> = scoped.iter().map(AsRef::as_ref).collect();
+            let these = self.clear_replicas(&scoped, client, segment);
+            cleared.extend(these.iter().filter_map(|key| self.unscoped(key)));
+        }
+        cleared
+    }
+
+    fn unscoped(&self, key: &ObjectKey) -> Option<ObjectKey> {
+        self.space().tenants.unscoped(key).map(|(_, key)| key)
+    }
+}

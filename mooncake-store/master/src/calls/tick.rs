@@ -1,0 +1,89 @@
+//! Periodic work.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::SlotId;
+use mooncake_core::replica::Segment;
+
+use super::master::Master;
+
+/// Time between two searches for abandoned writes.
+const ABANDONED_EVERY: Duration = Duration::from_secs(1);
+
+/// Events of a [`Master::tick`] that the caller may act on.
+#[derive(Debug, Default)]
+pub struct TickReport {
+    /// Segments whose client expired.
+    pub expired: Vec<Segment>,
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Does the work that is due: expired clients, ended grace periods, retired segments, abandoned
+    /// writes, ended quarantines, the watermark, drain jobs. If nothing is due, the cost is a few
+    /// loads per segment.
+    pub fn tick(&self) -> TickReport {
+        self.tick_at(self.space().clock.now())
+    }
+
+    /// Works like [`tick`](Self::tick) on everything that was due at `now`. A caller that detects
+    /// stops of the process reads the clock before it checks for one, so that a stop afterwards
+    /// does not make a client expire.
+    pub fn tick_at(&self, now: Moment) -> TickReport {
+        let mut report = TickReport::default();
+        if self.space().timers.membership.load(SeqCst) <= now.0 {
+            self.space().timers.membership.store(u64::MAX, SeqCst);
+            report.expired = self.expire(&mut self.space().retired.lock(), now);
+            self.space().sweep_beside();
+            let mut retired = self.space().retired.lock();
+            if self.expire_disks(now) {
+                self.space().sweep_disks();
+            }
+            retired.forget_unused(now);
+            if !retired.is_empty() {
+                self.space().timers.schedule(now.after(ABANDONED_EVERY));
+            }
+        }
+        if self.space().timers.abandoned.load(SeqCst) <= now.0 {
+            self.space().timers.abandoned.store(now.after(ABANDONED_EVERY).0, SeqCst);
+            self.take_back_writes(now);
+            self.jobs.take_back_copies(now);
+            self.jobs.tasks.lock().expire(now, self.space().clock.wall_ms(), &self.space().options.tasks);
+        }
+        if self.space().reclaim_all(now) {
+            self.space().eviction.end_backoff();
+        }
+        self.space().evict_to_watermark(now);
+        self.space().evict_requested_gaps(now);
+        self.jobs.update_hot_replicas(now);
+        self.jobs.queue_requested_offloads(now);
+        self.forget_recovered(now);
+        if self.jobs.drains.is_due(now) {
+            self.jobs.drive_drains(now);
+        }
+        report
+    }
+
+    /// Takes back the writes that no writer ended in time.
+    fn take_back_writes(&self, now: Moment) {
+        for mut shard in self.space().directory.shards() {
+            shard.expired.forget_ended(now);
+            let due = |slot: &SlotId| {
+                shard[*slot]
+                    .write()
+                    .is_some_and(|write| write.started.after(self.space().options.put_release) <= now)
+            };
+            let overdue: Vec<_> = shard.writing().iter().copied().filter(due).collect();
+            for slot in overdue {
+                if let Some(write) = shard.take_write(slot) {
+                    self.space().counters.released();
+                    self.space().quarantine_write(write, now);
+                }
+                shard.remove_if_empty(slot);
+            }
+        }
+    }
+}

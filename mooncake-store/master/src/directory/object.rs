@@ -1,0 +1,284 @@
+//! Object: its value, its write in progress, its copies in progress, and its disk replicas.
+
+use std::sync::Arc;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
+use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
+use mooncake_core::{Error, ErrorCode};
+use mooncake_protocol::api::CopyToken;
+use mooncake_protocol::wire::TaskKind;
+use smallvec::SmallVec;
+
+use crate::model::disk_replicas::{DiskReplicas, DiskTier, FileGrant};
+use crate::model::group::Group;
+use crate::model::ledger::StoredChange;
+use crate::model::segment::Allocation;
+use crate::model::value::{Stamp, Writer};
+
+/// Replicas of one value. Most objects have one, which needs no allocation of its own.
+pub(crate) type Replicas<A> = SmallVec<[Allocation<A>; 1]>;
+
+/// Position of an object in the order of eviction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum OrderPosition {
+    /// No position: the object has no value or is hard-pinned.
+    #[default]
+    None,
+    /// Among those that the policy orders.
+    Policy,
+    /// Among the soft-pinned.
+    Pinned,
+    /// Among those whose soft pin has ended, or that were recovered, and that were not used since.
+    Unpinned,
+}
+
+/// State of one key.
+pub(crate) struct Object<A> {
+    pub(crate) key: ObjectKey,
+    pub(super) hash: u64,
+    /// End of the latest lease on the current value.
+    pub(crate) lease: Moment,
+    /// End of the soft pin; zero for none.
+    pub(super) soft_pin: Moment,
+    pub(crate) hard_pin: bool,
+    pub(super) position: OrderPosition,
+    /// Number of the tenant; 0 for none.
+    pub(super) tenant: u32,
+    pub(super) group: Option<Arc<Group>>,
+    /// Number of the last use, counted in uses of all objects.
+    pub(crate) used: u64,
+    pub(super) value: Option<Value<A>>,
+    pub(super) write: Option<Box<Write<A>>>,
+    pub(super) copying: Option<Box<Copying<A>>>,
+    /// Replicas on disks and in files.
+    pub(crate) tier: Option<Box<DiskTier>>,
+}
+
+/// Value that can be read.
+pub(crate) struct Value<A> {
+    pub(crate) len: u64,
+    pub(crate) checksum: Option<u64>,
+    pub(crate) writer: Writer,
+    /// True if a write began after this value was complete. The end of a write without a number may
+    /// then mean that other write, whatever its outcome.
+    pub(crate) superseded: bool,
+    pub(crate) stamp: Stamp,
+    pub(crate) replicas: Replicas<A>,
+}
+
+impl<A> Value<A> {
+    /// Returns whether an end by `caller` can only repeat the one that completed this value.
+    pub(crate) fn ended_by(&self, caller: Writer) -> bool {
+        self.writer.repeats(caller) || self.writer.is(caller) && !self.superseded
+    }
+
+    /// Returns a number that identifies this value in a copy: no two values have a replica in
+    /// common.
+    pub(crate) fn copy_epoch(&self) -> u64 {
+        self.replicas.first().map_or(0, |held| held.id.0)
+    }
+}
+
+/// Returns the error for a miss. Misses are frequent, so the error has no text of its own.
+#[cold]
+pub(crate) fn not_found() -> Error {
+    ErrorCode::ObjectNotFound.into()
+}
+
+/// Write in progress: that of a put, or of an upsert beside the value that it will replace.
+pub(crate) struct Write<A> {
+    pub(crate) writer: Writer,
+    pub(crate) started: Moment,
+    pub(crate) len: u64,
+    pub(crate) replicas: Replicas<A>,
+    pub(crate) soft_pin: SoftPin,
+    pub(crate) soft_pin_ttl_ms: Option<u64>,
+    pub(crate) hard_pin: bool,
+    /// True if the write promotes a value from disk.
+    pub(crate) promotes: bool,
+    /// File that the value is to be written to as well.
+    pub(crate) file: Option<Box<FileGrant>>,
+    /// Index of the object in the list of writes of its shard.
+    pub(super) index: usize,
+}
+
+/// Copies of a value in progress. Meanwhile the value is neither replaced nor removed.
+pub(crate) struct Copying<A> {
+    pub(crate) client: ClientId,
+    pub(crate) kind: TaskKind,
+    /// Token of the copy of a hot object; nil for others.
+    pub(crate) token: CopyToken,
+    pub(crate) started: Moment,
+    /// Replica that is read. A move drops it at the end.
+    pub(crate) source: ReplicaId,
+    pub(crate) targets: Replicas<A>,
+    /// True if all targets are gone. Such a copy blocks nothing; its client learns the loss when it
+    /// ends the copy.
+    pub(crate) lost: bool,
+}
+
+impl<A: SegmentAllocator> Copying<A> {
+    pub(crate) fn quarantine(self, until: Moment, now: Moment) {
+        self.targets.into_iter().for_each(|held| held.quarantine(until, now));
+    }
+}
+
+impl<A: SegmentAllocator> Object<A> {
+    /// Returns the value that can be read.
+    pub(crate) fn value(&self) -> Option<&Value<A>> {
+        self.value.as_ref()
+    }
+
+    /// Returns the write in progress.
+    pub(crate) fn write(&self) -> Option<&Write<A>> {
+        self.write.as_deref()
+    }
+
+    /// Returns the file of the write of `writer`.
+    pub(crate) fn file_of_write(&mut self, writer: Writer) -> Option<&mut FileGrant> {
+        self.write.as_mut().filter(|write| write.writer.is(writer))?.file.as_deref_mut()
+    }
+
+    /// Drops the file of the write of `writer`. Returns whether there was one.
+    pub(crate) fn take_file_of_write(&mut self, writer: Writer) -> bool {
+        let write = self.write.as_mut().filter(|write| write.writer.is(writer));
+        write.is_some_and(|write| write.file.take().is_some())
+    }
+
+    /// Returns the copy or move in progress.
+    pub(crate) fn copying(&self) -> Option<&Copying<A>> {
+        self.copying.as_deref().filter(|copying| !copying.lost)
+    }
+
+    /// Returns a copy whose targets are gone and whose client has not ended it.
+    pub(crate) fn lost_copy(&self) -> Option<&Copying<A>> {
+        self.copying.as_deref().filter(|copying| copying.lost)
+    }
+
+    pub(crate) fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
+    /// Returns the bytes that the tenant is charged: those of every replica that exists or is being
+    /// made.
+    pub(crate) fn charged_bytes(&self) -> u64 {
+        let len = self.value.as_ref().map_or(0, |value| value.len);
+        let value = self.value.as_ref().map_or(0, |value| value.replicas.len());
+        let copies = self.copying.as_ref().map_or(0, |copying| copying.targets.len());
+        let write =
+            self.write.as_ref().map_or(0, |write| write.len.saturating_mul(write.replicas.len() as u64));
+        len.saturating_mul((value + copies) as u64).saturating_add(write)
+    }
+
+    pub(crate) fn group(&self) -> Option<&Arc<Group>> {
+        self.group.as_ref()
+    }
+
+    /// Returns the name of the group; empty for none.
+    pub(crate) fn group_name(&self) -> &str {
+        self.group.as_deref().map_or("", Group::name)
+    }
+
+    /// Returns every readable replica: those in memory, then those on disks.
+    pub(crate) fn describe(&self) -> Vec<Replica> {
+        let mut replicas = self.value.as_ref().map(Value::describe).unwrap_or_default();
+        replicas.extend(self.disk().into_iter().flat_map(DiskReplicas::describe));
+        replicas
+    }
+
+    /// Returns the checksum that the writer gave for the readable value.
+    pub(crate) fn checksum(&self) -> Option<u64> {
+        let in_memory = self.value.as_ref().map(|value| value.checksum);
+        in_memory.or_else(|| self.disk().map(|disk| disk.checksum)).flatten()
+    }
+
+    /// Grants a lease on the current value and on its group.
+    pub(crate) fn grant_lease(&mut self, until: Moment) {
+        self.lease = self.lease.max(until);
+        if let Some(group) = &self.group {
+            group.extend(until);
+        }
+    }
+
+    /// Describes a replica of `value` for the ledger of its segment.
+    pub(super) fn stored_at(&self, held: &Allocation<A>, value: &Value<A>) -> StoredChange {
+        StoredChange {
+            segment: held.segment.info.id,
+            offset: held.extent.offset,
+            len: value.len,
+            key: self.key.clone(),
+            checksum: value.checksum,
+            writer: value.writer.client,
+            group: self.group.clone(),
+            hard_pin: self.hard_pin,
+            soft_pin: self.soft_pin,
+            stamp: value.stamp,
+        }
+    }
+
+    /// Returns the end of the soft pin; zero for none.
+    pub(crate) fn soft_pin(&self) -> Moment {
+        self.soft_pin
+    }
+
+    /// Returns the replicas on disks and in files.
+    pub(crate) fn disk(&self) -> Option<&DiskReplicas> {
+        self.tier.as_ref()?.on_disk.as_ref()
+    }
+}
+
+impl<A: SegmentAllocator> Value<A> {
+    /// Gives the space back, for reuse once `lease` has ended.
+    pub(crate) fn quarantine(self, lease: Moment, now: Moment) {
+        self.replicas.into_iter().for_each(|held| held.quarantine(lease, now));
+    }
+
+    /// Returns the replicas in segments that are mounted.
+    pub(crate) fn live(&self) -> impl Iterator<Item = &Allocation<A>> {
+        self.replicas.iter().filter(|held| held.segment.is_alive())
+    }
+
+    pub(crate) fn describe(&self) -> Vec<Replica> {
+        self.live().map(|held| held.describe(self.len, ReplicaStatus::Complete)).collect()
+    }
+}
+
+impl<A: SegmentAllocator> Write<A> {
+    pub(crate) fn new(writer: Writer, started: Moment, len: u64, replicas: Replicas<A>) -> Self {
+        Self {
+            writer,
+            started,
+            len,
+            replicas,
+            soft_pin: SoftPin::Preserve,
+            soft_pin_ttl_ms: None,
+            hard_pin: false,
+            promotes: false,
+            file: None,
+            index: 0,
+        }
+    }
+
+    pub(crate) fn quarantine(self, until: Moment, now: Moment) {
+        self.replicas.into_iter().for_each(|held| held.quarantine(until, now));
+    }
+
+    pub(crate) fn describe(&self) -> Vec<Replica> {
+        let in_memory = self.replicas.iter().map(|held| held.describe(self.len, ReplicaStatus::Processing));
+        in_memory.chain(self.file.iter().map(|file| file.describe(self.len))).collect()
+    }
+}
+
+/// Drops the replicas in retired segments, where their space stays in quarantine.
+pub(super) fn drop_retired<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
+    let mut at = 0;
+    while at < replicas.len() {
+        if replicas[at].segment.is_alive() {
+            at += 1;
+        } else {
+            replicas.remove(at).quarantine(until, now);
+        }
+    }
+}

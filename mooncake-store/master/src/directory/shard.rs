@@ -1,0 +1,532 @@
+//! Shard of the directory: the objects under one lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::tables::Tables;
+
+use super::expired::ExpiredReplicas;
+use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_retired};
+use super::order::{EvictionOrder, Pass};
+use super::read_rates::ReadRates;
+use super::slots::Slots;
+use crate::model::group::Groups;
+use crate::model::journal::Journal;
+use crate::model::segment::Allocation;
+use crate::model::tenants::Tenants;
+
+/// Maximum number of freed `Write` allocations that a shard keeps for reuse.
+const SPARE_WRITES: usize = 1024;
+
+/// Objects under one lock.
+///
+/// An object has a position in the order of eviction exactly while it has a value that is not
+/// hard-pinned. It is listed in `writing` exactly while it has a write.
+pub(crate) struct Shard<A, E: MergeableOrder> {
+    keys: Tables,
+    pub(crate) objects: Slots<Object<A>>,
+    order: EvictionOrder<E>,
+    tenants: Arc<Tenants>,
+    groups: Arc<Groups>,
+    writing: Vec<SlotId>,
+    /// Freed allocations of writes, for reuse. Writes come and go in large numbers, and at other
+    /// times than objects.
+    #[allow(clippy::vec_box, reason = "the boxes are reused")]
+    spare: Vec<Box<Write<A>>>,
+    values: usize,
+    journal: Option<Arc<dyn Journal>>,
+    pub(crate) reads: ReadCounters,
+    pub(crate) read_rates: ReadRates,
+    /// Replicas that expired clients may announce again.
+    pub(crate) expired: ExpiredReplicas,
+}
+
+/// Counters of reads. They are under the lock of the shard, so that readers share no counter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadCounters {
+    pub(crate) asked: u64,
+    pub(crate) hits: u64,
+    pub(crate) hit_bytes: u64,
+    /// Hits on objects that are only on disk.
+    pub(crate) disk_hits: u64,
+    pub(crate) disk_hit_bytes: u64,
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
+    pub(crate) fn new(config: &E::Config, tenants: Arc<Tenants>, groups: Arc<Groups>) -> Self {
+        Self {
+            keys: Tables::default(),
+            objects: Slots::new(),
+            order: EvictionOrder::new(config),
+            tenants,
+            groups,
+            writing: Vec::new(),
+            spare: Vec::new(),
+            values: 0,
+            journal: None,
+            reads: ReadCounters::default(),
+            read_rates: ReadRates::default(),
+            expired: ExpiredReplicas::default(),
+        }
+    }
+
+    /// Reports every change from now on to `journal`.
+    pub(crate) fn set_journal(&mut self, journal: Arc<dyn Journal>) {
+        self.journal = Some(journal);
+    }
+
+    /// Returns the slot of a key.
+    pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<SlotId> {
+        self.keys.find(tag(hash), |slot| self[SlotId(slot)].key.as_bytes() == key).map(SlotId)
+    }
+
+    /// Adds an object without value and write. The caller adds one of them before it releases the
+    /// lock.
+    pub(crate) fn add(&mut self, hash: u64, key: ObjectKey, tenant: u32) -> SlotId {
+        let object = Object {
+            key,
+            hash,
+            lease: Moment(0),
+            soft_pin: Moment(0),
+            hard_pin: false,
+            position: OrderPosition::None,
+            tenant,
+            group: None,
+            used: 0,
+            value: None,
+            write: None,
+            copying: None,
+            tier: None,
+        };
+        let slot = self.objects.insert(object);
+        self.keys.insert(tag(hash), slot.0);
+        slot
+    }
+
+    /// Sets the readable value and returns the previous one. The hard pin must be final.
+    pub(crate) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
+        let before = self.take_value(slot);
+        self.expired.forget_unless(&self.objects[slot].key, value.stamp);
+        self.with_charge(slot, |shard| {
+            let object = &mut shard.objects[slot];
+            object.used = use_number;
+            object.value = Some(value);
+            shard.order.insert(&mut shard.objects, slot);
+            shard.values += 1;
+            shard.notify_journal(slot, true);
+            shard.notify_ledgers(slot);
+        });
+        before
+    }
+
+    /// Removes and returns the readable value.
+    pub(crate) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
+        self.with_charge(slot, |shard| {
+            let object = &mut shard.objects[slot];
+            let value = object.value.take()?;
+            shard.expired.forget(object.key.as_bytes());
+            for held in &value.replicas {
+                held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+            }
+            shard.remove_from_order(slot);
+            Some(value)
+        })
+    }
+
+    /// Forgets the replicas of an object that expired clients hold.
+    pub(crate) fn forget_expired(&mut self, slot: SlotId) {
+        self.expired.forget(self.objects[slot].key.as_bytes());
+    }
+
+    /// Makes a change and charges the tenant for it. Every change of the space of an object goes
+    /// through here. Calls must not be nested.
+    fn with_charge<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
+        let object = &self.objects[slot];
+        let tenant = object.tenant;
+        if tenant == 0 {
+            return change(self);
+        }
+        let before = object.charged_bytes();
+        let outcome = change(self);
+        self.tenants.charge(tenant, before, self.objects[slot].charged_bytes());
+        outcome
+    }
+
+    /// Removes an object whose value is gone from the order of eviction.
+    fn remove_from_order(&mut self, slot: SlotId) {
+        self.values -= 1;
+        self.notify_journal(slot, false);
+        self.order.remove(&mut self.objects, slot);
+    }
+
+    /// Reports to the journal that a value came or went.
+    fn notify_journal(&self, slot: SlotId, stored: bool) {
+        let Some(journal) = &self.journal else { return };
+        let object = &self.objects[slot];
+        let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
+        // The name of a group has the prefix of its tenant, as a key does.
+        let group = object.group_name();
+        let group =
+            if object.tenant == 0 { group } else { group.split_once('\0').map_or(group, |(_, name)| name) };
+        if stored {
+            journal.stored(tenant, &key, group);
+        } else {
+            journal.removed(tenant, &key, group);
+        }
+    }
+
+    /// Drops the replicas in retired segments. Their space stays in quarantine there.
+    pub(crate) fn prune(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        self.with_charge(slot, |shard| shard.prune_parts(slot, now, put_release));
+    }
+
+    fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        self.objects[slot].retain_disk_replicas(|_| true);
+        let object = &mut self.objects[slot];
+        let lease = object.lease;
+        self.expired.record(object, now);
+        if let Some(value) = &mut object.value {
+            drop_retired(&mut value.replicas, lease, now);
+            if value.replicas.is_empty() {
+                object.value = None;
+                self.remove_from_order(slot);
+            }
+        }
+        let object = &mut self.objects[slot];
+        if let Some(write) = &mut object.write {
+            drop_retired(&mut write.replicas, write.started.after(put_release), now);
+            if write.replicas.is_empty() {
+                self.remove_write(slot);
+            }
+        }
+        let object = &mut self.objects[slot];
+        if let Some(copying) = &mut object.copying {
+            let until = copying.started.after(put_release);
+            let had_targets = !copying.targets.is_empty();
+            drop_retired(&mut copying.targets, until, now);
+            copying.lost |= had_targets && copying.targets.is_empty();
+            if object.value.is_none()
+                && let Some(copying) = object.copying.take()
+            {
+                copying.quarantine(until, now);
+            }
+        }
+    }
+
+    /// Begins a copy of the readable value.
+    pub(crate) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
+        debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
+        self.with_charge(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
+    }
+
+    /// Ends the copy in progress and returns it.
+    pub(crate) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
+        self.with_charge(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
+    }
+
+    /// Changes the replicas of the readable value. One must remain.
+    pub(crate) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
+        self.with_charge(slot, |shard| {
+            let mut told = Vec::new();
+            if let Some(value) = &mut shard.objects[slot].value {
+                told.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
+                change(&mut value.replicas);
+            }
+            let object = &shard[slot];
+            let Some(value) = &object.value else { return };
+            let is = |held: &Allocation<A>, id| held.id == id;
+            for (id, segment) in
+                told.iter().filter(|(id, _)| !value.replicas.iter().any(|held| is(held, *id)))
+            {
+                segment.ledger.iter().for_each(|ledger| ledger.gone(*id));
+            }
+            for held in value.replicas.iter().filter(|held| !told.iter().any(|(id, _)| is(held, *id))) {
+                held.segment
+                    .ledger
+                    .iter()
+                    .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value)));
+            }
+        });
+    }
+
+    /// Reports to the owners of the replicas that the object can be read there.
+    fn notify_ledgers(&self, slot: SlotId) {
+        let object = &self[slot];
+        let Some(value) = &object.value else { return };
+        for held in &value.replicas {
+            held.segment
+                .ledger
+                .iter()
+                .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value)));
+        }
+    }
+
+    /// Adds a write, for which `prepaid` bytes have been charged.
+    pub(crate) fn put_write(&mut self, slot: SlotId, write: Write<A>, prepaid: u64) {
+        let before = self[slot].charged_bytes();
+        self.insert_write(slot, write);
+        let object = &self.objects[slot];
+        self.tenants.charge(object.tenant, before + prepaid, object.charged_bytes());
+    }
+
+    fn insert_write(&mut self, slot: SlotId, mut write: Write<A>) {
+        debug_assert!(self[slot].write.is_none());
+        write.index = self.writing.len();
+        self.writing.push(slot);
+        let object = &mut self.objects[slot];
+        object.write = Some(match self.spare.pop() {
+            Some(mut spare) => {
+                *spare = write;
+                spare
+            }
+            None => Box::new(write),
+        });
+        if let Some(value) = &mut object.value {
+            value.superseded = true;
+        }
+    }
+
+    /// Ends the write in progress and returns it.
+    pub(crate) fn take_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        self.with_charge(slot, |shard| shard.remove_write(slot))
+    }
+
+    fn remove_write(&mut self, slot: SlotId) -> Option<Write<A>> {
+        let mut spare = self.objects[slot].write.take()?;
+        let none = Write::new(spare.writer, spare.started, 0, Replicas::new());
+        let write = std::mem::replace(&mut *spare, none);
+        if self.spare.len() < SPARE_WRITES {
+            self.spare.push(spare);
+        }
+        self.writing.swap_remove(write.index);
+        if let Some(moved) = self.writing.get(write.index)
+            && let Some(other) = &mut self.objects[*moved].write
+        {
+            other.index = write.index;
+        }
+        Some(write)
+    }
+
+    /// Removes the object if it has neither value nor write nor disk replica.
+    pub(crate) fn remove_if_empty(&mut self, slot: SlotId) {
+        let object = &self[slot];
+        if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
+            self.keys.remove(tag(object.hash), |other| other == slot.0);
+            let Some(mut object) = self.objects.remove(slot) else { return };
+            object.drop_disk_replicas();
+            self.read_rates.forget(slot);
+            if let Some(group) = &object.group {
+                self.groups.leave(group, &object.key);
+            }
+        }
+    }
+
+    /// Moves an object from its group to the group of that name.
+    pub(crate) fn join_group(&mut self, slot: SlotId, name: &str) {
+        let object = &mut self.objects[slot];
+        if object.group_name() == name {
+            return;
+        }
+        let group = self.groups.join(name, object.key.clone(), object.lease);
+        if let Some(before) = object.group.replace(group) {
+            self.groups.leave(&before, &object.key);
+        }
+    }
+
+    /// Records a use of an object. `use_number` counts the uses of all objects.
+    pub(crate) fn touch(&mut self, slot: SlotId, use_number: u64) {
+        self.order.touch(&mut self.objects, slot, use_number);
+    }
+
+    /// Restores the last use of a recovered object; see [`EvictionOrder::restore_use`].
+    pub(crate) fn restore_use(&mut self, slot: SlotId, used: u64) {
+        self.order.restore_use(&mut self.objects, slot, used);
+    }
+
+    /// Sets the end of the soft pin of an object; zero ends the pin.
+    pub(crate) fn set_soft_pin(&mut self, slot: SlotId, until: Moment) {
+        self.order.set_soft_pin(&mut self.objects, slot, until);
+    }
+
+    /// Counts the objects that are soft-pinned at `now`.
+    pub(crate) fn count_soft_pinned(&self, now: Moment) -> usize {
+        self.order.count_soft_pinned(now)
+    }
+
+    /// Chooses the next victim; see [`EvictionOrder::choose`].
+    pub(crate) fn choose(
+        &mut self,
+        pass: Pass,
+        now: Moment,
+        allowed: impl FnMut(&Object<A>) -> bool,
+    ) -> Option<u64> {
+        self.order.choose(&mut self.objects, pass, now, allowed)
+    }
+
+    /// Chooses the next victim of one tenant; see [`EvictionOrder::choose_of`].
+    pub(crate) fn choose_of(
+        &mut self,
+        tenant: u32,
+        pass: Pass,
+        now: Moment,
+        allowed: impl FnMut(&Object<A>) -> bool,
+    ) -> Option<(SlotId, u64)> {
+        self.order.choose_of(&mut self.objects, tenant, pass, now, allowed)
+    }
+
+    /// Takes the victim that [`choose`](Self::choose) found last.
+    pub(crate) fn take_chosen(&mut self) -> Option<SlotId> {
+        self.order.take_chosen()
+    }
+
+    /// Returns the slots with a write in progress.
+    pub(crate) fn writing(&self) -> &[SlotId] {
+        &self.writing
+    }
+
+    /// Returns the number of objects that have a value.
+    pub(crate) fn values(&self) -> usize {
+        self.values
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+}
+
+impl<A, E: MergeableOrder> std::ops::Index<SlotId> for Shard<A, E> {
+    type Output = Object<A>;
+
+    fn index(&self, slot: SlotId) -> &Object<A> {
+        &self.objects[slot]
+    }
+}
+
+impl<A, E: MergeableOrder> std::ops::IndexMut<SlotId> for Shard<A, E> {
+    fn index_mut(&mut self, slot: SlotId) -> &mut Object<A> {
+        &mut self.objects[slot]
+    }
+}
+
+/// Returns the part of a hash that the key table stores.
+fn tag(hash: u64) -> u32 {
+    hash as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use mooncake_core::alloc::BuiltinAllocator;
+    use mooncake_core::evict::{BuiltinPolicy, PolicyKind};
+    use mooncake_core::ids::{ClientId, ObjectKey};
+
+    use super::*;
+    use crate::directory::order::AT_ONCE;
+    use crate::model::value::Stamp;
+
+    type Tried = Shard<BuiltinAllocator, BuiltinPolicy>;
+
+    fn shard() -> Tried {
+        let (tenants, groups) = (Arc::new(Tenants::new(None)), Arc::new(Groups::new(1)));
+        Shard::new(&PolicyKind::Lru.into(), tenants, groups)
+    }
+
+    /// Adds an object whose first use has the number `number`.
+    fn put(shard: &mut Tried, number: u64, pinned: Moment) -> SlotId {
+        let slot = shard.add(number, ObjectKey::new(number.to_le_bytes()).unwrap(), 0);
+        shard.set_soft_pin(slot, pinned);
+        let writer = ClientId::default().into();
+        let stamp = Stamp { epoch: 0, number };
+        let replicas = Replicas::new();
+        let value = Value { len: 1, checksum: None, writer, superseded: false, stamp, replicas };
+        shard.put_value(slot, value, number);
+        slot
+    }
+
+    /// Returns the next victim and the number of objects that were examined.
+    fn next(shard: &mut Tried, pass: Pass, now: u64, allowed: impl Fn(u64) -> bool) -> (Option<u64>, usize) {
+        let mut looked_at = 0;
+        let found = shard.choose(pass, Moment(now), |object| {
+            looked_at += 1;
+            allowed(object.used)
+        });
+        (found, looked_at)
+    }
+
+    const PINNED: u64 = 50_000;
+
+    #[test]
+    fn nobody_passes_over_soft_pins() {
+        let mut shard = shard();
+        for number in 1..=PINNED {
+            put(&mut shard, number, Moment(100));
+        }
+        assert_eq!(shard.count_soft_pinned(Moment(99)), PINNED as usize);
+        assert_eq!(next(&mut shard, Pass::Ordinary, 0, |_| true), (None, 0));
+        let plain = put(&mut shard, PINNED + 1, Moment(0));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 0, |_| true), (Some(PINNED + 1), 1));
+        assert_eq!(
+            next(&mut shard, Pass::SoftPinned, 0, |_| true).0,
+            Some(PINNED + 1),
+            "before those that are pinned"
+        );
+        assert_eq!(shard.take_chosen(), Some(plain));
+        shard.take_value(plain);
+        assert_eq!(
+            next(&mut shard, Pass::SoftPinned, 0, |_| true),
+            (Some(1), 1),
+            "the one that was not used for the longest"
+        );
+    }
+
+    #[test]
+    fn those_that_are_refused_are_looked_at_a_part_at_a_time() {
+        let mut shard = shard();
+        for number in 1..=PINNED {
+            put(&mut shard, number, Moment(100));
+        }
+        let only_last = |used| used == PINNED;
+        let mut rounds = 0;
+        loop {
+            let (found, looked_at) = next(&mut shard, Pass::SoftPinned, 0, only_last);
+            assert!(looked_at <= AT_ONCE, "{looked_at}");
+            rounds += 1;
+            if found == Some(PINNED) {
+                break;
+            }
+            assert!(rounds < PINNED as usize / AT_ONCE + 2);
+        }
+        // The search begins at the front again after it has reached the end.
+        assert_eq!(next(&mut shard, Pass::SoftPinned, 0, |_| false).0, None);
+        assert_eq!(next(&mut shard, Pass::SoftPinned, 0, |_| true).0, Some(1));
+    }
+
+    #[test]
+    fn a_pin_that_is_over_leaves_an_object_where_its_use_puts_it() {
+        let mut shard = shard();
+        let [first, second, third] =
+            [(1, 7), (2, 0), (3, 9)].map(|(number, pin)| put(&mut shard, number, Moment(pin)));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 6, |_| true).0, Some(2));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 7, |_| true).0, Some(1));
+        assert_eq!((shard.count_soft_pinned(Moment(7)), shard[first].soft_pin()), (1, Moment(0)));
+        shard.touch(first, 4);
+        assert_eq!(next(&mut shard, Pass::Ordinary, 7, |_| true).0, Some(2));
+        shard.touch(third, 5);
+        shard.touch(second, 6);
+        assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(4));
+        // Pinned again, pinned for ever, and not pinned.
+        shard.set_soft_pin(first, Moment(20));
+        assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(5));
+        for slot in [first, second, third] {
+            shard.take_value(slot);
+            shard.remove_if_empty(slot);
+        }
+        assert_eq!(next(&mut shard, Pass::SoftPinned, 99, |_| true), (None, 0));
+        assert!(!shard.order.has_pins() && shard.len() == 0);
+    }
+}

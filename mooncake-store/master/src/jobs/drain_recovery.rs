@@ -1,0 +1,119 @@
+//! Drain jobs across masters: written to a snapshot, and restored from one.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::SeqCst;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::{ObjectKey, Uuid};
+use mooncake_core::replica::SegmentStatus;
+
+use super::drain_table::{ActiveMove, AwaitedSegments, DrainJob, DrainUnit};
+use super::recovery::PATIENCE;
+use super::state::Jobs;
+use crate::model::drain::DrainStatus;
+use crate::model::snapshot::{SnapshotDrain, SnapshotDrains, SnapshotMove};
+
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
+    /// Returns the drain jobs and the drained segments, and the tasks that exist at that moment,
+    /// including those of the jobs.
+    pub(crate) fn drains_to_snapshot(&self) -> (SnapshotDrains, Vec<(Uuid, Moment)>) {
+        let jobs = self.drains.jobs.lock();
+        let saved = jobs.list.iter().filter(|job| job.leaving.is_none()).map(DrainJob::to_snapshot).collect();
+        let registry = self.space.segments.read();
+        let mounted = registry.list.iter().map(|segment| (segment.info.id, segment.status()));
+        let missing = registry.drain_states.iter().filter(|(id, _)| registry.get(**id).is_none());
+        let all = mounted.chain(missing.map(|(id, status)| (*id, *status)));
+        let drained = all.filter(|(_, status)| *status == SegmentStatus::Drained).map(|(id, _)| id).collect();
+        drop(registry);
+        (SnapshotDrains { jobs: saved, drained }, self.tasks.lock().ids())
+    }
+
+    /// Restores the drain jobs and the drained segments of an earlier master. The segments accept
+    /// no objects when they are mounted again.
+    pub(crate) fn restore_drains(&self, saved: SnapshotDrains, now: Moment) {
+        let mut jobs = self.drains.jobs.lock();
+        let mut registry = self.space.segments.write();
+        registry.drain_states.extend(saved.drained.into_iter().map(|id| (id, SegmentStatus::Drained)));
+        let from = now.after(self.space.rest_after_start());
+        for saved in saved.jobs {
+            if jobs.find(saved.id).is_ok() {
+                continue;
+            }
+            if !saved.status.is_over() {
+                registry.drain_states.extend(saved.sources.iter().map(|id| (*id, SegmentStatus::Draining)));
+            }
+            jobs.add(DrainJob::restore(saved, from, now.after(PATIENCE)));
+        }
+        self.drains.due.store(0, SeqCst);
+    }
+}
+
+impl<A: SegmentAllocator> DrainJob<A> {
+    fn to_snapshot(&self) -> SnapshotDrain {
+        let sources = match &self.awaited {
+            Some(awaited) => awaited.segments.clone(),
+            None => self.sources.iter().map(|source| source.info.id).collect(),
+        };
+        let moves = self.active.iter().map(|active| SnapshotMove {
+            key: active.unit.key.as_bytes().to_vec(),
+            source: active.unit.source as u64,
+            tries: active.unit.tries,
+            task: active.task,
+            bytes: active.bytes,
+        });
+        SnapshotDrain {
+            id: self.id,
+            status: self.status,
+            created_ms: self.created_ms,
+            updated_ms: self.updated_ms,
+            names: self.names.clone(),
+            targets: self.targets.clone(),
+            at_once: self.at_once as u64,
+            sources,
+            moves: moves.collect(),
+            succeeded: self.succeeded,
+            failed: self.failed,
+            migrated_bytes: self.migrated_bytes,
+            message: self.message.clone(),
+            left: self.left,
+        }
+    }
+
+    fn restore(saved: SnapshotDrain, from: Moment, until: Moment) -> Self {
+        let over = saved.status.is_over();
+        let sources = saved.sources.len();
+        let taken = |one: SnapshotMove| {
+            let source = usize::try_from(one.source).ok().filter(|source| *source < sources)?;
+            let unit = DrainUnit { key: ObjectKey::new(one.key).ok()?, source, tries: one.tries };
+            Some(ActiveMove { unit, task: one.task, bytes: one.bytes })
+        };
+        Self {
+            id: saved.id,
+            status: if over { saved.status } else { DrainStatus::Planning },
+            created_ms: saved.created_ms,
+            updated_ms: saved.updated_ms,
+            sources: Vec::new(),
+            awaited: (!over).then_some(AwaitedSegments { segments: saved.sources, from, until }),
+            names: saved.names,
+            targets: saved.targets,
+            at_once: usize::try_from(saved.at_once.max(1)).unwrap_or(usize::MAX),
+            ready: VecDeque::new(),
+            blocked: VecDeque::new(),
+            active: saved.moves.into_iter().filter_map(taken).collect(),
+            succeeded: saved.succeeded,
+            // Replicas that could not be moved are searched and tried again.
+            failed: if over { saved.failed } else { 0 },
+            migrated_bytes: saved.migrated_bytes,
+            message: if over { saved.message } else { WAITS.into() },
+            left: saved.left,
+            hold: Moment(0),
+            leaving: None,
+            recheck: Moment(0),
+            emptied: None,
+        }
+    }
+}
+
+const WAITS: &str = "Drain job goes on once its segments are mounted again";

@@ -1,0 +1,53 @@
+//! State of the jobs.
+
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::ObjectKey;
+use mooncake_core::sketch::Sketch;
+use parking_lot::Mutex;
+
+use super::drain_table::DrainTable;
+use super::recovery::Recovery;
+use super::task_table::TaskTable;
+use crate::space::Space;
+
+/// Number of counters of the sketch of disk reads.
+const COUNTERS: usize = 4096;
+
+/// Approximate numbers of reads of objects that are only on disk.
+pub(crate) struct DiskReads(pub(crate) Mutex<Sketch>);
+
+impl Default for DiskReads {
+    fn default() -> Self {
+        Self(Mutex::new(Sketch::new(COUNTERS, 4 * COUNTERS)))
+    }
+}
+
+/// Jobs of a master, on top of its space.
+pub(crate) struct Jobs<A: SegmentAllocator, E: MergeableOrder> {
+    pub(crate) space: Space<A, E>,
+    /// Copies in progress, by the moment at which each counts as abandoned.
+    pub(crate) copies: Mutex<BTreeSet<(Moment, ObjectKey)>>,
+    pub(crate) tasks: Mutex<TaskTable>,
+    pub(crate) drains: DrainTable<A>,
+    pub(crate) disk_reads: DiskReads,
+    /// State from the snapshot of an earlier master.
+    pub(crate) recovery: OnceLock<Recovery>,
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
+    pub(crate) fn new(space: Space<A, E>, rng: &mut Rng) -> Self {
+        Self {
+            space,
+            copies: Mutex::default(),
+            tasks: Mutex::new(TaskTable::new(rng.next_u64())),
+            drains: DrainTable::new(rng.next_u64()),
+            disk_reads: DiskReads::default(),
+            recovery: OnceLock::new(),
+        }
+    }
+}

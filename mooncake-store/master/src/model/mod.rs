@@ -1,0 +1,20 @@
+//! Types that the other layers share: options, identities, and small tables with a lock of their
+//! own.
+//!
+//! Nothing here knows an object of the directory or another layer.
+
+pub(crate) mod counters;
+pub(crate) mod disk;
+pub(crate) mod disk_replicas;
+pub(crate) mod drain;
+pub(crate) mod group;
+pub(crate) mod journal;
+pub(crate) mod ledger;
+pub(crate) mod options;
+pub mod pattern;
+pub(crate) mod promise;
+pub(crate) mod segment;
+pub(crate) mod snapshot;
+pub(crate) mod stats;
+pub(crate) mod tenants;
+pub(crate) mod value;

@@ -1,0 +1,324 @@
+//! Encoding of a snapshot: a head, then numbered records with a checksum each, of which the last is
+//! marked. A snapshot is valid as a whole or not at all.
+
+use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::drain::DrainStatus;
+use mooncake_protocol::pack::{PackError, wire_fields, written_as};
+use mooncake_protocol::record::{append, next};
+use mooncake_protocol::wire::{TaskKind, TaskStatus};
+
+/// First bytes of a snapshot, with the version of the rest.
+const MAGIC: &[u8; 8] = b"mksnap03";
+/// First bytes of the previous version, which has no promise in its head.
+const SECOND: &[u8; 8] = b"mksnap02";
+/// First bytes of the version before the previous one, which has no drain jobs either.
+const FIRST: &[u8; 8] = b"mksnap01";
+
+/// State of a master when it wrote a snapshot. [`Master::recall`](crate::Master::recall) gives it
+/// to the next master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub(crate) head: SnapshotHead,
+    pub(crate) objects: Vec<SnapshotObject>,
+    pub(crate) tasks: Vec<SnapshotTask>,
+    pub(crate) drains: SnapshotDrains,
+}
+
+impl Snapshot {
+    /// Decodes the output of [`Master::snapshot`](crate::Master::snapshot). Any bytes may be
+    /// passed.
+    ///
+    /// # Errors
+    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the two before;
+    /// the text names the defect.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        let refuse =
+            |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("cannot read snapshot: {why}")));
+        let first = bytes.starts_with(FIRST);
+        let without_promise = first || bytes.starts_with(SECOND);
+        let magic = if first {
+            FIRST
+        } else if without_promise {
+            SECOND
+        } else {
+            MAGIC
+        };
+        let Some(mut rest) = bytes.strip_prefix(magic) else {
+            return refuse("unknown version or not a snapshot");
+        };
+        let head = if without_promise {
+            next::<SecondHead>(&mut rest).map(SnapshotHead::from)
+        } else {
+            next::<SnapshotHead>(&mut rest)
+        };
+        let Some(head) = head else { return refuse("the head is damaged") };
+        let mut snapshot =
+            Self { head, objects: Vec::new(), tasks: Vec::new(), drains: SnapshotDrains::default() };
+        for number in 0u64.. {
+            let part =
+                if first { next::<FirstPart>(&mut rest).map(SnapshotPart::from) } else { next(&mut rest) };
+            let Some(part) = part else { return refuse("a record is damaged or cut off") };
+            if part.number != number {
+                return refuse("a record is missing");
+            }
+            snapshot.objects.extend(part.objects);
+            snapshot.tasks.extend(part.tasks);
+            snapshot.drains.jobs.extend(part.drains.jobs);
+            snapshot.drains.drained.extend(part.drains.drained);
+            if part.last {
+                break;
+            }
+        }
+        if !rest.is_empty() {
+            return refuse("bytes follow the last record");
+        }
+        let moves = snapshot.drains.jobs.iter().flat_map(|job| &job.moves);
+        let mut keys = snapshot.objects.iter().map(|object| &object.key).chain(moves.map(|one| &one.key));
+        if keys.any(|key| ObjectKey::check(key).is_err()) {
+            return refuse("the key of an object is invalid");
+        }
+        Ok(snapshot)
+    }
+
+    /// Returns the number of objects.
+    pub fn objects(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Returns the number of tasks.
+    pub fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Returns the number of drain jobs.
+    pub fn drain_jobs(&self) -> usize {
+        self.drains.jobs.len()
+    }
+
+    /// Encodes the snapshot, so that two can be compared.
+    pub fn write(&self) -> Vec<u8> {
+        let mut bytes = encode_head(&self.head);
+        let Self { objects, tasks, drains, .. } = self.clone();
+        append(&SnapshotPart { number: 0, objects, tasks, drains, last: true }, &mut bytes);
+        bytes
+    }
+}
+
+/// Encodes the head of a snapshot.
+pub(crate) fn encode_head(head: &SnapshotHead) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    append(head, &mut out);
+    out
+}
+
+/// Identity of the writer of a snapshot, and its time as a number of uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotHead {
+    /// Number of uses of objects at the end of the snapshot.
+    pub(crate) uses: u64,
+    pub(crate) horizons: Vec<Horizon>,
+    /// Longest time, in milliseconds, for which leases and allocations of that master and of
+    /// earlier ones may hold.
+    pub(crate) promise_ms: u64,
+}
+
+wire_fields!(structure SnapshotHead { uses: u64, horizons: Vec<Horizon>, promise_ms: u64 });
+
+/// Head of a snapshot of the previous version.
+struct SecondHead {
+    uses: u64,
+    horizons: Vec<Horizon>,
+}
+
+wire_fields!(structure SecondHead { uses: u64, horizons: Vec<Horizon> });
+
+impl From<SecondHead> for SnapshotHead {
+    fn from(SecondHead { uses, horizons }: SecondHead) -> Self {
+        Self { uses, horizons, promise_ms: 0 }
+    }
+}
+
+/// Point in the history of a master. Of everything written under that master before this number of
+/// uses, the snapshot contains all that still existed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Horizon {
+    pub(crate) epoch: u64,
+    pub(crate) number: u64,
+}
+
+wire_fields!(structure Horizon { epoch: u64, number: u64 });
+
+/// Record of a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotPart {
+    /// Number of the record, counted from 0.
+    pub(crate) number: u64,
+    pub(crate) objects: Vec<SnapshotObject>,
+    pub(crate) tasks: Vec<SnapshotTask>,
+    pub(crate) drains: SnapshotDrains,
+    pub(crate) last: bool,
+}
+
+wire_fields!(structure SnapshotPart {
+    number: u64,
+    objects: Vec<SnapshotObject>,
+    tasks: Vec<SnapshotTask>,
+    drains: SnapshotDrains,
+    last: bool,
+});
+
+/// Record of a snapshot of the oldest version.
+struct FirstPart {
+    number: u64,
+    objects: Vec<SnapshotObject>,
+    tasks: Vec<SnapshotTask>,
+    last: bool,
+}
+
+wire_fields!(structure FirstPart { number: u64, objects: Vec<SnapshotObject>, tasks: Vec<SnapshotTask>, last: bool });
+
+impl From<FirstPart> for SnapshotPart {
+    fn from(part: FirstPart) -> Self {
+        let FirstPart { number, objects, tasks, last } = part;
+        Self { number, objects, tasks, drains: SnapshotDrains::default(), last }
+    }
+}
+
+/// Object that could be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotObject {
+    /// Directory key of the object.
+    pub(crate) key: Vec<u8>,
+    pub(crate) len: u64,
+    pub(crate) checksum: Option<u64>,
+    /// Stamp of the value, if it was in memory.
+    pub(crate) written: Option<Horizon>,
+    /// Number of the last use.
+    pub(crate) used: u64,
+    pub(crate) group: String,
+    pub(crate) hard_pin: bool,
+    pub(crate) soft_pin_ms: u64,
+    /// Positions of the replicas in memory.
+    pub(crate) positions: Vec<ReplicaPosition>,
+    /// Clients that held the object on their disks.
+    pub(crate) disks: Vec<ClientId>,
+}
+
+wire_fields!(structure SnapshotObject {
+    key: Vec<u8>,
+    len: u64,
+    checksum: Option<u64>,
+    written: Option<Horizon>,
+    used: u64,
+    group: String,
+    hard_pin: bool,
+    soft_pin_ms: u64,
+    positions: Vec<ReplicaPosition>,
+    disks: Vec<ClientId>,
+});
+
+/// Position of a replica in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReplicaPosition {
+    pub(crate) segment: SegmentId,
+    pub(crate) offset: u64,
+}
+
+wire_fields!(structure ReplicaPosition { segment: SegmentId, offset: u64 });
+
+/// Task in any state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotTask {
+    pub(crate) id: Uuid,
+    pub(crate) kind: TaskKind,
+    pub(crate) status: TaskStatus,
+    pub(crate) client: ClientId,
+    pub(crate) payload: String,
+    pub(crate) created_ms: i64,
+    pub(crate) updated_ms: i64,
+    pub(crate) message: String,
+    /// Time left for the task, in milliseconds.
+    pub(crate) left_ms: u64,
+}
+
+wire_fields!(structure SnapshotTask {
+    id: Uuid,
+    kind: TaskKind,
+    status: TaskStatus,
+    client: ClientId,
+    payload: String,
+    created_ms: i64,
+    updated_ms: i64,
+    message: String,
+    left_ms: u64,
+});
+
+/// Drain jobs and drained segments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotDrains {
+    /// Jobs, the oldest first.
+    pub(crate) jobs: Vec<SnapshotDrain>,
+    /// Segments that are empty and accept nothing.
+    pub(crate) drained: Vec<SegmentId>,
+}
+
+wire_fields!(structure SnapshotDrains { jobs: Vec<SnapshotDrain>, drained: Vec<SegmentId> });
+
+/// Drain job in any state. The replicas that it still had to move are searched again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotDrain {
+    pub(crate) id: Uuid,
+    pub(crate) status: DrainStatus,
+    pub(crate) created_ms: u64,
+    pub(crate) updated_ms: u64,
+    pub(crate) names: Vec<String>,
+    pub(crate) targets: Vec<String>,
+    pub(crate) at_once: u64,
+    /// Segments that the job empties; none once it has ended.
+    pub(crate) sources: Vec<SegmentId>,
+    pub(crate) moves: Vec<SnapshotMove>,
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    pub(crate) migrated_bytes: u64,
+    pub(crate) message: String,
+    /// Number of replicas that were blocked when the job ended.
+    pub(crate) left: u64,
+}
+
+wire_fields!(structure SnapshotDrain {
+    id: Uuid,
+    status: DrainStatus,
+    created_ms: u64,
+    updated_ms: u64,
+    names: Vec<String>,
+    targets: Vec<String>,
+    at_once: u64,
+    sources: Vec<SegmentId>,
+    moves: Vec<SnapshotMove>,
+    succeeded: u64,
+    failed: u64,
+    migrated_bytes: u64,
+    message: String,
+    left: u64,
+});
+
+/// Move in progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotMove {
+    /// Directory key of the object.
+    pub(crate) key: Vec<u8>,
+    /// Index of the source of the move among the sources of the job.
+    pub(crate) source: u64,
+    pub(crate) tries: u32,
+    pub(crate) task: Uuid,
+    pub(crate) bytes: u64,
+}
+
+wire_fields!(structure SnapshotMove { key: Vec<u8>, source: u64, tries: u32, task: Uuid, bytes: u64 });
+
+written_as! {
+    DrainStatus as i32: status => *status as i32, |number| DrainStatus::from_number(number)
+        .ok_or_else(|| PackError::Enum { name: "drain status", value: number.into() });
+}

@@ -1,0 +1,52 @@
+//! Identity of a value: the write that made it.
+
+use mooncake_core::ids::ClientId;
+use mooncake_protocol::api::Caller;
+
+/// Writer of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writer {
+    /// Client that writes.
+    pub client: ClientId,
+    /// Number that the client draws for each put of a key; 0 for none.
+    ///
+    /// The number identifies a repeated call. A start that is repeated with the same number returns
+    /// the same allocation. An end or revoke with another number than that of the start is refused.
+    /// Mooncake C++ has no such number. Without it, a second start of a key fails with
+    /// `OBJECT_ALREADY_EXISTS` even for the same client, because two of its threads may not share
+    /// one allocation.
+    pub attempt: u64,
+}
+
+impl From<ClientId> for Writer {
+    fn from(client: ClientId) -> Self {
+        Self { client, attempt: 0 }
+    }
+}
+
+impl From<Caller<'_>> for Writer {
+    fn from(caller: Caller<'_>) -> Self {
+        Self { client: caller.client, attempt: caller.attempt }
+    }
+}
+
+impl Writer {
+    /// Returns whether `caller` is this writer. A number of 0 on either side matches every number.
+    pub(crate) fn is(self, caller: Writer) -> bool {
+        self.client == caller.client
+            && (self.attempt == caller.attempt || self.attempt == 0 || caller.attempt == 0)
+    }
+
+    /// Returns whether `caller` certainly repeats a call of this writer.
+    pub(crate) fn repeats(self, caller: Writer) -> bool {
+        self == caller && self.attempt != 0
+    }
+}
+
+/// Time of a write: the master that handled it, and the number of uses of its objects by then.
+/// Among the stamps of one master, the one with the higher number is the newer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) epoch: u64,
+    pub(crate) number: u64,
+}

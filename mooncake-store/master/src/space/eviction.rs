@@ -1,0 +1,268 @@
+//! Eviction: above the watermark in the background, and for a put that finds no free space.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+
+use super::gap_searches::GapOutlook;
+use super::offload_first::SkippedObject;
+use super::state::Space;
+use super::victim::Victim;
+use crate::directory::{Object, Pass};
+use crate::model::segment::{GRAIN, MountedSegment};
+
+/// Maximum distance below the watermark down to which the background evicts, as a part of the
+/// capacity.
+const HYSTERESIS: f64 = 0.01;
+
+/// Time without further attempts after every object was refused.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Number of objects that the background evicts before it yields the processor: some tens of
+/// microseconds.
+const YIELD_EVERY: u32 = 32;
+
+/// Outcome of a conditional eviction.
+enum NextVictim<A> {
+    Evicted(Victim<A>),
+    /// The next victim would not help.
+    Kept,
+    /// No object can be evicted.
+    NoVictim,
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
+    /// Frees what a put of `len` bytes needs, and hardly more, in the named segment or in any.
+    /// Returns whether the put may try again. Nothing is evicted for a put that could not be placed
+    /// afterwards.
+    pub(crate) fn free_space_for(&self, len: u64, only: Option<&str>, now: Moment) -> bool {
+        let takes = self.accepts(only, now);
+        let Some(need) = len.checked_next_multiple_of(GRAIN).filter(|need| self.could_hold_in(*need, &takes))
+        else {
+            return false;
+        };
+        if self.reclaim(now) > 0 && self.has_space_for(len, &takes) {
+            return true;
+        }
+        if self.eviction.paused_until.load(Relaxed) > now.0 {
+            return false;
+        }
+        self.counters.eviction_attempted();
+        if self.drop_hot_replicas(len, now) > 0 && self.has_space_for(len, &takes) {
+            return true;
+        }
+        self.set_offload_budget(len);
+        let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
+        'passes: for pass in self.passes() {
+            // Several small victims in a row leave a gap only by chance, so they are evicted in the
+            // order of the policy only where gaps are likely. A victim that is large enough by
+            // itself always may be.
+            let by_chance = match outlook {
+                GapOutlook::Likely => pass == Pass::Ordinary,
+                GapOutlook::Unknown => pass == Pass::Ordinary && large,
+                GapOutlook::Doubtful | GapOutlook::Suspended => false,
+            };
+            let mut freed = 0;
+            while only.is_none() && freed < len.max(1) {
+                let of_use = |object: &Object<A>| by_chance || leaves_a_gap(object, need, &takes);
+                let victim = match self.evict_next(pass, now, of_use) {
+                    NextVictim::Evicted(victim) => victim,
+                    NextVictim::Kept => break,
+                    NextVictim::NoVictim if pass == Pass::Ordinary && self.options.evict_soft_pinned => {
+                        continue 'passes;
+                    }
+                    NextVictim::NoVictim => {
+                        self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
+                        return false;
+                    }
+                };
+                // Space that is freed where nothing is placed does not help.
+                if victim.segments.iter().any(|segment| takes(segment)) {
+                    freed = victim.bytes.saturating_add(freed);
+                }
+                if victim.segments.iter().any(|segment| takes(segment) && segment.fits(len)) {
+                    return true;
+                }
+            }
+            if !large && outlook != GapOutlook::Suspended && self.evict_contiguous(len, &takes, pass, now) {
+                if pass == Pass::Ordinary {
+                    self.eviction.searches.record_success(only, len, now);
+                }
+                return true;
+            }
+        }
+        if outlook == GapOutlook::Suspended {
+            return false;
+        }
+        // The search for the cheapest gap examines every object. Among many objects the tick does
+        // that, and the put tries again.
+        if large {
+            self.eviction.searches.request(only, len);
+        } else {
+            self.eviction.searches.record_failure(only, len, now, self.clock.now());
+        }
+        false
+    }
+
+    /// Makes the gaps that puts did not find among many objects.
+    pub(crate) fn evict_requested_gaps(&self, now: Moment) {
+        for (only, len) in self.eviction.searches.requested() {
+            let only = only.as_deref();
+            let takes = self.accepts(only, now);
+            let found = self.has_space_for(len, &takes)
+                || self.passes().any(|pass| self.evict_contiguous(len, &takes, pass, now));
+            if found {
+                self.eviction.searches.record_success(only, len, self.clock.now());
+                self.eviction.end_backoff();
+            } else {
+                self.eviction.searches.record_failure(only, len, now, self.clock.now());
+            }
+        }
+    }
+
+    /// Evicts down to just below the high watermark, if more memory is in use.
+    pub(crate) fn evict_to_watermark(&self, now: Moment) {
+        let (used, capacity) = self.occupancy();
+        let watermark = (self.options.high_watermark * capacity as f64) as u64;
+        if used <= watermark || self.eviction.paused_until.load(Relaxed) > now.0 {
+            return;
+        }
+        self.counters.eviction_attempted();
+        let below = (self.options.eviction_ratio.min(HYSTERESIS) * capacity as f64) as u64;
+        let mut left = used.saturating_sub(self.drop_hot_replicas(used - watermark, now));
+        self.set_offload_budget(left.saturating_sub(watermark - below.min(watermark)));
+        for pass in self.passes() {
+            let target = if pass == Pass::Ordinary { watermark - below.min(watermark) } else { watermark };
+            for count in 1u32.. {
+                if left <= target {
+                    break;
+                }
+                let Some(victim) = self.evict_one(pass, now) else { break };
+                left = left.saturating_sub(victim.bytes);
+                if count.is_multiple_of(YIELD_EVERY) {
+                    // Requests go first on a machine with no more processors than threads.
+                    std::thread::yield_now();
+                }
+            }
+        }
+        if left > watermark {
+            self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
+        }
+    }
+
+    /// Evicts one object: the least recently used among the next victims of the shards. The order
+    /// is thus that of one policy over all shards, without one lock for all. (Blocks of one prefix
+    /// lie in many shards. If each shard were emptied by itself, every prefix would soon have a
+    /// hole.)
+    pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        match self.evict_next(pass, now, |_| true) {
+            NextVictim::Evicted(victim) => Some(victim),
+            NextVictim::Kept | NextVictim::NoVictim => None,
+        }
+    }
+
+    /// Evicts like [`evict_one`](Self::evict_one), but only an object that `of_use` accepts.
+    fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> NextVictim<A> {
+        let mut unwritten = Vec::new();
+        let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
+        self.request_offloads(unwritten);
+        next
+    }
+
+    fn evict_oldest(
+        &self,
+        pass: Pass,
+        now: Moment,
+        of_use: impl Fn(&Object<A>) -> bool,
+        unwritten: &mut Vec<SkippedObject>,
+    ) -> NextVictim<A> {
+        // Each round evicts, or learns the last use of the next victim of one shard.
+        for _ in 0..2 * self.directory.len() {
+            let (index, age) = self.directory.oldest();
+            let mut shard = self.directory.lock_at(index);
+            let mut skipped = Vec::new();
+            let found =
+                shard.choose(pass, now, |object| self.is_evictable_noting(object, pass, now, &mut skipped));
+            unwritten.extend(skipped);
+            if found.is_none_or(|found| found > age) {
+                self.directory.note_age(index, found);
+                continue;
+            }
+            let Some(slot) = shard.take_chosen() else { continue };
+            if !of_use(&shard[slot]) {
+                return NextVictim::Kept;
+            }
+            let group = shard[slot].group().cloned();
+            let mut victim = Victim::empty();
+            self.evict_slot(&mut shard, slot, now, &mut victim);
+            let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
+            self.directory.note_age(index, next);
+            drop(shard);
+            if let Some(group) = group {
+                self.evict_group(&group, pass, now, &mut victim);
+            }
+            return NextVictim::Evicted(victim);
+        }
+        NextVictim::NoVictim
+    }
+
+    /// Frees extents whose quarantine has ended, a slice of each segment. Returns their bytes.
+    pub(crate) fn reclaim(&self, now: Moment) -> u64 {
+        let registry = self.segments.read();
+        registry.list.iter().fold(0, |sum, segment| segment.reclaim(now).saturating_add(sum))
+    }
+
+    /// Frees all extents whose quarantine has ended, slice by slice. Returns whether there were
+    /// any.
+    pub(crate) fn reclaim_all(&self, now: Moment) -> bool {
+        let due: Vec<_> = {
+            let registry = self.segments.read();
+            registry.list.iter().filter(|segment| segment.has_reclaimable(now)).cloned().collect()
+        };
+        // `now` is constant, so no more extents become due meanwhile.
+        for segment in &due {
+            while segment.has_reclaimable(now) {
+                segment.reclaim(now);
+            }
+        }
+        !due.is_empty()
+    }
+
+    /// Returns whether a segment that `takes` accepts could ever hold `need` bytes.
+    fn could_hold_in(&self, need: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
+        self.segments.read().list.iter().any(|segment| need <= segment.info.size && takes(segment))
+    }
+
+    fn has_space_for(&self, len: u64, takes: impl Fn(&MountedSegment<A>) -> bool) -> bool {
+        self.segments.read().list.iter().any(|segment| takes(segment) && segment.fits(len))
+    }
+
+    /// Returns a predicate for the segments in which placement would put an object: open ones, with
+    /// the name `only` if it is given, and doubted ones only if all are doubted.
+    pub(crate) fn accepts<'o>(
+        &self,
+        only: Option<&'o str>,
+        now: Moment,
+    ) -> impl Fn(&MountedSegment<A>) -> bool + use<'o, A, E> {
+        let registry = self.segments.read();
+        let all_doubted = registry.list.iter().all(|segment| segment.is_doubted());
+        move |segment| {
+            only.is_none_or(|name| segment.info.name == name)
+                && segment.would_open(now)
+                && (all_doubted || !segment.is_doubted())
+        }
+    }
+}
+
+/// Returns whether the extent of an object is large enough by itself.
+fn leaves_a_gap<A: SegmentAllocator>(
+    object: &Object<A>,
+    need: u64,
+    takes: impl Fn(&MountedSegment<A>) -> bool,
+) -> bool {
+    let mut replicas = object.value().into_iter().flat_map(|value| &value.replicas);
+    replicas.any(|held| held.extent.len >= need && takes(&held.segment))
+}

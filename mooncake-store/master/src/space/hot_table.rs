@@ -1,0 +1,153 @@
+//! Table of additional replicas of objects that are read often.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId, Uuid};
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::api::CopyToken;
+use parking_lot::Mutex;
+
+use crate::directory::read_rates::ReadRates;
+use crate::model::options::HotOptions;
+
+/// Time for which an additional replica is kept. It begins again while the object is hot.
+pub(crate) const KEPT_FOR: Duration = Duration::from_secs(30);
+
+/// Time without further decisions about a key after a decision.
+pub(crate) const PAUSE: Duration = Duration::from_secs(30);
+
+/// Time without a new replica after one was dropped.
+pub(crate) const PAUSE_AFTER_DROP: Duration = Duration::from_secs(60);
+
+/// Maximum number of keys that wait for a decision.
+const MAX_CANDIDATES: usize = 1024;
+
+/// Additional replica that was requested.
+#[derive(Debug)]
+pub(crate) struct ExtraReplica {
+    pub(crate) token: CopyToken,
+    /// Client that is to make the replica.
+    pub(crate) client: ClientId,
+    pub(crate) task: Uuid,
+    pub(crate) until: Moment,
+    /// Number and size of the replica once it exists.
+    pub(crate) replica: Option<(ReplicaId, u64)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct HotTableState {
+    pub(crate) rng: Rng,
+    pub(crate) candidates: Vec<ObjectKey>,
+    pub(crate) extras: HashMap<ObjectKey, Vec<ExtraReplica>>,
+    /// Time until which no decision is made about a key.
+    pub(crate) pauses: HashMap<ObjectKey, Moment>,
+    pub(crate) prune_at: Moment,
+}
+
+/// Hot objects. The lock is taken inside that of a shard.
+#[derive(Debug)]
+pub(crate) struct HotTable {
+    pub(crate) options: HotOptions,
+    pub(crate) table: Mutex<HotTableState>,
+    pub(crate) due: AtomicU64,
+    pub(crate) proposed: AtomicU64,
+    made: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+}
+
+impl HotTable {
+    pub(crate) fn new(options: HotOptions, seed: u64) -> Self {
+        let table = HotTableState {
+            rng: Rng::seeded(seed),
+            candidates: Vec::new(),
+            extras: HashMap::new(),
+            pauses: HashMap::new(),
+            prune_at: Moment(0),
+        };
+        Self {
+            options,
+            table: Mutex::new(table),
+            due: AtomicU64::new(0),
+            proposed: AtomicU64::new(0),
+            made: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a read of an object.
+    pub(crate) fn count_read(&self, read_rates: &mut ReadRates, slot: SlotId, key: &ObjectKey, now: Moment) {
+        if read_rates.count(slot, &self.options, now) {
+            let mut table = self.table.lock();
+            if table.candidates.len() < MAX_CANDIDATES {
+                table.candidates.push(key.clone());
+            }
+        }
+    }
+
+    /// Checks whether a client may begin the copy with this token.
+    pub(crate) fn check_copy(
+        &self,
+        key: &[u8],
+        client: ClientId,
+        token: CopyToken,
+        now: Moment,
+    ) -> Result<()> {
+        let table = self.table.lock();
+        let asked = table.extras.iter().find(|(other, _)| other.as_bytes() == key).map(|(_, extras)| extras);
+        let open =
+            || asked.into_iter().flatten().filter(|extra| extra.replica.is_none() && extra.until > now);
+        match open().find(|extra| extra.token == token) {
+            Some(extra) if extra.client == client => Ok(()),
+            Some(_) => Err(ErrorCode::IllegalClient.into()),
+            None if open().next().is_some() => {
+                Err(Error::new(ErrorCode::InvalidVersion, "copy token differs from the requested one"))
+            }
+            None => Err(copy_not_requested()),
+        }
+    }
+
+    /// Records that the copy with this token is complete.
+    pub(crate) fn record_made(
+        &self,
+        key: &ObjectKey,
+        token: CopyToken,
+        replica: (ReplicaId, u64),
+        now: Moment,
+    ) {
+        let mut table = self.table.lock();
+        let extras = table.extras.get_mut(key);
+        if let Some(extra) = extras.into_iter().flatten().find(|extra| extra.token == token) {
+            extra.replica = Some(replica);
+            extra.until = now.after(KEPT_FOR);
+            self.made.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Records that the copy with this token failed.
+    pub(crate) fn record_failed(&self, key: &ObjectKey, token: CopyToken, now: Moment) {
+        let mut table = self.table.lock();
+        if let Some(extras) = table.extras.get_mut(key) {
+            extras.retain(|extra| extra.token != token);
+            if extras.is_empty() {
+                table.extras.remove(key);
+            }
+        }
+        table.pauses.insert(key.clone(), now.after(PAUSE));
+    }
+
+    /// Returns the numbers of proposed, made, dropped and existing replicas.
+    pub(crate) fn counts(&self) -> [u64; 4] {
+        let there = self.table.lock().extras.values().flatten().filter(|e| e.replica.is_some()).count();
+        let [proposed, made, dropped] = [&self.proposed, &self.made, &self.dropped].map(|c| c.load(Relaxed));
+        [proposed, made, dropped, there as u64]
+    }
+}
+
+#[cold]
+pub(crate) fn copy_not_requested() -> Error {
+    let text = "this master does not request the copy, or no longer does";
+    Error::new(ErrorCode::UnavailableInCurrentStatus, text)
+}

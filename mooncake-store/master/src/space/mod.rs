@@ -1,0 +1,34 @@
+//! Space: mounted and retired segments, placement, leases, eviction.
+//!
+//! [`Space`](state::Space) owns the directory and the segments. Its methods are grouped by subject.
+//! A module uses those on its left:
+//!
+//! ```text
+//! state <- usage, lease <- offload_first <- victim <- contiguous, quota, hot_replicas <- eviction
+//! state <- placement; promises <- mount
+//! ```
+
+pub(crate) mod backoff;
+pub(crate) mod client_disks;
+mod contiguous;
+mod eviction;
+pub(crate) mod gap_searches;
+mod hot_replicas;
+pub(crate) mod hot_table;
+#[cfg(feature = "testkit")]
+pub(crate) mod injected_bug;
+mod lease;
+pub(crate) mod mount;
+mod offload_first;
+mod placement;
+mod promises;
+mod quota;
+pub(crate) mod random;
+pub(crate) mod registry;
+pub(crate) mod retired;
+pub(crate) mod state;
+pub(crate) mod timers;
+mod usage;
+mod victim;
+
+pub(crate) use self::state::Space;

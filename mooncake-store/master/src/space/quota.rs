@@ -1,0 +1,66 @@
+//! Eviction within the quota of a tenant.
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::{Error, ErrorCode};
+
+use super::state::Space;
+use super::victim::Victim;
+use crate::directory::{Object, Pass};
+
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
+    /// Evicts the least recently used objects of a tenant until `bytes` more are within its quota
+    /// once `freed` bytes are gone. Returns whether they are.
+    pub(crate) fn evict_for_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
+        let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
+        self.set_offload_budget(bytes);
+        for pass in self.passes() {
+            while !fits() {
+                let Some(victim) = self.evict_of(number, pass, now) else { break };
+                self.tenants.count_evicted(number, victim.bytes);
+            }
+        }
+        fits()
+    }
+
+    /// Evicts the least recently used object of a tenant.
+    fn evict_of(&self, number: u32, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
+        for index in 0..self.directory.len() {
+            let mut shard = self.directory.lock_at(index);
+            let mut skipped = Vec::new();
+            let goes = |object: &Object<A>| self.is_evictable_noting(object, pass, now, &mut skipped);
+            let found = shard.choose_of(number, pass, now, goes);
+            unwritten.extend(skipped);
+            if let Some((_, age)) = found
+                && oldest.is_none_or(|(least, _)| age < least)
+            {
+                oldest = Some((age, index));
+            }
+        }
+        self.request_offloads(unwritten);
+        let (_, index) = oldest?;
+        let mut shard = self.directory.lock_at(index);
+        let (slot, _) = shard.choose_of(number, pass, now, |object| self.is_evictable(object, pass, now))?;
+        let group = shard[slot].group().cloned();
+        let mut victim = Victim::empty();
+        self.evict_slot(&mut shard, slot, now, &mut victim);
+        drop(shard);
+        if let Some(group) = group {
+            self.evict_group(&group, pass, now, &mut victim);
+        }
+        Some(victim)
+    }
+
+    /// Counts a refused put of a tenant, and returns the error for it.
+    pub(crate) fn quota_exceeded(&self, number: u32, key: &[u8], len: u64) -> Error {
+        self.tenants.count_rejected(number);
+        let (tenant, _) = self.tenants.split(key);
+        let text = format!(
+            "cannot put object: quota exceeded, and no object of the tenant can be evicted. \
+             tenant={tenant} len={len}"
+        );
+        Error::new(ErrorCode::TenantQuotaExceeded, text)
+    }
+}

@@ -1,0 +1,94 @@
+//! Eviction of single objects and of groups.
+
+use std::sync::Arc;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::SlotId;
+use smallvec::SmallVec;
+
+use super::offload_first::SkippedObject;
+use super::state::Space;
+use crate::directory::{Object, Pass, Shard};
+use crate::model::group::Group;
+use crate::model::segment::MountedSegment;
+
+/// Space that an eviction freed.
+pub(crate) struct Victim<A> {
+    pub(crate) bytes: u64,
+    pub(crate) segments: SmallVec<[Arc<MountedSegment<A>>; 1]>,
+}
+
+impl<A> Victim<A> {
+    pub(crate) fn empty() -> Self {
+        Self { bytes: 0, segments: SmallVec::new() }
+    }
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
+    /// Evicts the value in a slot, if there is one, and adds it to `victim`.
+    pub(crate) fn evict_slot(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        now: Moment,
+        victim: &mut Victim<A>,
+    ) {
+        let lease = self.in_use_until(&shard[slot]);
+        let Some(value) = shard.take_value(slot) else { return };
+        let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
+        victim.bytes = victim.bytes.saturating_add(bytes);
+        victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
+        value.quarantine(self.quarantine_end(lease), now);
+        shard.remove_if_empty(slot);
+        self.counters.evicted(1, bytes);
+    }
+
+    /// Returns whether an object may be evicted now.
+    pub(crate) fn is_evictable(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        self.is_unprotected(object, pass, now) && self.may_leave_memory(object, now)
+    }
+
+    /// Answers like [`is_evictable`](Self::is_evictable), and lists in `skipped` some of the
+    /// skipped objects that must be written to disk first.
+    pub(crate) fn is_evictable_noting(
+        &self,
+        object: &Object<A>,
+        pass: Pass,
+        now: Moment,
+        skipped: &mut Vec<SkippedObject>,
+    ) -> bool {
+        self.is_unprotected(object, pass, now) && self.may_leave_memory_noting(object, now, skipped)
+    }
+
+    /// Returns whether no pin, lease, write or copy protects an object.
+    fn is_unprotected(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        object.value().is_some()
+            && object.write().is_none()
+            && object.copying().is_none()
+            && !object.hard_pin
+            && (pass == Pass::SoftPinned || object.soft_pin() <= now)
+            // A lease on one object of a group protects all of them.
+            && !self.is_read(object, now)
+    }
+
+    /// Returns the passes of an eviction, in order.
+    pub(crate) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
+        let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
+        [Some(Pass::Ordinary), soft].into_iter().flatten()
+    }
+
+    /// Evicts the rest of a group after one of its objects was evicted. Pinned and leased objects
+    /// stay.
+    pub(crate) fn evict_group(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
+        for key in group.keys() {
+            let hash = self.directory.hash(key.as_bytes());
+            let mut shard = self.directory.lock(hash);
+            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
+            if self.is_evictable(&shard[slot], pass, now) {
+                self.evict_slot(&mut shard, slot, now, victim);
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Segment names of expired clients.
+
+use std::collections::HashSet;
+
+use mooncake_core::replica::Segment;
+use parking_lot::Mutex;
+
+/// Maximum number of names.
+const MOST: usize = 1 << 16;
+
+/// Segment names of expired clients, which other clients may take.
+#[derive(Debug, Default)]
+pub(super) struct ExpiredClients(Mutex<HashSet<String>>);
+
+impl ExpiredClients {
+    /// Adds the segments of clients that have expired.
+    pub(super) fn note(&self, segments: &[Segment]) {
+        let mut names = self.0.lock();
+        if names.len() + segments.len() > MOST {
+            names.clear();
+        }
+        names.extend(segments.iter().map(|segment| segment.name.clone()));
+    }
+
+    /// Returns whether the client with this name has expired.
+    #[cfg(feature = "http")]
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.lock().contains(name)
+    }
+
+    /// Removes a name that a client uses again.
+    #[cfg(feature = "http")]
+    pub(super) fn forget(&self, name: &str) {
+        self.0.lock().remove(name);
+    }
+}

@@ -1,0 +1,277 @@
+//! A master with its servers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+#[cfg(feature = "http")]
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use mooncake_core::Result;
+use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
+use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
+use mooncake_transport::{directory, http::HttpMetadata};
+
+use super::counting::Requests;
+use super::event_stats::EventStats;
+#[cfg(feature = "events-zmq")]
+use super::events;
+use super::expired_clients::ExpiredClients;
+#[cfg(feature = "http")]
+use super::http;
+use super::leader::Leadership;
+use super::managed_master::ManagedMaster;
+use super::rates::Rates;
+use super::rpc::Counted;
+use super::snapshot_stats::SnapshotStats;
+use super::snapshots::{self, SnapshotWriter};
+use super::state::State;
+use super::ticker::Ticker;
+use crate::config::{MasterConfig, tenants};
+use mooncake_master::Master;
+#[cfg(feature = "http")]
+use mooncake_protocol::http::Pages;
+use mooncake_protocol::place::join;
+use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
+
+/// A running master with its servers. On drop it stops without waiting.
+///
+/// The default types take their kind from the configuration. With another
+/// [`SegmentAllocator`] or [`EvictionPolicy`], start it with [`MasterServer::start_with_parts`].
+#[derive(Debug)]
+pub struct MasterServer<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
+    master: Arc<Master<A, E>>,
+    pub(super) state: Arc<State>,
+    rpc: RunningServer,
+    #[cfg(feature = "http")]
+    pages: Vec<Pages>,
+    #[cfg(feature = "events-zmq")]
+    _publisher: Option<events::Publisher>,
+    ticker: Ticker,
+    snapshot_writer: Option<SnapshotWriter>,
+    addresses: Addresses,
+}
+
+/// Addresses of a [`MasterServer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// RPC server.
+    pub rpc: SocketAddr,
+    /// Admin endpoints and metrics; `None` without feature `http`.
+    pub admin: Option<SocketAddr>,
+    /// Metadata service of the transfer engine, if enabled.
+    pub metadata: Option<SocketAddr>,
+    /// Publisher of events, if enabled.
+    pub events: Option<SocketAddr>,
+}
+
+impl MasterServer {
+    /// Binds all ports and starts the servers, on the current tokio runtime and the system clock.
+    ///
+    /// # Errors
+    /// - `INVALID_PARAMS` if the configuration contradicts itself.
+    /// - `RPC_FAIL` if a port cannot be bound, with the port and its flag.
+    /// - `NOT_SUPPORTED` if the metadata service is enabled without feature `http`, or events
+    ///   without feature `events-zmq`.
+    pub async fn start(config: MasterConfig) -> Result<Self> {
+        Self::start_with_clock(config, SystemClock::shared()).await
+    }
+
+    /// Starts a master like [`MasterServer::start`], with another clock.
+    ///
+    /// # Errors
+    /// Those of [`MasterServer::start`].
+    pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
+        let (allocator, eviction) = (config.allocator.clone(), config.eviction.clone());
+        Self::start_with_parts(config, allocator, eviction, clock).await
+    }
+
+    /// Starts a master with a given leadership. `promised` is the longest promise of earlier
+    /// leaders.
+    pub(super) async fn start_as(
+        config: MasterConfig,
+        clock: SharedClock,
+        leadership: Arc<Leadership>,
+        promised: Duration,
+    ) -> Result<Self> {
+        let (allocator, eviction) = (config.allocator.clone(), config.eviction.clone());
+        Self::launch(config, (allocator, eviction), clock, leadership, promised).await
+    }
+}
+
+impl<A: SegmentAllocator, E: EvictionPolicy> MasterServer<A, E> {
+    /// Starts a master like [`MasterServer::start`], with every part chosen: allocator and eviction
+    /// policy by the types, their options, and the clock. `config.allocator` and `config.eviction`
+    /// have no effect.
+    ///
+    /// # Errors
+    /// Those of [`MasterServer::start`].
+    pub async fn start_with_parts(
+        config: MasterConfig,
+        allocator: A::Config,
+        eviction: E::Config,
+        clock: SharedClock,
+    ) -> Result<Self> {
+        let leadership = Arc::new(Leadership::single(clock.clone()));
+        Self::launch(config, (allocator, eviction), clock, leadership, Duration::ZERO).await
+    }
+
+    async fn launch(
+        config: MasterConfig,
+        (allocator, eviction): (A::Config, E::Config),
+        clock: SharedClock,
+        leadership: Arc<Leadership>,
+        promised: Duration,
+    ) -> Result<Self> {
+        let mut options = config.options.clone();
+        let policy = config.tenant_policy.as_ref().map(tenants::Store::open).transpose()?;
+        if let Some(policy) = &policy {
+            options.tenants = Some(policy.read().await?);
+        }
+        let seed = Rng::from_os().next_u64();
+        let typed = Arc::new(Master::<A, E>::with_parts(options, &allocator, &eviction, clock, seed)?);
+        let master: Arc<dyn ManagedMaster> = typed.clone();
+        master.note_promise(promised, &"metadata service");
+        if let Some(snapshots) = config.snapshots.as_ref().filter(|snapshots| snapshots.restore) {
+            snapshots::restore(snapshots, &config.cluster_id, &master).await?;
+        }
+        let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
+        let address = join(&config.rpc_address, config.rpc_port);
+        let rpc = Server::bind(&address, options).await?;
+        let metadata = match config.metadata.as_ref().and_then(|server| server.kept_in.as_deref()) {
+            Some(url) => {
+                directory::own(url).map_err(|error| error.context("--http_metadata_server_kept_in"))?
+            }
+            None => Arc::new(MemoryMetadata::with_limits(MemoryLimits::SERVER)),
+        };
+        let elsewhere = config.clean_up.as_ref().and_then(|clean_up| clean_up.server.as_deref());
+        let published = match elsewhere {
+            Some(url) => Arc::new(HttpMetadata::new(url)?),
+            None => metadata.clone(),
+        };
+        #[cfg(feature = "events-zmq")]
+        let (feed, publisher, events) = match &config.events {
+            None => (None, None, None),
+            Some(wanted) => {
+                let (feed, publisher, at) = events::start(wanted, master.clock().clone()).await?;
+                let journal: Arc<dyn mooncake_master::Journal> = feed.clone();
+                master.set_journal(&journal);
+                (Some(feed), Some(publisher), Some(at))
+            }
+        };
+        #[cfg(not(feature = "events-zmq"))]
+        let events = no_events(&config)?;
+        let rates = Rates::from(master.clock().now());
+        let state = Arc::new(State {
+            master,
+            rates,
+            snapshots: SnapshotStats::default(),
+            metadata,
+            published,
+            expired_clients: ExpiredClients::default(),
+            #[cfg(feature = "events-zmq")]
+            events: feed,
+            requests: Requests::default(),
+            leadership,
+            #[cfg(feature = "http")]
+            entries_refused: AtomicU64::new(0),
+            #[cfg(feature = "http")]
+            policy,
+            #[cfg(feature = "http")]
+            policy_changes: parking_lot::Mutex::default(),
+            config,
+        });
+        #[cfg(feature = "http")]
+        let (pages, admin, metadata) = http::start_all(&state).await?;
+        #[cfg(not(feature = "http"))]
+        let (admin, metadata) = no_pages(&state.config)?;
+        let addresses = Addresses { rpc: rpc.local_addr(), admin, metadata, events };
+        Ok(Self {
+            rpc: rpc.start(Arc::new(Counted::new(typed.clone(), state.clone()))),
+            master: typed,
+            #[cfg(feature = "http")]
+            pages,
+            #[cfg(feature = "events-zmq")]
+            _publisher: publisher,
+            ticker: Ticker::start(state.clone())?,
+            snapshot_writer: SnapshotWriter::start(&state).await?,
+            addresses,
+            state,
+        })
+    }
+
+    /// Returns the bound addresses.
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Returns the counters of published events, if events are enabled.
+    pub fn event_stats(&self) -> Option<EventStats> {
+        self.state.event_stats()
+    }
+
+    /// Returns the master.
+    pub fn master(&self) -> &Arc<Master<A, E>> {
+        &self.master
+    }
+
+    /// Returns the metadata that the server holds.
+    pub fn metadata(&self) -> &Arc<dyn MetadataBackend> {
+        &self.state.metadata
+    }
+
+    /// Stops at once. The ports are free when this returns.
+    #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
+    pub(super) async fn cut_off(self) {
+        self.ticker.stop();
+        self.rpc.cut_off().await;
+        for pages in self.pages {
+            pages.cut_off().await;
+        }
+    }
+
+    /// Stops the server.
+    ///
+    /// The server stops accepting requests and waits at most two seconds for those in progress. If
+    /// snapshots are enabled, it then waits for a last one. Connections with an incomplete request
+    /// or an unread response are closed.
+    pub async fn stop(self) {
+        self.ticker.stop();
+        // Both servers stop before the last snapshot: it must include every answered removal.
+        #[cfg(feature = "http")]
+        let pages = futures::future::join_all(self.pages.into_iter().map(Pages::stop));
+        #[cfg(not(feature = "http"))]
+        let pages = std::future::ready(());
+        futures::future::join(pages, self.rpc.stop()).await;
+        if let Some(snapshot_writer) = self.snapshot_writer {
+            let _ = tokio::task::spawn_blocking(move || snapshot_writer.finish()).await;
+        }
+    }
+}
+
+#[cfg(not(feature = "http"))]
+fn no_pages(config: &MasterConfig) -> Result<(Option<SocketAddr>, Option<SocketAddr>)> {
+    match config.metadata {
+        None => Ok((None, None)),
+        Some(_) => Err(mooncake_core::Error::new(
+            mooncake_core::ErrorCode::NotSupported,
+            "cannot start the metadata service: --enable_http_metadata_server needs a build with feature `http`",
+        )),
+    }
+}
+
+#[cfg(not(feature = "events-zmq"))]
+fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
+    match config.events {
+        None => Ok(None),
+        Some(_) => Err(mooncake_core::Error::new(
+            mooncake_core::ErrorCode::NotSupported,
+            "cannot publish events: --enable_kv_events needs a build with feature `events-zmq`",
+        )),
+    }
+}
+
+#[cfg(test)]
+#[path = "master_server/tests.rs"]
+mod tests;

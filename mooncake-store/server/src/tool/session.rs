@@ -1,0 +1,140 @@
+//! Connection of the tool to one cluster.
+
+use std::sync::OnceLock;
+
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::{Error, ErrorCode, Reason, Result};
+use tokio::runtime::Runtime;
+
+use super::admin::Admin;
+use super::args::To;
+use mooncake_client::Client;
+use mooncake_protocol::api::SegmentService;
+use mooncake_protocol::client::RpcOptions;
+use mooncake_protocol::remote::RemoteMaster;
+
+/// A cluster, and the connection of this process to it.
+pub(super) struct Session {
+    pub(super) to: To,
+    pub(super) runtime: Runtime,
+    /// RPC address of the master, once it is known.
+    leader: OnceLock<String>,
+}
+
+impl Session {
+    pub(super) fn new(to: To, runtime: Runtime) -> Self {
+        Self { to, runtime, leader: OnceLock::new() }
+    }
+
+    pub(super) fn admin(&self) -> Result<Admin> {
+        // A given admin address needs no leader.
+        let master = if self.to.admin.is_some() { "" } else { self.leader()? };
+        Admin::new(&self.to, master)
+    }
+
+    /// Returns the RPC address of the master: `--master`, or the leader that etcd names.
+    pub(super) fn leader(&self) -> Result<&str> {
+        if let Some(known) = self.leader.get() {
+            return Ok(known);
+        }
+        let found = self.runtime.block_on(async {
+            let place = mooncake_client::programs::master_place(&self.to.master, &self.to.cluster)?;
+            place.now(self.to.timeout).await.map_err(|error| {
+                let hint = format!(
+                    "{} names no leader: check that address (--master) and --cluster",
+                    self.to.master
+                );
+                error.context(hint)
+            })
+        })?;
+        Ok(self.leader.get_or_init(|| found.to_string()))
+    }
+
+    pub(super) fn remote(&self) -> Result<RemoteMaster> {
+        let options = RpcOptions {
+            connect_timeout: self.to.timeout,
+            call_timeout: self.to.timeout,
+            ..RpcOptions::default()
+        };
+        Ok(RemoteMaster::new(self.leader()?, options))
+    }
+
+    /// Returns the master's version. An error contains the likely cause.
+    pub(super) fn master_version(&self) -> Result<String> {
+        let remote = self.remote()?;
+        let asked = self.runtime.block_on(remote.version());
+        asked.map_err(|error| self.explained(error))
+    }
+
+    /// Joins the cluster as a client that offers `segment` bytes.
+    pub(super) fn join(&self, segment: u64) -> Result<Client> {
+        // Fail at once with a cause; joining would retry until its timeout.
+        let version = self.master_version()?;
+        mooncake_client::programs::check_version(&version)?;
+        let joined = self.runtime.block_on(
+            Client::builder()
+                .master(self.to.master.as_str())
+                .cluster_id(self.to.cluster.clone())
+                .metadata(self.to.metadata.clone())
+                .local_hostname(self.to.hostname.clone())
+                .tenant(self.to.tenant.clone())
+                .segment(segment)
+                .timeout(self.to.timeout)
+                .connect_timeout(self.to.timeout)
+                .connect(),
+        );
+        joined.map_err(|error| self.explained(error))
+    }
+
+    /// Prints a warning if a tenant is given and the master has none, because commands then affect
+    /// all objects.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` instead of the warning, for a command that removes many objects (`strict`).
+    pub(super) fn check_tenant(&self, strict: bool) -> Result<()> {
+        let tenant = &self.to.tenant;
+        if tenant == mooncake_protocol::api::DEFAULT_TENANT || is_planted("silent-tenant") {
+            return Ok(());
+        }
+        let Ok(Some(false)) = self.admin().map(|admin| admin.has_tenants()) else { return Ok(()) };
+        let text =
+            format!("this master has no tenants (--enable_multi_tenants): --tenant {tenant} selects nothing");
+        if strict {
+            return Err(Error::invalid(format!(
+                "{text}, and every object would be removed; leave --tenant out"
+            )));
+        }
+        eprintln!("mooncake: {text}; using all objects");
+        Ok(())
+    }
+
+    /// Adds the likely cause and a remedy to an error.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        let master = self.leader.get().unwrap_or(&self.to.master);
+        let hint = match error.code() {
+            ErrorCode::RpcFail | ErrorCode::RpcTimeout if Admin::answers(master) => {
+                format!(
+                    "{master} speaks HTTP: give the RPC port of the master (--master, usually 50051), not the admin port"
+                )
+            }
+            ErrorCode::RpcFail | ErrorCode::RpcTimeout
+                if error.reason() == Some(Reason::ConnectionBroken) =>
+            {
+                format!("{master} is not a master: another program listens there (--master)")
+            }
+            ErrorCode::RpcFail | ErrorCode::RpcTimeout => {
+                format!(
+                    "no master answers at {master}: check the address (--master, MOONCAKE_MASTER), or run `mooncake doctor`"
+                )
+            }
+            ErrorCode::TenantNotRegistered => {
+                format!(
+                    "the master knows no tenant {:?}: give another one (--tenant), or register it",
+                    self.to.tenant
+                )
+            }
+            _ => return error,
+        };
+        error.context(hint)
+    }
+}

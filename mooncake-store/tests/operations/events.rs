@@ -1,0 +1,226 @@
+//! Events over the ZeroMQ protocol: puts, removals and evictions at a subscriber, and invalid bytes
+//! at the publisher.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::http::{config, http};
+use crate::common::rig::{MIB, client, segment};
+use mooncake_core::clock::ManualClock;
+use mooncake_core::replica::{ReplicaType, ReplicateConfig};
+use mooncake_store::api::WriteMode;
+use mooncake_store::config::{EventsConfig, MasterConfig};
+use mooncake_store::master::{Put, Writer};
+use mooncake_store::server::MasterServer;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Subscriber of version 3.0 of the protocol.
+struct Reader(TcpStream);
+
+impl Reader {
+    async fn connect(at: SocketAddr) -> Self {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let mut greeting = [0; 64];
+        greeting[..1].copy_from_slice(b"\xff");
+        greeting[9..11].copy_from_slice(b"\x7f\x03");
+        greeting[12..16].copy_from_slice(b"NULL");
+        stream.write_all(&greeting).await.unwrap();
+        let mut theirs = [0; 64];
+        stream.read_exact(&mut theirs).await.unwrap();
+        assert_eq!((theirs[0], theirs[9], &theirs[12..17]), (0xff, 0x7f, &b"NULL\0"[..]));
+        stream.write_all(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB").await.unwrap();
+        let mut reader = Self(stream);
+        let (flags, ready) = reader.frame().await;
+        assert_eq!((flags, &ready[..6]), (4, &b"\x05READY"[..]));
+        reader
+    }
+
+    async fn subscribed(at: SocketAddr) -> Self {
+        let mut reader = Self::connect(at).await;
+        reader.0.write_all(b"\x00\x01\x01").await.unwrap();
+        reader
+    }
+
+    async fn frame(&mut self) -> (u8, Vec<u8>) {
+        let flags = self.0.read_u8().await.unwrap();
+        let len = if flags & 2 == 0 {
+            u64::from(self.0.read_u8().await.unwrap())
+        } else {
+            self.0.read_u64().await.unwrap()
+        };
+        let mut body = vec![0; usize::try_from(len).unwrap()];
+        self.0.read_exact(&mut body).await.unwrap();
+        (flags, body)
+    }
+
+    /// Returns the number and the payload of the next message.
+    async fn message(&mut self) -> (u64, Value) {
+        let next = async {
+            let (flags, topic) = self.frame().await;
+            assert_eq!((flags & 1, topic.len()), (1, 0));
+            let (flags, number) = self.frame().await;
+            assert_eq!(flags & 1, 1);
+            let (flags, payload) = self.frame().await;
+            assert_eq!(flags & 1, 0);
+            (u64::from_be_bytes(number.try_into().unwrap()), rmp_serde::from_slice(&payload).unwrap())
+        };
+        tokio::time::timeout(Duration::from_secs(5), next).await.expect("a message")
+    }
+
+    /// Returns the next `count` events, and the numbers of their messages.
+    async fn events(&mut self, count: usize) -> (Vec<u64>, Vec<Value>) {
+        let (mut numbers, mut events) = (Vec::new(), Vec::new());
+        while events.len() < count {
+            let (number, payload) = self.message().await;
+            assert_eq!(payload[2], 0);
+            numbers.push(number);
+            events.extend(payload[1].as_array().unwrap().iter().cloned());
+        }
+        (numbers, events)
+    }
+}
+
+fn with_events(change: impl FnOnce(&mut EventsConfig)) -> MasterConfig {
+    let mut events =
+        EventsConfig { host: "127.0.0.1".into(), port: 0, backend_id: "b".into(), ..EventsConfig::default() };
+    change(&mut events);
+    MasterConfig { events: Some(events), ..config() }
+}
+
+fn put(server: &MasterServer, key: &str, group: &str, mode: WriteMode) {
+    let config = ReplicateConfig::default();
+    let put = Put { writer: client(1).into(), mode, key: key.as_bytes(), len: 1000, config: &config, group };
+    server.master().put_start(&put).unwrap();
+    server.master().put_end(Writer::from(client(1)), key.as_bytes(), None, ReplicaType::All).unwrap();
+}
+
+/// Puts objects until an event arrives: a new subscription misses messages until it takes effect.
+async fn warm_up(server: &MasterServer, reader: &mut Reader) {
+    for attempt in 0..1000 {
+        put(server, &format!("warm-up {attempt}"), "", WriteMode::Put);
+        let next = tokio::time::timeout(Duration::from_millis(20), reader.0.peek(&mut [0; 1])).await;
+        if next.is_ok() {
+            while reader.message().await.1[1].as_array().unwrap().last().unwrap()["object_key"]
+                != format!("warm-up {attempt}")
+            {}
+            return;
+        }
+    }
+    panic!("no message arrives");
+}
+
+#[tokio::test]
+async fn a_subscriber_sees_what_comes_and_goes() {
+    let clock = Arc::new(ManualClock::new());
+    let server = MasterServer::start_with_clock(with_events(|_| {}), clock.clone()).await.unwrap();
+    let master = server.master();
+    master.mount(client(1), &segment(1, MIB)).unwrap();
+    let mut reader = Reader::subscribed(server.addresses().events.unwrap()).await;
+    warm_up(&server, &mut reader).await;
+
+    put(&server, "0x2a", "g", WriteMode::Put);
+    put(&server, "plain", "", WriteMode::Put);
+    put(&server, "0x2a", "g", WriteMode::Upsert);
+    master.remove(b"plain", true).unwrap();
+    let (_, events) = reader.events(5).await;
+    let seen: Vec<_> = events.iter().map(|event| (&event["event_type"], &event["object_key"])).collect();
+    let (stored, removed) = (json!("stored"), json!("removed"));
+    let (hash, plain) = (json!("0x2a"), json!("plain"));
+    let wanted =
+        [(&stored, &hash), (&stored, &plain), (&removed, &hash), (&stored, &hash), (&removed, &plain)];
+    assert_eq!(seen, wanted);
+    let ids: Vec<_> = events.iter().map(|event| event["event_id"].as_u64().unwrap()).collect();
+    assert!(ids.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{ids:?}");
+    let mut first = events[0].clone();
+    assert!(first["timestamp"].is_u64() && first["event_id"].is_u64());
+    first.as_object_mut().unwrap().retain(|name, _| !matches!(name.as_str(), "timestamp" | "event_id"));
+    assert_eq!(
+        first,
+        json!({
+            "event_type": "stored", "type": "BlockStored", "model_name": null, "block_size": null, "additional_salt": null,
+            "lora_name": null, "tenant_id": "default", "backend_id": "b", "medium": "cpu", "dp_rank": null, "group_id": "g",
+            "object_key": "0x2a", "seq_hashes": [42], "block_hashes": [42], "base_block_idx": 0, "parent_hash": null,
+            "token_ids": null, "parent_block_hash": null,
+        })
+    );
+    assert_eq!(events[4]["seq_hashes"], json!([]));
+    assert_eq!(events[4]["group_id"], Value::Null);
+    assert!(events[4].get("base_block_idx").is_none());
+
+    // Objects of an expired client are removed, too.
+    clock.advance(Duration::from_secs(11));
+    let (_, events) = reader.events(1).await;
+    assert_eq!(events[0]["event_type"], "removed");
+
+    let (_, status) = http(server.addresses().admin.unwrap(), "GET", "/kv_events/status", "").await;
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["enabled"], true);
+    assert!(status["published_events"].as_u64().unwrap() >= 6, "{status}");
+    assert_eq!(status["dropped_events"], 0);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_lost_leaves_a_gap() {
+    let config = with_events(|events| {
+        events.capacity = 10;
+        events.legacy = false;
+        events.object_key = false;
+    });
+    let server = MasterServer::start(config).await.unwrap();
+    server.master().mount(client(1), &segment(1, MIB)).unwrap();
+    let mut reader = Reader::subscribed(server.addresses().events.unwrap()).await;
+    let mut key = 0;
+    // Removes one key after the other until the subscription takes effect.
+    while tokio::time::timeout(Duration::from_millis(20), reader.0.peek(&mut [0; 1])).await.is_err() {
+        key += 1;
+        put(&server, &key.to_string(), "", WriteMode::Put);
+    }
+    while reader.events(1).await.1.last().unwrap()["seq_hashes"] != json!([key]) {}
+    let before = server.event_stats().unwrap();
+    // The runtime of this test has one thread: nothing is published while the test does not wait.
+    for more in 1..=30 {
+        put(&server, &(key + more).to_string(), "", WriteMode::Put);
+        put(&server, &format!("no hash {more}"), "", WriteMode::Put);
+    }
+    let (numbers, events) = reader.events(5).await;
+    let hashes: Vec<_> = events.iter().map(|event| event["seq_hashes"][0].as_u64().unwrap()).collect();
+    assert_eq!(hashes, (26..=30).map(|more| key + more).collect::<Vec<_>>(), "the newest stay");
+    assert!(events.iter().all(|event| event.get("object_key").is_none() && event.get("type").is_none()));
+    assert_eq!(numbers[0], before.batches + 1 + 50, "each lost event is a gap");
+    let after = server.event_stats().unwrap();
+    assert_eq!((after.dropped, after.without_hash), (50, 5));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_silent_or_senseless_peer_harms_nobody() {
+    let server = MasterServer::start(with_events(|_| {})).await.unwrap();
+    server.master().mount(client(1), &segment(1, 16 * MIB)).unwrap();
+    let at = server.addresses().events.unwrap();
+    let _silent = TcpStream::connect(at).await.unwrap();
+    let _stalled = Reader::subscribed(at).await;
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 200], &[0; 200]] {
+        crate::common::http::raw(at, garbage).await;
+    }
+    let mut huge = Reader::connect(at).await;
+    huge.0.write_all(&[2, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]).await.unwrap();
+    assert_eq!(huge.0.read(&mut [0; 1]).await.unwrap_or(0), 0, "a length nobody believes");
+    let mut reader = Reader::subscribed(at).await;
+    warm_up(&server, &mut reader).await;
+    // The stalled subscriber reads none of these messages.
+    for round in 0..2000 {
+        put(&server, &format!("{round} {}", "x".repeat(2000)), "", WriteMode::Put);
+        if round % 50 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let (_, events) = reader.events(2000).await;
+    assert_eq!(events.last().unwrap()["event_type"], "stored");
+    // This subscriber cancels its subscription.
+    reader.0.write_all(b"\x00\x01\x00").await.unwrap();
+    server.stop().await;
+}

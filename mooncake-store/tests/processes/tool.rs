@@ -1,0 +1,636 @@
+//! `mooncake` as a process, beside a master and a client of the test.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use mooncake_core::fault_injection::VARIABLE;
+use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::replica::Segment;
+use mooncake_store::client::Client;
+use mooncake_store::config::MasterConfig;
+use mooncake_store::master::{MasterOptions, TenantQuota};
+use mooncake_store::protocol::frame;
+use mooncake_store::protocol::pack::{self, Answer};
+use mooncake_store::server::MasterServer;
+use serde_json::Value;
+
+struct Cluster {
+    master: MasterServer,
+    client: Client,
+}
+
+impl Cluster {
+    async fn start(options: MasterOptions) -> Self {
+        let config = MasterConfig {
+            rpc_address: "127.0.0.1".into(),
+            rpc_port: 0,
+            metrics_host: "127.0.0.1".into(),
+            metrics_port: 0,
+            options,
+            ..MasterConfig::default()
+        };
+        let master = MasterServer::start(config).await.unwrap();
+        let client = Client::builder()
+            .master(master.addresses().rpc.to_string())
+            .advertise(std::net::Ipv4Addr::LOCALHOST.into())
+            .segment(8 << 20)
+            .connect()
+            .await
+            .unwrap();
+        Self { master, client }
+    }
+
+    fn rpc(&self) -> String {
+        self.master.addresses().rpc.to_string()
+    }
+
+    fn admin(&self) -> String {
+        self.master.addresses().admin.unwrap().to_string()
+    }
+
+    /// Runs the tool with this input. Returns its output.
+    fn tool(&self, arguments: &[&str], input: &[u8]) -> Said {
+        let all = ["--master", &self.rpc(), "--admin", &self.admin()];
+        tool(&[&all[..], arguments].concat(), input)
+    }
+
+    async fn stop(self) {
+        self.client.close().await.unwrap();
+        self.master.stop().await;
+    }
+}
+
+struct Said {
+    status: i32,
+    out: Vec<u8>,
+    errors: String,
+}
+
+impl Said {
+    fn text(&self) -> String {
+        String::from_utf8(self.out.clone()).unwrap()
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// Asserts that the tool failed with these words.
+    fn fails(&self, words: &[&str]) {
+        assert_eq!(self.status, 1, "{}", self.errors);
+        for word in words {
+            assert!(self.errors.contains(word), "no {word:?} in {}", self.errors);
+        }
+    }
+}
+
+/// Returns the planted bug of this process, for its children.
+#[allow(clippy::disallowed_methods, reason = "bugs are planted through the environment")]
+fn planted() -> Option<(&'static str, std::ffi::OsString)> {
+    Some((VARIABLE, std::env::var_os(VARIABLE)?))
+}
+
+fn tool(arguments: &[&str], input: &[u8]) -> Said {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mooncake"))
+        .env_clear()
+        .envs(planted())
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The tool may have failed before it reads its input.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    Said { status: status.code().unwrap_or(-1), out: stdout, errors: String::from_utf8(stderr).unwrap() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_come_and_go() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let binary: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();
+    let put = cluster.tool(&["put", "a/binary"], &binary);
+    assert_eq!(put.status, 0, "{}", put.errors);
+    assert_eq!(cluster.tool(&["get", "a/binary"], b"").out, binary);
+    cluster.tool(&["put", "a/binary"], b"other").fails(&["exists", "--replace"]);
+    assert_eq!(cluster.tool(&["put", "--replace", "a/binary", "-"], b"other").status, 0);
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("value").display().to_string();
+    assert_eq!(cluster.tool(&["get", "a/binary", "--output", &path], b"").status, 0);
+    assert_eq!(std::fs::read(&path).unwrap(), b"other");
+    assert_eq!(cluster.tool(&["--json", "put", "b", &path], b"").json()["bytes"], 5);
+    cluster.tool(&["put", "c", "/nonexistent/file"], b"").fails(&["/nonexistent/file"]);
+    cluster.tool(&["put", "c"], b"").fails(&["empty value"]);
+    cluster.tool(&["get", "nowhere"], b"").fails(&["no object", "\"nowhere\"", "default"]);
+    cluster.tool(&["put", "huge"], &vec![1; 9 << 20]).fails(&["no space", "9.0 MiB"]);
+
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "a/binary\nb\n");
+    assert_eq!(cluster.tool(&["ls", "a/"], b"").text(), "a/binary\n");
+    let long = cluster.tool(&["--json", "ls", "--long"], b"").json();
+    assert_eq!((&long[0]["key"], &long[0]["bytes"]), (&"a/binary".into(), &5.into()));
+    assert!(cluster.tool(&["ls", "-l"], b"").text().contains("127.0.0.1:"));
+
+    assert_eq!(cluster.tool(&["get", "b"], b"").out, b"other");
+    cluster.tool(&["rm", "b"], b"").fails(&["in use", "--force"]);
+    cluster.tool(&["rm", "--force", "b", "never"], b"").fails(&["\"never\""]);
+    assert_eq!(cluster.tool(&["--json", "rm", "--force", "--matching", "^a/"], b"").json()["removed"], 1);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "");
+    assert_eq!(cluster.tool(&["rm"], b"").status, 2, "what to remove must be said");
+    assert_eq!(cluster.tool(&["rm", "--all", "--force", "--yes"], b"").text(), "0 removed\n");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn figures() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.client.put("k", [1; 1000]).await.unwrap();
+    let status = cluster.tool(&["--json", "status"], b"").json();
+    assert_eq!((&status["keys"], &status["clients"]), (&1.into(), &1.into()), "{status}");
+    assert_eq!(status["capacity_bytes"], 8 << 20);
+    assert_eq!(status["segments"][0]["protocol"], "tcp", "{status}");
+    let text = cluster.tool(&["status"], b"").text();
+    assert!(text.contains("version 2.0.0") && text.contains("8.0 MiB"), "{text}");
+
+    let top = cluster.tool(&["top", "--once"], b"").text();
+    assert!(top.contains("keys 1") && top.contains("put") && top.contains("[..."), "{top}");
+    cluster.tool(&["top"], b"").fails(&["--once"]);
+
+    let bench = ["bench", "--size", "4K", "--count", "20", "--concurrency", "2"];
+    let measured = cluster.tool(&[&["--json"], &bench[..]].concat(), b"").json();
+    for (run, name) in [(0, "put"), (1, "get")] {
+        let run = &measured["runs"][run];
+        assert_eq!((&run["operation"], &run["done"], &run["failed"]), (&name.into(), &20.into(), &0.into()));
+        assert!(
+            run["per_second"].as_f64().unwrap() > 0.0 && run["p99_us"].as_f64() >= run["p50_us"].as_f64()
+        );
+    }
+    let shown = cluster.tool(&bench, b"").text();
+    assert!(shown.contains("20 objects of 4.0 KiB, 2 at a time") && shown.contains("p99"), "{shown}");
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "k\n", "nothing is left behind");
+    // Objects that do not fit together evict each other, and the object above.
+    cluster
+        .tool(&["bench", "--size", "4M", "--count", "3", "--evict"], b"")
+        .fails(&["gets failed", "--count"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "", "nor here");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_explained() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let fails = |arguments: &[&str], words: &[&str]| tool(arguments, b"").fails(words);
+    fails(&["--master", &cluster.admin(), "get", "k"], &["speaks HTTP", "RPC port"]);
+    fails(&["--master", "127.0.0.1:1", "get", "k"], &["no master answers at 127.0.0.1:1", "doctor"]);
+    fails(&["--master", "127.0.0.1:1", "ls"], &["--admin"]);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    fails(&["--timeout", "0.3", "--master", &silent, "get", "k"], &["no master answers"]);
+    assert_eq!(tool(&["--timeout", "99", "status"], b"").status, 2);
+
+    let good = cluster.tool(&["--json", "doctor"], b"");
+    let document = good.json();
+    let grade = |subject: &str| {
+        let findings = document["findings"].as_array().unwrap();
+        findings.iter().find(|at| at["subject"] == subject).map(|at| at["grade"].as_str().unwrap().to_owned())
+    };
+    for subject in ["master", "admin port", "time of day", "metadata", "segments"] {
+        assert_eq!(grade(subject).as_deref(), Some("ok"), "{subject}: {document}");
+    }
+    for subject in ["locked memory", "huge pages", "/dev/shm", "clock", "open files"] {
+        assert!(grade(subject).is_some(), "{subject}: {document}");
+    }
+    let bad = tool(&["--master", "127.0.0.1:1", "doctor"], b"");
+    assert_eq!(bad.status, 1);
+    assert!(
+        bad.text().contains("FAIL  master") && bad.text().contains("start mooncake_master"),
+        "{}",
+        bad.text()
+    );
+    let swapped = tool(&["--master", &cluster.admin(), "--admin", &cluster.admin(), "doctor"], b"");
+    assert!(swapped.text().contains("give the RPC port"), "{}", swapped.text());
+
+    cluster.client.close().await.unwrap();
+    let empty = cluster.tool(&["doctor"], b"");
+    assert_eq!(empty.status, 1);
+    assert!(empty.text().contains("none is mounted"), "{}", empty.text());
+    cluster.master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenants() {
+    let quota = TenantQuota { name: "a".into(), bytes: 1 << 20 };
+    let cluster =
+        Cluster::start(MasterOptions { tenants: Some(vec![quota]), ..MasterOptions::default() }).await;
+    assert_eq!(cluster.tool(&["--tenant", "a", "put", "k"], b"v").status, 0);
+    assert_eq!(cluster.tool(&["--tenant", "a", "ls"], b"").text(), "k\n");
+    cluster.tool(&["--tenant", "a", "put", "l"], &vec![1; 2 << 20]).fails(&["quota"]);
+    cluster.tool(&["--tenant", "b", "put", "k"], b"v").fails(&["no tenant \"b\"", "--tenant"]);
+    cluster.stop().await;
+}
+
+/// Returns a finding of `doctor` about a subject: grade, finding, fix.
+fn finding(document: &Value, subject: &str) -> [String; 3] {
+    let findings = document["findings"].as_array().unwrap();
+    let found = findings.iter().find(|at| at["subject"] == subject);
+    let found = found.unwrap_or_else(|| panic!("nothing about {subject}: {document}"));
+    ["grade", "found", "fix"].map(|field| found[field].as_str().unwrap().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_member_that_does_not_answer() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    // The master knows an owner that does not listen, as after a freeze or behind a firewall.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).unwrap();
+    let (ghost, id) = (ClientId(Uuid::new(7, 7)), SegmentId(Uuid::new(7, 8)));
+    let segment = Segment {
+        id,
+        name: "ghost:1".into(),
+        base: 1 << 40,
+        size: 1 << 20,
+        endpoint: closed.to_string(),
+        protocol: "tcp".into(),
+        host_id: "ghost".into(),
+    };
+    cluster.master.master().mount(ghost, &segment).unwrap();
+    let said = cluster.tool(&["--json", "doctor"], b"");
+    assert_eq!(said.status, 1);
+    let [grade, found, fix] = finding(&said.json(), "segment");
+    assert_eq!(grade, "fail", "{found}");
+    assert!(found.contains("ghost:1") && found.contains(&closed.to_string()), "{found}");
+    assert!(fix.contains("open that port") && fix.contains("--client_ttl"), "{fix}");
+    let [grade, found, _] = finding(&said.json(), "segments");
+    assert_eq!((&*grade, &*found), ("ok", "1 of 2 reached from here"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_port_and_a_host_that_do_not_answer() {
+    let nobody = "127.0.0.1:1";
+    let said = tool(&["--json", "--master", nobody, "--admin", nobody, "doctor"], b"");
+    assert_eq!(said.status, 1);
+    for (subject, fix) in [("master", "start mooncake_master there"), ("admin port", "--metrics_port")] {
+        let [grade, found, says] = finding(&said.json(), subject);
+        assert!(grade == "fail" && found.contains(nobody) && says.contains(fix), "{found} -> {says}");
+    }
+    // The listener accepts connections and sends nothing, as behind a packet filter.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = silent.local_addr().unwrap().to_string();
+    let said = tool(&["--json", "--timeout", "0.3", "--master", &at, "--admin", nobody, "doctor"], b"");
+    let [grade, found, fix] = finding(&said.json(), "master");
+    assert!(grade == "fail" && fix.contains("firewall"), "{found} -> {fix}");
+    let metadata = format!("http://{nobody}/metadata");
+    let said =
+        tool(&["--json", "--master", nobody, "--admin", nobody, "--metadata", &metadata, "doctor"], b"");
+    let [grade, _, fix] = finding(&said.json(), "metadata");
+    assert!(grade == "fail" && fix.contains("--enable_http_metadata_server"), "{fix}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_master_of_another_version() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    // The master sends its version to every connection, and ends with the test.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut asked = [0; 1024];
+            let _ = std::io::Read::read(&mut stream, &mut asked);
+            let mut reply = Vec::new();
+            frame::write_reply(&mut reply, frame::FIRST_SEQ + 1, |out| {
+                pack::encode(&Answer::<String>::Ok("9.8.7".into()), out);
+                Ok(())
+            });
+            let _ = stream.write_all(&reply);
+        }
+    });
+    let said = tool(&["--json", "--timeout", "2", "--master", &at, "--admin", "127.0.0.1:1", "doctor"], b"");
+    let [grade, found, fix] = finding(&said.json(), "master");
+    assert!(grade == "fail" && found.contains("9.8.7"), "{found}");
+    assert!(fix.contains("use a master of version 2.0.0"), "{fix}");
+    tool(&["--timeout", "2", "--master", &at, "get", "k"], b"").fails(&["9.8.7", "2.0.0"]);
+}
+
+/// The master is at another address than that of this machine, and a client published this address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_an_address_that_means_another_machine_to_everybody_else() {
+    let config = MasterConfig {
+        rpc_address: "127.0.0.2".into(),
+        rpc_port: 0,
+        metrics_host: "127.0.0.2".into(),
+        metrics_port: 0,
+        ..MasterConfig::default()
+    };
+    let master = MasterServer::start(config).await.unwrap();
+    let client = Client::builder()
+        .master(master.addresses().rpc.to_string())
+        .advertise(std::net::Ipv4Addr::LOCALHOST.into())
+        .segment(8 << 20)
+        .connect()
+        .await
+        .unwrap();
+    let cluster = Cluster { master, client };
+    let said = cluster.tool(&["--json", "doctor"], b"");
+    assert_eq!(said.status, 1);
+    let [grade, found, fix] = finding(&said.json(), "advertised address");
+    assert!(grade == "fail" && found.contains("127.0.0.1"), "{found}");
+    assert!(fix.contains("MOONCAKE_LOCAL_HOSTNAME"), "{fix}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_a_master_whose_clock_is_another() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let [grade, found, _] = finding(&cluster.tool(&["--json", "doctor"], b"").json(), "time of day");
+    assert_eq!((&*grade, &*found), ("ok", "this host and the master agree"));
+    // The admin port serves every endpoint without segments, in 1994.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let page = "HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nConnection: close\r\n\
+                    Content-Length: 16\r\n\r\n{\"segments\": []}";
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = std::io::Read::read(&mut stream, &mut [0; 1024]);
+            let _ = stream.write_all(page.as_bytes());
+        }
+    });
+    let said = tool(&["--json", "--master", &cluster.rpc(), "--admin", &at, "doctor"], b"");
+    let [grade, found, fix] = finding(&said.json(), "time of day");
+    assert!(grade == "note" && found.contains("behind this host's"), "{found}");
+    assert!(fix.contains("chronyc") && fix.contains("timedatectl"), "{fix}");
+    cluster.stop().await;
+}
+
+/// The environment of a program decides about huge pages.
+#[test]
+fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
+    let reserved = std::fs::read_to_string("/proc/meminfo").unwrap();
+    if !reserved.lines().any(|line| line.split_whitespace().eq(["HugePages_Total:", "0"])) {
+        return;
+    }
+    let run = |wanted: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_mooncake"))
+            .args(["--json", "doctor", "--local"])
+            .env("MC_STORE_USE_HUGEPAGE", wanted)
+            .output()
+            .unwrap();
+        finding(&serde_json::from_slice(&output.stdout).unwrap(), "huge pages")
+    };
+    assert_eq!(run("")[0], "note");
+    let [grade, found, fix] = run("1");
+    assert!(grade == "fail" && found.contains("MC_STORE_USE_HUGEPAGE"), "{found}");
+    assert!(fix.contains("vm.nr_hugepages"), "{fix}");
+}
+
+/// The tool inherits the limit from the shell.
+#[test]
+fn doctor_names_a_low_limit_of_locked_memory() {
+    let run = |limit: &str| {
+        let script = format!("ulimit -l {limit} && exec \"$0\" --json doctor --local");
+        let output =
+            Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_mooncake")]).output().unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        finding(&document, "locked memory")
+    };
+    let [grade, found, fix] = run("64");
+    // With RDMA devices the check fails; without them the result is a note.
+    assert!(["note", "fail"].contains(&&*grade), "{grade}");
+    assert!(found.contains("64.0 KiB") && fix.contains("ulimit -l unlimited"), "{found} -> {fix}");
+}
+
+/// Stores objects of users that fill most of the cluster.
+async fn fill(cluster: &Cluster) -> String {
+    for n in 0..24 {
+        cluster.client.put(format!("user/{n:02}"), vec![n as u8; 128 << 10]).await.unwrap();
+    }
+    cluster.tool(&["ls"], b"").text()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_refuses_to_evict_objects_of_users() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let keys = fill(&cluster).await;
+    assert_eq!(keys.lines().count(), 24);
+    let large = ["bench", "--size", "256K", "--count", "20"];
+    cluster.tool(&large, b"").fails(&["would evict", "wanted=5.0 MiB", "--count", "--segment", "--evict"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), keys, "nothing is evicted");
+    // Values that fit nowhere as a whole need evictions, too.
+    cluster.tool(&["bench", "--size", "6M", "--count", "1"], b"").fails(&["would evict"]);
+
+    let small = cluster.tool(&["bench", "--size", "64K", "--count", "20"], b"");
+    assert_eq!(small.status, 0, "{}", small.errors);
+    let text = small.text();
+    assert!(text.contains("keys mooncake-bench/* are removed; no object was evicted"), "{text}");
+    assert_eq!(cluster.tool(&["ls"], b"").text(), keys, "its own objects are gone, and no others");
+    let json = cluster.tool(&["--json", "bench", "--size", "64K", "--count", "20"], b"").json();
+    assert_eq!(json["evicted"], 0, "{json}");
+
+    let forced = cluster.tool(&[&large[..], &["--evict"]].concat(), b"");
+    assert!(!forced.text().contains("no object was evicted"), "{}", forced.text());
+    assert!(cluster.tool(&["ls"], b"").text().lines().count() < 24, "--evict allows it");
+    cluster.stop().await;
+    // Memory of the benchmark itself provides the space.
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    assert_eq!(fill(&cluster).await, keys);
+    let own = cluster.tool(&[&large[..], &["--segment", "16M"]].concat(), b"");
+    assert_eq!(own.status, 0, "{}", own.errors);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), keys);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rm_of_all_asks_and_tells_what_is_left() {
+    let lease_ttl = Duration::from_secs(600);
+    let cluster = Cluster::start(MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
+    for key in ["a", "b", "leased"] {
+        cluster.client.put(key, vec![1; 1000]).await.unwrap();
+    }
+    assert_eq!(cluster.tool(&["get", "leased"], b"").status, 0);
+    cluster.tool(&["rm", "--all"], b"").fails(&["cannot ask", "all 3 objects", "--yes"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "a\nb\nleased\n", "nothing is removed unasked");
+    let address = cluster.rpc();
+    let admin = cluster.admin();
+    let words = ["--master", &address, "--admin", &admin];
+    let (status, said) = on_terminal(&[&words[..], &["rm", "--all"]].concat(), "n\n");
+    assert!(status == 1 && said.contains("[y/N]") && said.contains("nothing is removed"), "{said}");
+    let (status, said) = on_terminal(&[&words[..], &["rm", "--all"]].concat(), "yes\n");
+    assert_eq!(status, 1, "{said}");
+    for part in ["2 removed", "1 left", "\"leased\"", "--force"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    let told = said.split_once("leased for ").and_then(|(_, rest)| rest.split_once(" s")?.0.parse().ok());
+    assert!(told.is_some_and(|seconds: u64| (1..=600).contains(&seconds)), "{said}");
+    cluster.tool(&["rm", "leased"], b"").fails(&["\"leased\" is in use, leased for ", "--force"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "leased\n");
+    cluster.tool(&["rm", "--matching", "^lea"], b"").fails(&["1 left", "lease", "--force"]);
+    let done = cluster.tool(&["rm", "--all", "--yes", "--force"], b"");
+    assert_eq!((done.status, &*done.text()), (0, "1 removed\n"), "{}", done.errors);
+    cluster.stop().await;
+}
+
+#[test]
+fn a_pattern_is_compiled_before_anything_is_asked() {
+    // The check of the pattern needs no master.
+    let said = tool(&["--master", "127.0.0.1:1", "rm", "--matching", "g("], b"");
+    said.fails(&["\"g(\"", "--matching", "unclosed group"]);
+    assert!(!said.errors.contains("no master answers"), "{}", said.errors);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_without_tenants_is_named() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.client.put("k", [1; 10]).await.unwrap();
+    let listed = cluster.tool(&["--tenant", "foo", "ls"], b"");
+    assert_eq!((listed.status, &*listed.text()), (0, "k\n"));
+    assert!(listed.errors.contains("no tenants") && listed.errors.contains("foo"), "{}", listed.errors);
+    cluster.tool(&["--tenant", "foo", "rm", "--all", "--yes"], b"").fails(&["no tenants", "every object"]);
+    assert_eq!(cluster.tool(&["ls"], b"").text(), "k\n");
+    assert!(!cluster.tool(&["ls"], b"").errors.contains("tenants"));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn top_and_status_name_what_is_there() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.client.put("k", [1; 1000]).await.unwrap();
+    let top = cluster.tool(&["--json", "top", "--once"], b"").json();
+    assert_eq!(
+        (&top["keys"], &top["clients"], &top["capacity_bytes"]),
+        (&1.into(), &1.into(), &(8 << 20).into())
+    );
+    assert_eq!(top["segments"].as_array().unwrap().len(), 1, "{top}");
+    assert!(top["totals"]["master_ping_requests_total"].is_u64(), "{top}");
+    cluster.tool(&["--json", "top"], b"").fails(&["--once"]);
+    let program = format!("mooncake-rs {}, speaks Mooncake 0.3.13", env!("CARGO_PKG_VERSION"));
+    let status = cluster.tool(&["status"], b"").text();
+    assert!(status.contains(&program), "{status}");
+    assert!(
+        cluster.tool(&["--json", "status"], b"").json()["program"].as_str().unwrap().starts_with(&program)
+    );
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terminals_get_no_binary_values() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    cluster.client.put("binary", [0x1b, b'[', b'2', b'J', 0xff, 0]).await.unwrap();
+    cluster.client.put("text", "k\u{e4}se\n").await.unwrap();
+    let (address, admin) = (cluster.rpc(), cluster.admin());
+    let words = ["--master", &address, "--admin", &admin, "get"];
+    let (status, said) = on_terminal(&[&words[..], &["binary"]].concat(), "");
+    assert!(status == 1 && said.contains("--output") && !said.contains('\u{1b}'), "{said:?}");
+    let (status, said) = on_terminal(&[&words[..], &["text"]].concat(), "");
+    assert!(status == 0 && said.contains("k\u{e4}se"), "{said:?}");
+    assert_eq!(cluster.tool(&["get", "binary"], b"").out.len(), 6, "a pipe takes everything");
+    cluster.stop().await;
+}
+
+/// Runs the tool on a terminal of its own, which `script` of util-linux makes. Returns status and
+/// output.
+fn on_terminal(arguments: &[&str], input: &str) -> (i32, String) {
+    let quoted: Vec<String> = std::iter::once(&env!("CARGO_BIN_EXE_mooncake"))
+        .chain(arguments)
+        .map(|word| format!("'{}'", word.replace('\'', "'\\''")))
+        .collect();
+    let mut child = Command::new("script")
+        .args(["--quiet", "--return", "--command", &quoted.join(" "), "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(feature = "metadata-etcd")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_of_several_masters_is_found_in_etcd() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let etcd = format!("etcd://{}", crate::common::fake_etcd::start(&cluster.rpc()));
+    let admin = cluster.admin();
+    let words = ["--master", &etcd, "--admin", &admin];
+    let run = |rest: &[&str]| tool(&[&words[..], rest].concat(), b"value");
+    let status = run(&["status"]);
+    assert!(
+        status.status == 0 && status.text().contains(&cluster.rpc()),
+        "{}{}",
+        status.text(),
+        status.errors
+    );
+    assert_eq!(run(&["put", "k"]).status, 0);
+    assert_eq!(run(&["get", "k"]).out, b"value");
+    assert_eq!(run(&["ls"]).text(), "k\n");
+    let doctor = run(&["--json", "doctor"]);
+    let [grade, found, _] = finding(&doctor.json(), "master");
+    assert!(grade == "ok" && found.contains(&cluster.rpc()), "{found}");
+    let said = tool(&["--master", "etcd://127.0.0.1:1", "--timeout", "0.5", "doctor", "--json"], b"");
+    let [grade, found, fix] = finding(&said.json(), "master");
+    assert!(
+        grade == "fail" && found.contains("etcd://127.0.0.1:1") && fix.contains("--enable_ha"),
+        "{found} {fix}"
+    );
+    cluster.stop().await;
+}
+
+/// Runs all commands whose output `head` may cut off.
+#[test]
+fn a_closed_pipe_is_no_panic() {
+    for (program, flag) in [
+        (env!("CARGO_BIN_EXE_mooncake_master"), "--print_config"),
+        (env!("CARGO_BIN_EXE_mooncake_master"), "--help"),
+        (env!("CARGO_BIN_EXE_mooncake_client"), "--help"),
+        (env!("CARGO_BIN_EXE_mooncake"), "--help"),
+    ] {
+        // The pipe has no reader.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(program).arg(flag).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("panicked"), "{program} {flag}: {said}");
+        assert_eq!(output.status.code(), Some(0), "{program} {flag}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_refuse_what_cannot_work() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let join = |master: &str, hostname: &str| {
+        Client::builder()
+            .master(master)
+            .local_hostname(hostname)
+            .segment(1 << 20)
+            .connect_timeout(Duration::from_secs(10))
+    };
+    let error = join(&cluster.rpc(), "nohost.invalid").connect().await.unwrap_err();
+    assert!(
+        error.to_string().contains("does not resolve") && error.to_string().contains("nohost.invalid"),
+        "{error}"
+    );
+    join(&cluster.rpc(), "localhost").connect().await.unwrap().close().await.unwrap();
+    // A client that continues to try ends with another error.
+    let error = join(&cluster.admin(), "localhost").connect().await.unwrap_err();
+    assert_eq!(error.code(), mooncake_core::ErrorCode::InvalidParams, "{error}");
+    assert!(error.to_string().contains("speaks HTTP") && error.to_string().contains("RPC port"), "{error}");
+    let error = join(&cluster.rpc(), "localhost").metadata("p2phandshake").connect().await.unwrap_err();
+    assert!(error.to_string().contains("did you mean P2PHANDSHAKE"), "{error}");
+    let error = join(&cluster.rpc(), "localhost")
+        .segment(1 << 50)
+        .allow_overcommit(false)
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("cannot offer memory") && error.to_string().contains("allow_overcommit"),
+        "{error}"
+    );
+    let client = join(&cluster.rpc(), "localhost").allow_overcommit(false).connect().await.unwrap();
+    let error = client.mount(1 << 50).await.unwrap_err();
+    assert!(error.to_string().contains("cannot offer memory"), "{error}");
+    client.close().await.unwrap();
+    cluster.stop().await;
+}
