@@ -8,7 +8,7 @@ use std::time::Duration;
 use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, SharedClock};
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::replica::{Replica, SegmentStatus};
 use mooncake_master::{
@@ -29,7 +29,7 @@ macro_rules! managed {
             )*
         }
 
-        impl<A: SegmentAllocator, E: EvictionPolicy> ManagedMaster for Master<A, E> {
+        impl<A: SegmentAllocator, E: MergeableOrder> ManagedMaster for Master<A, E> {
             $(
                 fn $name $(<$life>)? (&self $(, $argument: $type)*) -> $out {
                     Master::<A, E>::$name(self $(, $argument)*)

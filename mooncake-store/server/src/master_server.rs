@@ -9,7 +9,7 @@ use std::time::Duration;
 use mooncake_core::Result;
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
-use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
 
@@ -38,9 +38,9 @@ use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
 /// A running master with its servers. On drop it stops without waiting.
 ///
 /// The default types take their kind from the configuration. With another
-/// [`SegmentAllocator`] or [`EvictionPolicy`], start it with [`MasterServer::start_with_parts`].
+/// [`SegmentAllocator`] or [`MergeableOrder`], start it with [`MasterServer::start_with_parts`].
 #[derive(Debug)]
-pub struct MasterServer<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
+pub struct MasterServer<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = BuiltinPolicy> {
     master: Arc<Master<A, E>>,
     pub(super) state: Arc<State>,
     rpc: RunningServer,
@@ -100,7 +100,7 @@ impl MasterServer {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> MasterServer<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> MasterServer<A, E> {
     /// Starts a master like [`MasterServer::start`], with every part chosen: allocator and eviction
     /// policy by the types, their options, and the clock. `config.allocator` and `config.eviction`
     /// have no effect.

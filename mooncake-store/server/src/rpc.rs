@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
+use mooncake_core::evict::MergeableOrder;
 
 use super::state::State;
 use mooncake_master::Master;
@@ -16,18 +16,18 @@ use mooncake_protocol::server::{Class, Refusal, Service};
 use mooncake_protocol::service::MasterService;
 
 /// Service that counts calls on their way to the master.
-pub(super) struct Counted<A: SegmentAllocator, E: EvictionPolicy> {
+pub(super) struct Counted<A: SegmentAllocator, E: MergeableOrder> {
     state: Arc<State>,
     calls: MasterService<Master<A, E>>,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Counted<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Counted<A, E> {
     pub(super) fn new(master: Arc<Master<A, E>>, state: Arc<State>) -> Self {
         Self { state, calls: MasterService(master) }
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Service for Counted<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> Service for Counted<A, E> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let clock = self.calls.0.clock();
         let begun = clock.now();
