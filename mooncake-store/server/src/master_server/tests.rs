@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use mooncake_core::alloc::{AllocError, Extent, Tlsf, TlsfConfig};
-use mooncake_core::evict::{Lru, MergeableOrder};
+use mooncake_core::evict::{EvictionPolicy, Lru};
 use mooncake_core::ids::{ClientId, SegmentId, SlotId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_protocol::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
