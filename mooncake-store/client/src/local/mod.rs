@@ -20,6 +20,7 @@
 mod call;
 mod client;
 mod guest;
+mod host;
 mod link;
 #[allow(unsafe_code)]
 mod memory;
@@ -29,13 +30,16 @@ mod owner;
 pub mod record;
 #[allow(unsafe_code)]
 mod serve;
+mod server_config;
+mod shared;
 
 use std::path::PathBuf;
 
 pub use self::client::{LocalClient, LocalConfig};
-pub use self::memory::LocalBuf;
 pub use self::objects::{LocalRange, LocatedLocal};
-pub use self::owner::{LocalServer, LocalServerConfig, LocalStats};
+pub use self::owner::LocalServer;
+pub use self::server_config::{LocalServerConfig, LocalStats};
+pub use self::shared::LocalBuf;
 
 /// Port that names an owner's socket when nothing else is said.
 pub const DEFAULT_PORT: u16 = 50052;
