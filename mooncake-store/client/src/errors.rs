@@ -2,12 +2,12 @@
 
 use mooncake_core::{Error, ErrorKind};
 
-/// Whether that means that nobody could give the bytes of an object: the cache has lost them, or as good as.
+/// Returns whether an error means that no replica of an object can be read.
 pub(crate) fn is_lost(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Expired | ErrorKind::Corrupt)
 }
 
-/// A key as messages show it: escaped, and cut where it is long.
+/// Formats a key for messages: escaped, and cut after 64 bytes.
 pub(crate) fn shown(key: &[u8]) -> String {
     match key.get(..64) {
         Some(start) if key.len() > 64 => format!("\"{}\"..", start.escape_ascii()),

@@ -22,10 +22,12 @@ use crate::disk::{BORROWED, BYTES_BORROWED, Loan};
 use crate::errors::{is_lost, shown};
 use crate::located::Asked;
 use crate::metrics::{Counting, Operation};
+#[cfg(feature = "disk")]
+use crate::offload::is_gone;
+#[cfg(feature = "disk")]
+use crate::replicas::in_file;
 use crate::replicas::on_disk;
 use crate::state::{Inner, Owner};
-#[cfg(feature = "disk")]
-use crate::{offload::is_gone, replicas::in_file};
 
 /// How often the master is asked where an object lies.
 const ROUNDS: usize = 2;

@@ -5,7 +5,7 @@
 //! is announced when its bytes are what they were. Writers who still hold a promise of the dead process's find nobody at its addresses.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

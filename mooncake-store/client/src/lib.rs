@@ -1,4 +1,20 @@
-//! The client: puts objects into the cluster's memory and reads them out of it, and offers memory of its own.
+//! Client of a Mooncake store. A client stores objects in the memory of the cluster, reads them,
+//! and offers memory of its own.
+//!
+//! A module imports only from its own row of the table and from the rows below it.
+//!
+//! | layer | modules |
+//! |---|---|
+//! | processes on one host | `local` |
+//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `summary` |
+//! | background work | `heartbeat`, `remount`, `announce`, `lasting`, `mount`, `tasks` |
+//! | public operations | `objects`, `ranges`, `sessions` |
+//! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full` |
+//! | objects on disks | `offload` |
+//! | helpers on the shared state | `attempt`, `counting` |
+//! | shared state | `state` |
+//! | parts of the shared state | `cache`, `disk`, `inventory`, `mounted`, `promise`, `peers`, `staging`, `metrics` |
+//! | values and settings | `config`, `payload`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `names`, `overcommit`, `version` |
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,6 @@
 //! The end of a client, and the start of its heartbeat.
 
 use mooncake_core::Result;
-use mooncake_protocol::api::MasterApi;
 use mooncake_transport::Transport;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Segments: memory of this client that the master may place objects in.
 
 use mooncake_core::ids::SegmentId;
-use mooncake_core::memory::{HostMemory, MemorySource};
+use mooncake_core::memory::HostMemory;
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Region, Slice, Transport};

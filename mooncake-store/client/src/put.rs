@@ -21,7 +21,7 @@ use crate::metrics::Operation;
 #[cfg(feature = "disk")]
 use crate::offload::FilePut;
 use crate::payload::{Item, PutOutcome};
-use crate::retry_on_full::{RetryOnFull, may_come, too_large};
+use crate::retry_on_full::{RetryOnFull, is_full, too_large};
 use crate::state::{Inner, is_newer};
 use crate::writing::{Grant, Target, Writing};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
@@ -48,7 +48,7 @@ pub(crate) async fn write<T: Transport>(
     for &(item, _) in &repeated {
         outcomes[item] = Some(Ok(PutOutcome::Existed));
     }
-    let mut room = RetryOnFull::new(client, &deadline);
+    let mut retry = RetryOnFull::new(client, &deadline);
     // Attempts are counted by members that failed; waiting for room has its own end.
     let (mut attempt, mut asked) = (0, false);
     while attempt < ATTEMPTS {
@@ -77,8 +77,8 @@ pub(crate) async fn write<T: Transport>(
         writing.finish(items, attempt + 1 == ATTEMPTS, &mut outcomes).await;
         attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
         let mut full = pending;
-        full.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
-        if !full.is_empty() && attempt < ATTEMPTS && room.wait(client).await {
+        full.retain(|&i| outcomes[i].as_ref().is_some_and(is_full));
+        if !full.is_empty() && attempt < ATTEMPTS && retry.wait(client).await {
             full.into_iter().for_each(|i| outcomes[i] = None);
         }
     }

@@ -22,7 +22,7 @@ use crate::deadline::Deadline;
 use crate::errors::shown;
 use crate::metrics::Operation;
 use crate::put::{are_at, of_some};
-use crate::retry_on_full::{RetryOnFull, may_come, too_large};
+use crate::retry_on_full::{RetryOnFull, is_full, too_large};
 use crate::state::{Client, Owner, is_newer};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
@@ -61,7 +61,7 @@ impl<T: Transport> Client<T> {
                 written: Arc::default(),
             })
         };
-        let mut room = RetryOnFull::new(inner, &deadline);
+        let mut retry = RetryOnFull::new(inner, &deadline);
         let mut named = HashSet::with_capacity(puts.len());
         let refusal = |put: PutItem<'_>, first: bool| match ObjectKey::check(put.key) {
             Err(error) => Some(Err(Error::from(error).context(shown(put.key)))),
@@ -92,8 +92,8 @@ impl<T: Transport> Client<T> {
                 // What was refused before stays refused.
                 Err(_) => break,
             }
-            pending.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
-            if pending.is_empty() || !room.wait(inner).await {
+            pending.retain(|&i| outcomes[i].as_ref().is_some_and(is_full));
+            if pending.is_empty() || !retry.wait(inner).await {
                 break;
             }
         }

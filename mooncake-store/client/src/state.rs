@@ -49,34 +49,35 @@ pub struct Client<T: Transport = TransportSet> {
 pub(crate) struct Inner<T: Transport> {
     pub(crate) config: ClientConfig,
     pub(crate) id: ClientId,
-    /// What the master and other members call us.
+    /// Name of this client, as the master and other clients know it.
     pub(crate) name: String,
-    /// What a peer opens to reach our memory.
+    /// Endpoint that other clients open to reach the memory of this client.
     pub(crate) endpoint: String,
     pub(crate) protocol: String,
     pub(crate) master: Arc<dyn MasterApi>,
-    // Before the engine: memory is deregistered while the wires still stand.
+    // Dropped before the engine: memory is deregistered while the transports still exist.
     pub(crate) segments: Mutex<Vec<Mounted<T>>>,
-    /// Segments whose memory has gone elsewhere and is not registered there yet.
+    /// Segments whose memory has moved to other addresses and is not registered there yet.
     pub(crate) moving: Mutex<Vec<Moving>>,
     pub(crate) inventory: tokio::sync::Mutex<Inventory>,
     pub(crate) promises: parking_lot::Mutex<Promises>,
-    /// Looks at objects of before, while the turn is its own.
+    /// Task that announces the objects of earlier masters, as long as `announcing_turn` is its turn.
     pub(crate) announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
     pub(crate) announcing_turn: AtomicU64,
-    /// Told when announcing is to stop.
+    /// Notified when the announcement is to stop.
     pub(crate) announcing_stopped: Arc<tokio::sync::Notify>,
-    /// Held while segments come and go, so that the master's list and ours change in the same order.
+    /// Lock held while segments are mounted and unmounted, so that the lists of the master and of this
+    /// client change in the same order.
     pub(crate) mounting: tokio::sync::Mutex<()>,
     #[cfg(feature = "disk")]
     pub(crate) disk: Mutex<Option<Running<T>>>,
-    /// Files that all clients share, if the master has a folder for them.
+    /// Files that all clients share, if the master has a directory for them.
     #[cfg(feature = "disk")]
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) staging: Option<Staging<T>>,
     pub(crate) cache: Option<HotCache<T>>,
     pub(crate) engine: Engine<T>,
-    /// It was there before us, and stays.
+    /// Whether the caller supplied the engine. Such an engine is not closed with the client.
     pub(crate) keeps_engine: bool,
     pub(crate) directory: Directory,
     pub(crate) unreachable: Unreachable,
@@ -86,30 +87,30 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) turn: AtomicUsize,
     pub(crate) runtime: Handle,
     pub(crate) closed: watch::Sender<bool>,
-    /// Tasks of the master's that may be under way at once.
+    /// Permits for tasks of the master that run at the same time.
     pub(crate) working: tokio::sync::Semaphore,
     pub(crate) heart: Mutex<Option<tokio::task::JoinHandle<()>>>,
-    /// Keeps our port of the name ours.
+    /// Listening socket that reserves the port in the name of this client.
     pub(crate) _reserved: Option<ParentOnly<socket2::Socket>>,
 }
 
 impl<T: Transport> Client<T> {
-    /// Its number in the cluster.
+    /// Returns the identifier of this client in the cluster.
     pub fn id(&self) -> ClientId {
         self.inner.id
     }
 
-    /// Its name, `host:port`.
+    /// Returns the name of this client, `host:port`.
     pub fn hostname(&self) -> &str {
         &self.inner.name
     }
 
-    /// How it was set up.
+    /// Returns the settings of this client.
     pub fn config(&self) -> &ClientConfig {
         &self.inner.config
     }
 
-    /// The engine under it, for transfers beside the store.
+    /// Returns the engine of this client, for transfers beside the store.
     pub fn engine(&self) -> &Engine<T> {
         &self.inner.engine
     }
@@ -120,18 +121,18 @@ impl<T: Transport> Client<T> {
         self.inner.staging.as_ref().map_or(0, Staging::used)
     }
 
-    /// What the hot cache holds and has done; `None` when there is none ([`ClientConfig::hot_cache`]).
+    /// Returns the statistics of the hot cache, or `None` without one ([`ClientConfig::hot_cache`]).
     pub fn hot_cache(&self) -> Option<HotCacheStats> {
         self.inner.cache.as_ref().map(HotCache::stats)
     }
 
-    /// What the disk holds and has done; `None` when there is none ([`ClientConfig::offload`]).
+    /// Returns the statistics of the disk, or `None` without one ([`ClientConfig::offload`]).
     #[cfg(feature = "disk")]
     pub fn disk(&self) -> Option<DiskReport> {
         self.inner.disk.lock().as_ref().map(Running::report)
     }
 
-    /// Whether the master answers.
+    /// Returns whether the master responds.
     pub async fn is_healthy(&self) -> bool {
         let inner = &self.inner;
         inner.usable().is_ok() && inner.deadline().bound("ping", inner.master.ping(inner.id)).await.is_ok()
@@ -147,12 +148,12 @@ impl<T: Transport> Inner<T> {
         Caller { client: self.id, tenant: &self.config.tenant, attempt }
     }
 
-    /// Whether the wire takes registered memory only.
+    /// Returns whether the transport needs registered memory.
     pub(crate) fn needs_registration(&self) -> bool {
         self.engine.transport().capabilities().needs_registration
     }
 
-    /// Refuses what comes after `close`.
+    /// Returns an error after `close`.
     pub(crate) fn usable(&self) -> Result<()> {
         if *self.closed.borrow() {
             return Err(Error::invalid("the client is closed"));
@@ -160,7 +161,7 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// A way to the member at an endpoint.
+    /// Connects to the client at an endpoint.
     pub(crate) async fn reach(&self, endpoint: &str, deadline: &Deadline) -> Result<Target<T>> {
         self.unreachable.check(endpoint)?;
         let reached = deadline.bound("reaching a member", self.engine.open(endpoint)).await;
@@ -170,7 +171,7 @@ impl<T: Transport> Inner<T> {
         reached.map_err(|error| error.context(format!("member {endpoint}")))
     }
 
-    /// Ways to the owners of memory, each for itself.
+    /// Connects to the owners of memory. Each connection has an outcome of its own.
     pub(crate) async fn reach_owners(&self, owners: &[Owner], deadline: &Deadline) -> Vec<Reached<T>> {
         match owners {
             [(one, named)] => vec![self.reach_owner(one, *named, deadline).await],
@@ -226,7 +227,7 @@ impl<T: Transport> Inner<T> {
         })
     }
 
-    /// Learns from a transfer whether its member answers.
+    /// Records from the outcome of a transfer whether its target responds.
     pub(crate) fn note(&self, endpoint: &str, result: &Result<()>) {
         match result {
             Ok(()) => self.unreachable.answered(endpoint),
@@ -242,7 +243,7 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Whether that endpoint is on our host, as far as its name tells.
+    /// Returns whether the host name of an endpoint is the one of this client.
     pub(crate) fn is_near(&self, endpoint: &str) -> bool {
         config::split_port(endpoint).0 == config::split_port(&self.endpoint).0
     }

@@ -1,6 +1,5 @@
 //! A light client's memory: what its owner was told of, a pool of it for values, and pieces for those the pool has no room for.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,7 +7,7 @@ use mooncake_core::memory::{
     HostMemory, HostMemoryOptions, MemorySource, MemorySpan, SharedPages, shared_pages,
 };
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::{BufferPool, Loopback, PoolConfig, Region, Source, Transport};
+use mooncake_transport::{BufferPool, Loopback, PoolConfig, Region, Transport};
 use tokio::sync::oneshot;
 
 use super::client::{Inner, LocalClient};

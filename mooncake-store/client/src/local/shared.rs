@@ -1,7 +1,7 @@
 //! Memory that a light client and its owner both see.
 
 use bytes::Bytes;
-use mooncake_core::memory::{HostMemory, MemorySource, SharedPages};
+use mooncake_core::memory::{HostMemory, SharedPages};
 use mooncake_core::{Error, Result};
 use mooncake_transport::{BufferPool, Loopback, PoolBuf, PoolConfig, Region, Source};
 use parking_lot::RwLock;

@@ -20,7 +20,7 @@ pub struct Reservation {
     /// Processes that were found before the master was last asked for the space.
     pub(crate) known: LookUps,
     /// Shared with the tasks that wait for the transfers of dropped calls.
-    pub(crate) written: Arc<Written>,
+    pub(super) written: Arc<Written>,
 }
 
 impl Reservation {
