@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::checksum::Sum;
+use crate::checksum::Sum;
 use bytes::Bytes;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
@@ -12,7 +12,7 @@ use mooncake_transport::region::Local;
 use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
 
 /// Bytes copied before others of the thread may run: some 60 microseconds.
-pub(super) const COPIED_AT_ONCE: usize = 1 << 20;
+pub(crate) const COPIED_AT_ONCE: usize = 1 << 20;
 
 /// What one write sends. Clones are the same bytes, so that several replicas are written from one copy.
 pub(crate) enum Outgoing<T: Transport> {

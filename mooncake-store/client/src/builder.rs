@@ -19,17 +19,18 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::cache::HotCache;
-use super::config::{ClientConfig, split_port};
-use super::deadline::Deadline;
+use crate::cache::HotCache;
+use crate::config::{ClientConfig, OffloadConfig, SegmentFile, split_port};
+use crate::deadline::Deadline;
 #[cfg(feature = "disk")]
-use super::disk::Files;
-use super::disk::OffloadConfig;
-use super::inventory::{Opened, SegmentFile};
-use super::metrics::Metrics;
-use super::peers::Unreachable;
-use super::staging::Staging;
-use super::{Client, Inner, names, version};
+use crate::disk::Files;
+use crate::lasting::Opened;
+use crate::metrics::Metrics;
+use crate::names;
+use crate::peers::Unreachable;
+use crate::staging::Staging;
+use crate::state::{Client, Inner};
+use crate::version;
 use mooncake_engine::transport_set::{TransportOptions, TransportSet};
 use mooncake_protocol::api::{EmbeddedMaster, MasterApi};
 use mooncake_protocol::client::{RpcClient, RpcOptions};
@@ -44,6 +45,13 @@ const DEFAULT_CLUSTER: &str = "mooncake_cluster";
 const RETRY: Duration = Duration::from_millis(100);
 /// How often an embedded master is given the time to do what is due.
 const TICK: Duration = Duration::from_millis(10);
+
+impl Client {
+    /// Begins to describe a client. See [`ClientBuilder`].
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+}
 
 /// Which master to join.
 #[derive(Clone)]
@@ -495,7 +503,7 @@ impl<W: Wires> ClientBuilder<W> {
                 announcing_turn: AtomicU64::new(0),
                 announcing_stopped: Default::default(),
                 mounting: tokio::sync::Mutex::default(),
-                working: tokio::sync::Semaphore::new(super::tasks::AT_ONCE),
+                working: tokio::sync::Semaphore::new(crate::tasks::AT_ONCE),
                 #[cfg(feature = "disk")]
                 disk: Mutex::default(),
                 #[cfg(feature = "disk")]

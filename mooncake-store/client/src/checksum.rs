@@ -16,23 +16,23 @@ fn chunk_of(location: Location) -> usize {
 }
 
 /// A checksum under way.
-pub(super) struct Sum(Digest);
+pub(crate) struct Sum(Digest);
 
 impl Sum {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Digest::new(CrcAlgorithm::Crc64Ecma182))
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    pub(super) fn slice<T: Transport>(&mut self, slice: &Slice<T>) -> Result<()> {
+    pub(crate) fn slice<T: Transport>(&mut self, slice: &Slice<T>) -> Result<()> {
         self.chunks(slice.len(), chunk_of(slice.location()), |at, chunk| slice.copy_to(at, chunk))
     }
 
     /// The first `len` bytes of a slice.
-    pub(super) fn front<T: Transport>(&mut self, slice: &SliceMut<T>, len: usize) -> Result<()> {
+    pub(crate) fn front<T: Transport>(&mut self, slice: &SliceMut<T>, len: usize) -> Result<()> {
         self.chunks(len, chunk_of(slice.location()), |at, chunk| slice.copy_to(at, chunk))
     }
 
@@ -58,7 +58,7 @@ impl Sum {
         Ok(())
     }
 
-    pub(super) fn value(&self) -> u64 {
+    pub(crate) fn value(&self) -> u64 {
         self.0.finalize()
     }
 }

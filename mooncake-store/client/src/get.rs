@@ -16,14 +16,18 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::engine::{LookUps, Request};
 use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, SliceMut, Source, Transport};
 
-use super::buffers::{Front, Incoming};
-use super::deadline::{Deadline, late};
-use super::disk::{BORROWED, BYTES_BORROWED, Loan, on_disk};
+use crate::buffers::{Front, Incoming};
+use crate::deadline::{Deadline, late};
+use crate::disk::{BORROWED, BYTES_BORROWED, Loan};
+use crate::errors::{is_lost, shown};
+use crate::located::Asked;
+use crate::metrics::{Counting, Operation};
 #[cfg(feature = "disk")]
-use super::disk::{in_file, is_gone};
-use super::located::Asked;
-use super::metrics::{Counting, Operation};
-use super::{Inner, Owner, is_lost, shown};
+use crate::offload::is_gone;
+#[cfg(feature = "disk")]
+use crate::replicas::in_file;
+use crate::replicas::on_disk;
+use crate::state::{Inner, Owner};
 
 /// How often the master is asked where an object lies.
 const ROUNDS: usize = 2;
@@ -33,7 +37,7 @@ const LATE_ROUNDS: usize = 2;
 const OWN_PAGES: usize = 64 << 10;
 
 /// Where the caller wants a value.
-pub(super) enum Want<T: Transport> {
+pub(crate) enum Want<T: Transport> {
     /// Wherever there is room.
     Anywhere,
     /// At the front of this slice.
@@ -41,19 +45,19 @@ pub(super) enum Want<T: Transport> {
 }
 
 /// What became of one read.
-pub(super) struct Outcome<T: Transport> {
+pub(crate) struct Outcome<T: Transport> {
     /// Length of the value; `None` is a miss.
-    pub(super) result: Result<Option<usize>>,
+    pub(crate) result: Result<Option<usize>>,
     /// Why it is a miss, where somebody should have had it.
-    pub(super) lost: Option<Error>,
+    pub(crate) lost: Option<Error>,
     /// The value, or the caller's slice. Absent only for a miss or failure without one.
-    pub(super) place: Option<Incoming<T>>,
+    pub(crate) place: Option<Incoming<T>>,
     /// The caller's slice, when nothing was read into it.
-    pub(super) slice: Option<SliceMut<T>>,
+    pub(crate) slice: Option<SliceMut<T>>,
 }
 
 /// Reads every key, each for itself. The outer error means that nothing is known of any; the slices come back in any case.
-pub(super) async fn read<T: Transport>(
+pub(crate) async fn read<T: Transport>(
     client: &Arc<Inner<T>>,
     operation: Operation,
     keys: &[&[u8]],
@@ -106,7 +110,7 @@ pub(super) async fn read<T: Transport>(
 
 /// Reads one value that was located, to room of just its length, for the client itself: nothing is counted, and nothing that is kept
 /// is looked at. `None` when no replica could be read.
-pub(super) async fn read_to<T: Transport>(
+pub(crate) async fn read_to<T: Transport>(
     client: &Arc<Inner<T>>,
     key: &[u8],
     list: ReplicaList,
@@ -533,7 +537,7 @@ impl<T: Transport> Read<'_, T> {
 
 impl<T: Transport> Inner<T> {
     /// Puts the best replica last: our own memory, then our own host, then the others, taking turns or by their wire.
-    pub(super) fn rank<R>(&self, replicas: &mut [R], place: impl Fn(&R) -> Option<&MemoryLocation>) {
+    pub(crate) fn rank<R>(&self, replicas: &mut [R], place: impl Fn(&R) -> Option<&MemoryLocation>) {
         if replicas.len() < 2 {
             return;
         }
@@ -555,7 +559,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Room for a value of that length.
-    pub(super) fn place(&self, len: usize) -> Result<Incoming<T>> {
+    pub(crate) fn place(&self, len: usize) -> Result<Incoming<T>> {
         if let Some(buffer) = self.staging.as_ref().and_then(|staging| staging.room_for_value(len)) {
             return Ok(Incoming::Buffer(buffer));
         }

@@ -4,13 +4,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
-use mooncake_core::{ErrorKind, Result};
+use mooncake_core::{ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 use tokio::sync::watch;
 
-use super::Inner;
-use super::deadline::Deadline;
-use super::version;
+use crate::deadline::Deadline;
+use crate::state::Inner;
+use crate::version;
+use mooncake_protocol::wire::Welcome;
 
 /// Pings that fail one after another before the master is looked at afresh.
 const FAILURES_BEFORE_RECONNECT: u32 = 3;
@@ -19,6 +20,9 @@ const MAX_BACKOFF: Duration = Duration::from_secs(1);
 /// One that has just begun to lead may not answer yet: the pause between two tries then, and how many there are.
 const HURRY: Duration = Duration::from_millis(20);
 const HURRIED: u32 = 50;
+
+/// Longest time that a client waits before it announces objects, whatever the master says.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Runs until the client is closed or dropped.
 pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch::Receiver<bool>) {
@@ -125,6 +129,25 @@ impl Beat {
 fn jittered(pause: Duration, rng: &mut Rng) -> Duration {
     let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
     Duration::from_micros(micros - rng.below(micros / 4 + 1))
+}
+
+impl<T: Transport> Inner<T> {
+    /// Tells the master what earlier masters promised, and learns what this one promises. A master of Mooncake C++ has no such call.
+    pub(crate) async fn exchange_promise(&self, deadline: &Deadline) -> Result<()> {
+        let longest = self.promises.lock().longest(self.config.clock.now());
+        let asked = self.master.exchange_promise(self.id, longest);
+        match deadline.bound("telling of earlier leases", asked).await {
+            Ok(Welcome { promise_ms, announce_after_ms }) => {
+                let mut promises = self.promises.lock();
+                promises.learn(Duration::from_millis(promise_ms), self.config.clock.now());
+                promises.announce_after = Duration::from_millis(announce_after_ms).min(LONGEST_WAIT);
+            }
+            Err(error)
+                if error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

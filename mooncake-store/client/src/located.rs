@@ -19,11 +19,12 @@ use mooncake_transport::Transport;
 use mooncake_transport::engine::LookUps;
 use parking_lot::Mutex;
 
-use super::deadline::Deadline;
+use crate::deadline::Deadline;
+use crate::errors::shown;
 #[cfg(feature = "disk")]
-use super::disk::in_file;
-use super::disk::on_disk;
-use super::{Inner, shown};
+use crate::replicas::in_file;
+use crate::replicas::{is_same, is_same_copy, on_disk};
+use crate::state::Inner;
 
 /// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
 ///
@@ -31,13 +32,13 @@ use super::{Inner, shown};
 /// value counts only while nothing was read yet.
 #[derive(Clone, Debug)]
 pub struct Located {
-    pub(super) place: Arc<Place>,
+    pub(crate) place: Arc<Place>,
 }
 
 #[derive(Debug)]
-pub(super) struct Place {
-    pub(super) key: Vec<u8>,
-    pub(super) size: u64,
+pub(crate) struct Place {
+    pub(crate) key: Vec<u8>,
+    pub(crate) size: u64,
     known: Mutex<Known>,
 }
 
@@ -60,11 +61,11 @@ enum Given {
 }
 
 /// Who keeps a value on disk, and its number there.
-pub(super) type Version = (String, u64);
+pub(crate) type Version = (String, u64);
 
 /// What may be done with bytes from a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// The caller has them.
     Given,
     /// They count if the master still speaks of the copy that they were read from.
@@ -73,22 +74,22 @@ pub(super) enum Verdict {
 
 /// The moment before the master was asked, and what the engine knew then.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub(super) at: Moment,
-    pub(super) known: LookUps,
+pub(crate) struct Asked {
+    pub(crate) at: Moment,
+    pub(crate) known: LookUps,
 }
 
 /// What the master said of an object.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     /// Processes that were found before the master was asked: the memory that it named is of none before these.
-    pub(super) known: LookUps,
+    pub(crate) known: LookUps,
     /// Those that can be read, the best last; before them those on disks.
     replicas: Vec<Replica>,
-    pub(super) lease: Moment,
+    pub(crate) lease: Moment,
     checksum: Option<u64>,
     /// The value, as this client has kept it.
-    pub(super) kept: Option<Bytes>,
+    pub(crate) kept: Option<Bytes>,
     /// Answers about the same value have the same number.
     value: u64,
 }
@@ -105,31 +106,19 @@ impl Located {
     }
 }
 
-/// Whether a later answer of a master speaks of the very value that an earlier one spoke of, with these replicas and this checksum.
-///
-/// One number in common is enough where numbers are of one value. Elsewhere number, place and length must all be what they were,
-/// which a value written over in place by somebody else leaves as they are; its checksum, if it has one, does not.
-pub(super) fn is_same(then: (&[Replica], Option<u64>), now: (&[Replica], Option<u64>)) -> bool {
-    then.1 == now.1 && now.0.iter().any(|now| then.0.iter().any(|then| is_same_copy(then, now)))
-}
-
-fn is_same_copy(then: &Replica, now: &Replica) -> bool {
-    now.id == then.id && (now.id.is_of_one_value() || now.location == then.location)
-}
-
 impl Answer {
     /// How many replicas there are to try.
-    pub(super) fn tries(&self) -> usize {
+    pub(crate) fn tries(&self) -> usize {
         self.replicas.len()
     }
 
     /// The replica to try when so many have not been.
-    pub(super) fn replica(&self, left: usize) -> Option<&Replica> {
+    pub(crate) fn replica(&self, left: usize) -> Option<&Replica> {
         self.replicas.get(left.checked_sub(1)?)
     }
 
     /// What the bytes must come to.
-    pub(super) fn checksum(&self) -> Option<u64> {
+    pub(crate) fn checksum(&self) -> Option<u64> {
         self.checksum
     }
 
@@ -151,7 +140,7 @@ impl Answer {
 
 impl Place {
     /// What the master said last, as far as it counts.
-    pub(super) fn answer(&self) -> Arc<Answer> {
+    pub(crate) fn answer(&self) -> Arc<Answer> {
         self.known.lock().answer.clone()
     }
 
@@ -159,7 +148,7 @@ impl Place {
     ///
     /// # Errors
     /// `LEASE_EXPIRED`: nobody can tell any more whether they are the object's, or they are of another value than the caller has parts of.
-    pub(super) fn give(&self, answer: &Answer, now: Moment) -> Result<()> {
+    pub(crate) fn give(&self, answer: &Answer, now: Moment) -> Result<()> {
         let mut known = self.known.lock();
         if !known.is_open(answer, now) || matches!(known.given, Given::Version(_)) {
             return Err(Error::from(ErrorCode::LeaseExpired));
@@ -172,7 +161,7 @@ impl Place {
     ///
     /// # Errors
     /// As [`give`](Self::give).
-    pub(super) fn give_from_disk(
+    pub(crate) fn give_from_disk(
         &self,
         answer: &Answer,
         version: Option<&Version>,
@@ -197,7 +186,7 @@ impl Place {
     ///
     /// # Errors
     /// As [`give`](Self::give).
-    pub(super) fn confirm(
+    pub(crate) fn confirm(
         &self,
         answer: &Answer,
         (copy, version): (&Replica, Option<Version>),
@@ -258,22 +247,22 @@ impl Known {
 }
 
 /// An object that is being read, and what of the master's answers it is read by.
-pub(super) type Reading = (Arc<Place>, Arc<Answer>);
+pub(crate) type Reading = (Arc<Place>, Arc<Answer>);
 /// An answer, and the same with a later lease.
-pub(super) type Renewed = (Arc<Answer>, Arc<Answer>);
+pub(crate) type Renewed = (Arc<Answer>, Arc<Answer>);
 
 /// What tells one that is shared from others, while it lives.
-pub(super) fn name<S>(shared: &Arc<S>) -> usize {
+pub(crate) fn name<S>(shared: &Arc<S>) -> usize {
     Arc::as_ptr(shared).addr()
 }
 
 impl<T: Transport> Inner<T> {
     /// Notes that the master is asked now.
-    pub(super) fn asked(&self) -> Asked {
+    pub(crate) fn asked(&self) -> Asked {
         Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
     }
 
-    pub(super) fn located(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<Located> {
+    pub(crate) fn located(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<Located> {
         let (size, answer) = self.answer(key, list, asked)?;
         let known = Mutex::new(Known { answer: Arc::new(answer), given: Given::Nothing, on_disk: None });
         Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, known }) })
@@ -307,7 +296,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Asks the master again where these objects lie. What became of each: whether there is something new, or that it is gone.
-    pub(super) async fn ask_again(
+    pub(crate) async fn ask_again(
         &self,
         places: &[Arc<Place>],
         deadline: &Deadline,
@@ -326,7 +315,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Asks the master for later leases on objects that are being read. Answers that hold for longer now.
-    pub(super) async fn renew(&self, reading: Vec<Reading>, deadline: Deadline) -> Vec<Renewed> {
+    pub(crate) async fn renew(&self, reading: Vec<Reading>, deadline: Deadline) -> Vec<Renewed> {
         let places: Vec<Arc<Place>> = reading.iter().map(|(place, _)| place.clone()).collect();
         let later = self.ask(&places, &deadline).await;
         let now = self.config.clock.now();
@@ -340,7 +329,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// What the master says of these objects now; nothing when it does not answer.
-    pub(super) async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
+    pub(crate) async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
         let keys: Vec<&[u8]> = places.iter().map(|place| &*place.key).collect();
         let asked = self.asked();
         match deadline.bound("replica list", self.master.locate(&self.config.tenant, &keys)).await {

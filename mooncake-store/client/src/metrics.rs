@@ -1,15 +1,13 @@
 //! What a client has done, counted without a lock and without allocating.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_transport::Transport;
 
-use super::{Client, Inner, PutOutcome};
+use crate::payload::PutOutcome;
 use mooncake_protocol::meter::CallMeter;
 use mooncake_protocol::metrics::Micros;
 
@@ -65,7 +63,7 @@ operations! {
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(crate) enum Direction {
     Read,
     Write,
 }
@@ -85,47 +83,47 @@ impl Operation {
 
 tokio::task_local! {
     /// The call that the task is in, for whoever makes it of others.
-    static CALLED: Begun;
+    pub(crate) static CALLED: Begun;
 }
 
 /// A call that others are part of, and when it began.
 #[derive(Clone, Copy, Debug)]
-pub struct Begun(Operation, Option<Moment>);
+pub struct Begun(pub(crate) Operation, pub(crate) Option<Moment>);
 
 /// Counters of one operation.
 #[derive(Debug, Default)]
-pub(super) struct OperationCounts {
+pub(crate) struct OperationCounts {
     bytes: AtomicU64,
-    pub(super) latency: Micros,
+    pub(crate) latency: Micros,
 }
 
 impl OperationCounts {
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 }
 
 /// Objects of one direction, by what became of them.
 #[derive(Debug, Default)]
-pub(super) struct Objects {
+pub(crate) struct Objects {
     /// Bytes that were moved; of a write, to every replica.
-    bytes: AtomicU64,
-    done: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) done: AtomicU64,
     /// Read: not there. Written: there already.
-    other: AtomicU64,
-    failed: AtomicU64,
+    pub(crate) other: AtomicU64,
+    pub(crate) failed: AtomicU64,
     /// Time bytes were under way, for calls of one object and of several.
-    pub(super) single: Micros,
-    pub(super) batch: Micros,
+    pub(crate) single: Micros,
+    pub(crate) batch: Micros,
 }
 
 impl Objects {
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
 
     /// Done, the other good outcome, and failed.
-    pub(super) fn outcomes(&self) -> [u64; 3] {
+    pub(crate) fn outcomes(&self) -> [u64; 3] {
         [&self.done, &self.other, &self.failed].map(|count| count.load(Relaxed))
     }
 }
@@ -133,16 +131,16 @@ impl Objects {
 /// What a client has done since it joined.
 #[derive(Debug)]
 pub struct Metrics {
-    clock: SharedClock,
-    pub(super) began: Moment,
-    pub(super) calls: Arc<CallMeter>,
-    pub(super) read: Objects,
-    pub(super) written: Objects,
-    operations: Box<[OperationCounts]>,
+    pub(crate) clock: SharedClock,
+    pub(crate) began: Moment,
+    pub(crate) calls: Arc<CallMeter>,
+    pub(crate) read: Objects,
+    pub(crate) written: Objects,
+    pub(crate) operations: Box<[OperationCounts]>,
 }
 
 impl Metrics {
-    pub(super) fn new(clock: SharedClock) -> Self {
+    pub(crate) fn new(clock: SharedClock) -> Self {
         Self {
             began: clock.now(),
             calls: Arc::new(CallMeter::new(clock.clone())),
@@ -154,7 +152,7 @@ impl Metrics {
     }
 
     /// Those made at least once.
-    pub(super) fn operations(
+    pub(crate) fn operations(
         &self,
         direction: Direction,
     ) -> impl Iterator<Item = (&'static str, &OperationCounts)> {
@@ -166,7 +164,7 @@ impl Metrics {
     }
 
     /// How long it has been.
-    pub(super) fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.clock.now().since(self.began)
     }
 
@@ -180,20 +178,20 @@ impl Metrics {
 
 /// A call that is being counted. Nothing is, where the client has no metrics; a call that is given up is not, either.
 #[derive(Debug)]
-pub(super) struct Counting<'m> {
-    metrics: Option<&'m Metrics>,
-    operation: Operation,
-    began: Moment,
+pub(crate) struct Counting<'m> {
+    pub(crate) metrics: Option<&'m Metrics>,
+    pub(crate) operation: Operation,
+    pub(crate) began: Moment,
     /// Time that bytes were under way.
-    moving: Duration,
-    bytes: u64,
-    moved: u64,
-    outcomes: [u64; 3],
+    pub(crate) moving: Duration,
+    pub(crate) bytes: u64,
+    pub(crate) moved: u64,
+    pub(crate) outcomes: [u64; 3],
 }
 
 impl Counting<'_> {
     /// Of what is no call of the caller's.
-    pub(super) fn nothing() -> Self {
+    pub(crate) fn nothing() -> Self {
         Self {
             metrics: None,
             operation: Operation::GetBuffer,
@@ -206,12 +204,12 @@ impl Counting<'_> {
     }
 
     /// Bytes are under way from now on.
-    pub(super) fn moving(&self) -> Moment {
+    pub(crate) fn moving(&self) -> Moment {
         self.metrics.map_or(Moment::default(), |metrics| metrics.clock.now())
     }
 
     /// They were, since then.
-    pub(super) fn moved(&mut self, since: Moment, bytes: u64) {
+    pub(crate) fn moved(&mut self, since: Moment, bytes: u64) {
         if let Some(metrics) = self.metrics {
             self.moving += metrics.clock.now().since(since);
             self.moved += bytes;
@@ -219,13 +217,13 @@ impl Counting<'_> {
     }
 
     /// An object was read or written.
-    pub(super) fn done(&mut self, bytes: usize) {
+    pub(crate) fn done(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         self.outcomes[0] += 1;
     }
 
     /// The value of a key that was read, or not there.
-    pub(super) fn read(&mut self, outcome: &Result<Option<usize>>) {
+    pub(crate) fn read(&mut self, outcome: &Result<Option<usize>>) {
         match outcome {
             Ok(Some(len)) => self.done(*len),
             Ok(None) => self.outcomes[1] += 1,
@@ -234,7 +232,7 @@ impl Counting<'_> {
     }
 
     /// A value that was written, or there already.
-    pub(super) fn written(&mut self, outcome: &Result<PutOutcome>, len: usize) {
+    pub(crate) fn written(&mut self, outcome: &Result<PutOutcome>, len: usize) {
         match outcome {
             Ok(PutOutcome::Stored) => self.done(len),
             Ok(PutOutcome::Existed) => self.outcomes[1] += 1,
@@ -243,7 +241,7 @@ impl Counting<'_> {
     }
 
     /// A part that was moved, or not.
-    pub(super) fn part(&mut self, outcome: &Result<()>, len: usize) {
+    pub(crate) fn part(&mut self, outcome: &Result<()>, len: usize) {
         match outcome {
             Ok(()) => self.done(len),
             Err(error) => self.failed(error.kind()),
@@ -251,12 +249,12 @@ impl Counting<'_> {
     }
 
     /// An object of which nothing came, for this reason.
-    pub(super) fn failed(&mut self, kind: ErrorKind) {
+    pub(crate) fn failed(&mut self, kind: ErrorKind) {
         self.outcomes[if kind == ErrorKind::NotFound { 1 } else { 2 }] += 1;
     }
 
     /// The call is over.
-    pub(super) fn end(self) {
+    pub(crate) fn end(self) {
         let Some(metrics) = self.metrics else { return };
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let counts = &metrics.operations[self.operation as usize];
@@ -272,55 +270,6 @@ impl Counting<'_> {
             objects.bytes.fetch_add(self.moved, Relaxed);
             let latency = if self.operation.is_single() { &objects.single } else { &objects.batch };
             latency.note(micros(self.moving));
-        }
-    }
-}
-
-impl<T: Transport> Inner<T> {
-    /// So many keys were looked for and not there.
-    pub(super) fn missed(&self, keys: usize) {
-        if let Some(metrics) = &self.metrics {
-            metrics.read.other.fetch_add(keys as u64, Relaxed);
-        }
-    }
-
-    /// Begins to count a call, as what it is or as the one that it is part of.
-    pub(super) fn counting(&self, operation: Operation) -> Counting<'_> {
-        let metrics = self.metrics.as_deref();
-        let this = Begun(operation, None);
-        let Begun(operation, began) = match metrics {
-            Some(_) => CALLED.try_with(|called| *called).unwrap_or(this),
-            None => this,
-        };
-        let now = || metrics.map_or(Moment::default(), |metrics| metrics.clock.now());
-        Counting {
-            metrics,
-            operation,
-            began: began.unwrap_or_else(now),
-            moving: Duration::ZERO,
-            bytes: 0,
-            moved: 0,
-            outcomes: [0; 3],
-        }
-    }
-}
-
-impl<T: Transport> Client<T> {
-    /// What was counted so far; `None` when it was told not to ([`ClientConfig::metrics`](super::ClientConfig::metrics)).
-    pub fn metrics(&self) -> Option<&Metrics> {
-        self.inner.metrics.as_deref()
-    }
-
-    /// Begins a call of another shape than those of this client, for whoever offers such.
-    pub fn begin(&self, operation: Operation) -> Begun {
-        Begun(operation, self.metrics().map(|metrics| metrics.clock.now()))
-    }
-
-    /// Makes calls that are counted as that one, from its beginning on.
-    pub async fn counted<F: Future>(&self, begun: Begun, calls: F) -> F::Output {
-        match self.metrics() {
-            Some(_) => CALLED.scope(begun, calls).await,
-            None => calls.await,
         }
     }
 }

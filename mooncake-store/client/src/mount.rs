@@ -7,64 +7,13 @@ use mooncake_core::ids::{SegmentId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::{Region, Slice, Transport};
+use mooncake_transport::{Region, Transport};
 
-use super::deadline::Deadline;
-use super::{Client, Inner, config};
+use crate::config;
+use crate::deadline::Deadline;
+use crate::mounted::{Mounted, drop_region};
+use crate::state::{Client, Inner};
 use mooncake_protocol::wire::DrainProgress;
-
-/// Memory of this client that the master may place objects in.
-#[derive(Debug)]
-pub(crate) struct Mounted<T: Transport> {
-    pub(super) segment: Segment,
-    // Dropped when the segment is taken back: from then on the wire refuses whoever still comes.
-    pub(super) region: Region<T>,
-    /// The memory under the region, when this client allocated it.
-    pub(super) own: Option<Arc<HostMemory>>,
-    /// No master before the present one was told of it.
-    pub(super) new: bool,
-    /// The present master is known to have it.
-    pub(super) confirmed: bool,
-    /// It has objects of before, to be announced.
-    pub(super) kept: bool,
-    /// It goes when its grace period is over; nobody is offered it any more.
-    pub(super) leaving: bool,
-}
-
-/// A segment between two places.
-#[derive(Clone, Debug)]
-pub(crate) struct Moving {
-    pub(super) segment: Segment,
-    /// Its place in the list.
-    pub(super) at: usize,
-    pub(super) memory: Arc<HostMemory>,
-    /// With its objects.
-    pub(super) kept: bool,
-}
-
-impl<T: Transport> Mounted<T> {
-    /// Its number.
-    pub(crate) fn id(&self) -> SegmentId {
-        self.segment.id
-    }
-
-    /// These bytes, if they lie here.
-    pub(super) fn slice(&self, address: u64, len: u64) -> Option<Slice<T>> {
-        let start = self.holds(address, len).then(|| address - self.region.addr())?;
-        let range = usize::try_from(start).ok()?..usize::try_from(start + len).ok()?;
-        self.region.slice(range).ok()
-    }
-
-    /// Whether its memory outlives the process.
-    pub(super) fn is_lasting(&self) -> bool {
-        self.own.as_ref().is_some_and(|memory| memory.is_lasting())
-    }
-
-    /// Whether the bytes lie here.
-    pub(crate) fn holds(&self, address: u64, len: u64) -> bool {
-        self.region.span().contains(address, len)
-    }
-}
 
 impl<T: Transport> Client<T> {
     /// Offers `bytes` of new host memory to the cluster, besides what it offers already.
@@ -138,7 +87,7 @@ impl<T: Transport> Client<T> {
 
 impl<T: Transport> Inner<T> {
     /// Memory to offer; shared where the wires have a use for that.
-    pub(super) fn new_memory(&self, len: usize) -> Result<HostMemory> {
+    pub(crate) fn new_memory(&self, len: usize) -> Result<HostMemory> {
         let options = &self.config.memory;
         if options.shared.is_none() && self.engine.transport().capabilities().shared_memory {
             let shared = HostMemoryOptions { shared: Some("mooncake-segment".into()), ..options.clone() };
@@ -174,7 +123,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// What the master is told of memory.
-    pub(super) fn new_segment(&self, region: &Region<T>) -> Segment {
+    pub(crate) fn new_segment(&self, region: &Region<T>) -> Segment {
         let id = {
             let mut rng = self.rng.lock();
             SegmentId(Uuid::new(rng.next_u64(), rng.next_u64()))
@@ -191,7 +140,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Tells the master of it, or takes it back.
-    pub(super) async fn offer_new(
+    pub(crate) async fn offer_new(
         self: &Arc<Self>,
         mounted: Mounted<T>,
         deadline: &Deadline,
@@ -214,7 +163,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Waits until no other change of the segments is under way.
-    pub(super) async fn changing(&self, deadline: &Deadline) -> Result<tokio::sync::MutexGuard<'_, ()>> {
+    pub(crate) async fn changing(&self, deadline: &Deadline) -> Result<tokio::sync::MutexGuard<'_, ()>> {
         deadline.bound("waiting for another mount", async { Ok(self.mounting.lock().await) }).await
     }
 
@@ -249,7 +198,7 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    pub(super) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
         self.inventory.lock().await.forget(id);
         // Only now: while the master knows the segment, writers may come, and completed writes must land.
@@ -257,17 +206,9 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Forgets a segment and hands out its memory.
-    pub(super) fn take(&self, id: SegmentId) -> Option<Mounted<T>> {
+    pub(crate) fn take(&self, id: SegmentId) -> Option<Mounted<T>> {
         let mut segments = self.segments.lock();
         let at = segments.iter().position(|m| m.segment.id == id)?;
         Some(segments.remove(at))
     }
-}
-
-/// Deregistering waits for transfers of peers that are under way, so it does not belong on a task's thread.
-pub(crate) async fn drop_region<T: Transport>(mounted: Option<Mounted<T>>) -> Result<()> {
-    let Some(mounted) = mounted else { return Ok(()) };
-    tokio::task::spawn_blocking(move || drop(mounted))
-        .await
-        .map_err(|e| Error::new(ErrorCode::InternalError, format!("deregistering failed: {e}")))
 }

@@ -7,11 +7,12 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Region, Slice, SliceMut, Transport};
 use std::sync::Arc;
 
-use super::Client;
-use super::buffers::Incoming;
-use super::get::{self, Outcome, Want};
-use super::metrics::Operation;
-use super::put::{self, Item, Payload, PutOutcome};
+use crate::buffers::Incoming;
+use crate::get::{self, Outcome, Want};
+use crate::metrics::Operation;
+use crate::payload::{Item, Payload, PutOutcome};
+use crate::put;
+use crate::state::Client;
 use mooncake_protocol::api::WriteMode;
 
 /// What a read into a slice comes to: the length of the value or `None` for a miss, and the slice.

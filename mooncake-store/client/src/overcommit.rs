@@ -6,7 +6,7 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::memory::HugePages;
 use mooncake_core::{Error, ErrorCode, Result};
 
-use super::ClientConfig;
+use crate::config::ClientConfig;
 
 /// A limit of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl ClientConfig {
     /// `held` is the number of bytes that this client offers already; their pages may not be taken yet.
     ///
     /// Huge pages are reserved when they are mapped, and a segment file is filled at once, so neither needs this check.
-    pub(super) fn check_memory(&self, held: u64, bytes: u64) -> Result<()> {
+    pub(crate) fn check_memory(&self, held: u64, bytes: u64) -> Result<()> {
         let reserved = self.segment_file.is_some() || self.memory.huge_pages != HugePages::Off;
         if self.allow_overcommit || reserved || bytes == 0 || is_planted("overcommit") {
             return Ok(());

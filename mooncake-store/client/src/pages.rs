@@ -14,11 +14,11 @@ use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::cache::{HotCache, HotCacheStats};
+use crate::cache::{HotCache, HotCacheStats};
 #[cfg(feature = "disk")]
-use super::disk::{DiskReport, FileReport};
-use super::metrics::{Direction, Metrics};
-use super::{Client, Inner};
+use crate::disk::{DiskReport, FileReport};
+use crate::metrics::{Direction, Metrics};
+use crate::state::{Client, Inner};
 use mooncake_protocol::http;
 use mooncake_protocol::metrics::{Labels, Page};
 

@@ -6,36 +6,27 @@
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
-use mooncake_core::{ErrorCode, ErrorKind, Result};
-use mooncake_transport::Transport;
-
-use super::Inner;
-use super::deadline::Deadline;
-use mooncake_protocol::wire::Welcome;
-
-/// Longest time that a client waits before it announces objects, whatever the master says.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Longest times that masters promised.
 #[derive(Debug, Default)]
-pub(super) struct Promises {
+pub(crate) struct Promises {
     /// Longest promise of the present master.
     present: Duration,
     /// Longest promise of earlier masters, which counts until `until`.
     earlier: Duration,
     until: Moment,
     /// How long to wait before objects are announced.
-    pub(super) announce_after: Duration,
+    pub(crate) announce_after: Duration,
 }
 
 impl Promises {
     /// The longest promise that may still hold.
-    pub(super) fn longest(&self, now: Moment) -> Duration {
+    pub(crate) fn longest(&self, now: Moment) -> Duration {
         if now < self.until { self.present.max(self.earlier) } else { self.present }
     }
 
     /// Takes note of the longest promise of the present master.
-    fn learn(&mut self, present: Duration, now: Moment) {
+    pub(crate) fn learn(&mut self, present: Duration, now: Moment) {
         if now >= self.until {
             self.earlier = Duration::ZERO;
         }
@@ -44,25 +35,6 @@ impl Promises {
             self.earlier = self.earlier.max(self.present);
         }
         self.present = present;
-    }
-}
-
-impl<T: Transport> Inner<T> {
-    /// Tells the master what earlier masters promised, and learns what this one promises. A master of Mooncake C++ has no such call.
-    pub(super) async fn exchange_promise(&self, deadline: &Deadline) -> Result<()> {
-        let longest = self.promises.lock().longest(self.config.clock.now());
-        let asked = self.master.exchange_promise(self.id, longest);
-        match deadline.bound("telling of earlier leases", asked).await {
-            Ok(Welcome { promise_ms, announce_after_ms }) => {
-                let mut promises = self.promises.lock();
-                promises.learn(Duration::from_millis(promise_ms), self.config.clock.now());
-                promises.announce_after = Duration::from_millis(announce_after_ms).min(LONGEST_WAIT);
-            }
-            Err(error)
-                if error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
     }
 }
 

@@ -8,148 +8,26 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
-use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::engine::{self, LookUps};
-use mooncake_transport::{Slice, Transport};
+use mooncake_transport::Transport;
 
-use super::buffers::Outgoing;
-use super::checksum::Sum;
-use super::deadline::{Deadline, late};
+use crate::attempt::{Attempt, REVOKE_PAUSE};
+use crate::deadline::{Deadline, late};
+use crate::errors::shown;
+use crate::metrics::Operation;
 #[cfg(feature = "disk")]
-use super::disk::FilePut;
-use super::metrics::Operation;
-use super::room::{Room, may_come, too_large};
-use super::send::{Flight, Target};
-use super::{Inner, is_newer, shown};
+use crate::offload::FilePut;
+use crate::payload::{Item, PutOutcome};
+use crate::retry_on_full::{RetryOnFull, is_full, too_large};
+use crate::state::{Inner, is_newer};
+use crate::writing::{Grant, Target, Writing};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 /// How often space is asked for, when members that were to hold the object could not be reached.
 const ATTEMPTS: usize = 4;
-/// On a master that cannot tell writes apart, a grant older than this is neither ended nor given back: after 30 s others
-/// may write the key, and the call would be taken for theirs.
-pub(super) const OURS_FOR: Duration = Duration::from_secs(25);
-
-/// Between two tries to give space back to a master that does not answer.
-const REVOKE_PAUSE: Duration = Duration::from_millis(500);
-
-/// What became of a put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutOutcome {
-    /// It is stored and readable.
-    Stored,
-    /// The key was there already, or somebody is writing it; nothing was written.
-    Existed,
-}
-
-/// Bytes to store.
-#[derive(Debug)]
-pub(crate) enum Payload<'a, T: Transport> {
-    /// Ordinary memory: copied once, into the local buffer.
-    Bytes(&'a [u8]),
-    /// Ordinary memory that stays as it is: sent from where it is, when the wire can.
-    Shared(&'a Bytes),
-    /// Registered memory: sent from where it is.
-    Slice(&'a Slice<T>),
-    /// The same, in several pieces that follow each other.
-    Pieces(&'a [Slice<T>]),
-}
-
-impl<T: Transport> Payload<'_, T> {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Payload::Bytes(bytes) => bytes.len(),
-            Payload::Shared(bytes) => bytes.len(),
-            Payload::Slice(slice) => slice.len(),
-            Payload::Pieces(slices) => slices.iter().map(Slice::len).sum(),
-        }
-    }
-
-    /// The bytes, if they have to go through the local buffer.
-    pub(crate) fn staged(&self, needs_registration: bool) -> Option<&[u8]> {
-        match *self {
-            Payload::Bytes(bytes) => Some(bytes),
-            Payload::Shared(bytes) if needs_registration => Some(bytes),
-            Payload::Shared(_) | Payload::Slice(_) | Payload::Pieces(_) => None,
-        }
-    }
-
-    /// Copies so many of its bytes, from one on.
-    #[cfg(feature = "disk")]
-    pub(super) fn copy_to(&self, mut from: usize, mut into: &mut [u8]) -> Result<()> {
-        let whole = match *self {
-            Payload::Bytes(bytes) => Some(bytes),
-            Payload::Shared(bytes) => Some(&bytes[..]),
-            Payload::Slice(slice) => return slice.copy_to(from, into),
-            Payload::Pieces(_) => None,
-        };
-        if let Some(bytes) = whole {
-            let some = bytes.get(from..from + into.len());
-            into.copy_from_slice(some.ok_or_else(|| Error::internal("a part beyond a value"))?);
-            return Ok(());
-        }
-        let Payload::Pieces(slices) = *self else { return Ok(()) };
-        for slice in slices {
-            let some = slice.len().saturating_sub(from).min(into.len());
-            let (front, rest) = into.split_at_mut(some);
-            if some > 0 {
-                slice.copy_to(from, front)?;
-            }
-            (from, into) = (from.saturating_sub(slice.len()), rest);
-        }
-        Ok(())
-    }
-
-    /// Of all its bytes.
-    pub(crate) fn checksum(&self) -> Result<u64> {
-        let mut sum = Sum::new();
-        match *self {
-            Payload::Bytes(bytes) => sum.bytes(bytes),
-            Payload::Shared(bytes) => sum.bytes(bytes),
-            Payload::Slice(slice) => sum.slice(slice)?,
-            Payload::Pieces(slices) => slices.iter().try_for_each(|slice| sum.slice(slice))?,
-        }
-        Ok(sum.value())
-    }
-
-    /// How many pieces are sent from where they are.
-    pub(crate) fn pieces(&self) -> usize {
-        match *self {
-            Payload::Pieces(slices) => slices.len(),
-            _ => 1,
-        }
-    }
-
-    /// Length of one piece.
-    pub(crate) fn piece_len(&self, piece: usize) -> usize {
-        match *self {
-            Payload::Pieces(slices) => slices.get(piece).map_or(0, Slice::len),
-            _ => self.len(),
-        }
-    }
-
-    /// One piece, if it is sent from where it is.
-    pub(crate) fn direct(&self, piece: usize, needs_registration: bool) -> Option<Outgoing<T>> {
-        match *self {
-            Payload::Slice(slice) => Some(Outgoing::Slice(slice.clone())),
-            Payload::Pieces(slices) => slices.get(piece).cloned().map(Outgoing::Slice),
-            Payload::Shared(bytes) if !needs_registration => Some(Outgoing::Plain(bytes.clone())),
-            Payload::Shared(_) | Payload::Bytes(_) => None,
-        }
-    }
-}
-
-/// One object to store.
-#[derive(Debug)]
-pub(crate) struct Item<'a, T: Transport> {
-    pub(crate) key: &'a [u8],
-    pub(crate) value: Payload<'a, T>,
-}
 
 type Outcomes = Vec<Option<Result<PutOutcome>>>;
 
@@ -170,7 +48,7 @@ pub(crate) async fn write<T: Transport>(
     for &(item, _) in &repeated {
         outcomes[item] = Some(Ok(PutOutcome::Existed));
     }
-    let mut room = Room::new(client, &deadline);
+    let mut retry = RetryOnFull::new(client, &deadline);
     // Attempts are counted by members that failed; waiting for room has its own end.
     let (mut attempt, mut asked) = (0, false);
     while attempt < ATTEMPTS {
@@ -199,8 +77,8 @@ pub(crate) async fn write<T: Transport>(
         writing.finish(items, attempt + 1 == ATTEMPTS, &mut outcomes).await;
         attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
         let mut full = pending;
-        full.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
-        if !full.is_empty() && attempt < ATTEMPTS && room.wait(client).await {
+        full.retain(|&i| outcomes[i].as_ref().is_some_and(is_full));
+        if !full.is_empty() && attempt < ATTEMPTS && retry.wait(client).await {
             full.into_iter().for_each(|i| outcomes[i] = None);
         }
     }
@@ -287,7 +165,7 @@ fn placement<'c, T: Transport>(
 }
 
 /// The same for some of the items only: each has a group of its own.
-pub(super) fn of_some<'c>(
+pub(crate) fn of_some<'c>(
     config: &'c ReplicateConfig,
     some: &[usize],
     all: usize,
@@ -299,118 +177,6 @@ pub(super) fn of_some<'c>(
         }
         _ => Cow::Borrowed(config),
     }
-}
-
-/// Granted space that has neither been made readable nor given back.
-pub(super) struct Grant<'a> {
-    /// Which item it is for.
-    pub(super) item: usize,
-    key: &'a [u8],
-    /// Of the value, when this client computes them.
-    pub(super) checksum: Option<u64>,
-    /// Why the bytes are not there.
-    pub(super) failure: Option<Error>,
-    /// They may still come.
-    late: bool,
-    /// Readable, given back, or to be left alone.
-    settled: bool,
-    /// The file that the value is to be in, too.
-    file: Option<String>,
-}
-
-impl Grant<'_> {
-    /// The bytes are not there, and nothing of them is under way.
-    pub(super) fn fail(&mut self, error: Error) {
-        self.failure.get_or_insert(error);
-    }
-
-    /// A transfer failed. The wire answers for its end, unless all it knows is that time is up.
-    pub(super) fn lose(&mut self, error: Error) {
-        self.late |= error.kind() == ErrorKind::Timeout;
-        self.fail(error);
-    }
-}
-
-/// One asking for space: what the master knows its calls by.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt {
-    mode: WriteMode,
-    pub(super) number: u64,
-    pub(super) asked: Moment,
-}
-
-impl Attempt {
-    pub(super) fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
-        let number = client.rng.lock().next_u64().max(1);
-        Self { mode, number, asked: client.config.clock.now() }
-    }
-
-    /// Whether the master cannot take a call about it for one about another write.
-    pub(super) fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
-        client.master.fences_writes() || client.config.clock.now().since(self.asked) <= OURS_FOR
-    }
-
-    /// Gives space back; whether the master has it.
-    pub(super) async fn revoke<T: Transport>(
-        &self,
-        client: &Inner<T>,
-        keys: &[&[u8]],
-        deadline: &Deadline,
-    ) -> bool {
-        if !self.is_ours(client) {
-            return false;
-        }
-        let call = client.master.put_revoke(client.caller(self.number), self.mode, keys, ReplicaType::All);
-        match deadline.bound("put revoke", call).await {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::debug!(keys = keys.len(), "space was not given back: {error}");
-                false
-            }
-        }
-    }
-
-    /// The master is to expect no files of these.
-    pub(super) async fn refuse_files<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) {
-        if !self.is_ours(client) {
-            return;
-        }
-        let caller = client.caller(self.number);
-        let call = client.master.put_revoke(caller, WriteMode::Put, keys, ReplicaType::Disk);
-        if let Err(error) = client.deadline().bound("revoke of files", call).await {
-            tracing::debug!(keys = keys.len(), "the master still expects files: {error}");
-        }
-    }
-
-    /// As [`Attempt::revoke`], again and again while the master does not answer, and as long as it makes sense.
-    pub(super) async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
-        while !self.revoke(client, keys, &client.deadline()).await {
-            if client.usable().is_err() || client.config.clock.now().since(self.asked) > OURS_FOR {
-                return false;
-            }
-            tokio::time::sleep(REVOKE_PAUSE).await;
-        }
-        true
-    }
-}
-
-/// Puts between start and end. Dropped before that, it lets what is under way land and then gives the space back.
-pub(super) struct Writing<'a, T: Transport> {
-    pub(super) client: &'a Arc<Inner<T>>,
-    pub(super) deadline: &'a Deadline,
-    attempt: Attempt,
-    /// Keys that space was asked for, without an answer yet.
-    asking: Vec<&'a [u8]>,
-    pub(super) grants: Vec<Grant<'a>>,
-    pub(super) targets: Vec<Target>,
-    pub(super) endpoints: Vec<String>,
-    /// What the engine knew before the master was asked for space.
-    known: LookUps,
-    /// Ways to the members, in the order of `endpoints`.
-    pub(super) peers: Vec<Result<engine::Target<T>>>,
-    pub(super) flights: VecDeque<Flight<T>>,
-    /// Some replica is of a kind that is not written from here.
-    others: bool,
 }
 
 impl<'a, T: Transport> Writing<'a, T> {
@@ -647,10 +413,10 @@ impl<'a, T: Transport> Writing<'a, T> {
 }
 
 /// The owner of granted space was replaced by another process.
-pub(super) const REPLACED: &str = "cannot write to granted space: its owner was replaced by another process";
+pub(crate) const REPLACED: &str = "cannot write to granted space: its owner was replaced by another process";
 
 /// Whether the replicas in memory are at these endpoints and addresses, in this order.
-pub(super) fn are_at<'a>(replicas: &[Replica], mut granted: impl Iterator<Item = (&'a str, u64)>) -> bool {
+pub(crate) fn are_at<'a>(replicas: &[Replica], mut granted: impl Iterator<Item = (&'a str, u64)>) -> bool {
     let mut memory = replicas.iter().filter_map(|replica| replica.location.memory());
     let all = granted.all(|(endpoint, address)| {
         memory.next().is_some_and(|at| at.endpoint == endpoint && at.address == address)

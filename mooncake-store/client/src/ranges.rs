@@ -13,19 +13,19 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
 use futures::stream::{FuturesUnordered, StreamExt};
 use mooncake_core::clock::Moment;
-use mooncake_core::replica::ReplicaList;
+use mooncake_core::replica::{Replica, ReplicaList};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{SliceMut, Transport};
 
-use self::borrow::Lent;
-use super::buffers::COPIED_AT_ONCE;
-use super::checksum::Sum;
-use super::deadline::{Deadline, late};
-use super::disk::BORROWED;
-use super::located::{Answer, Located, Place, Reading, Renewed, name};
-use super::metrics::{Counting, Operation};
-use super::{Client, Inner, Owner, shown};
+use crate::buffers::COPIED_AT_ONCE;
+use crate::checksum::Sum;
+use crate::deadline::{Deadline, late};
+use crate::disk::{BORROWED, Loan};
+use crate::errors::shown;
+use crate::located::{Answer, Located, Place, Reading, Renewed, Version, name};
+use crate::metrics::{Counting, Operation};
+use crate::state::{Client, Inner, Owner};
 
 /// How often what an answer of the master says is tried.
 const ROUNDS: usize = 2;
@@ -77,7 +77,7 @@ impl<T: Transport> Client<T> {
     ///
     /// Each range fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the object was located too long
     /// ago or the bytes came too late to be trusted, `OBJECT_NOT_FOUND` when it is gone, else as what failed. A range that is the whole object
-    /// is compared with its checksum, as are ranges of one object that are the whole of it together, when this client compares ([`ClientConfig::checksum`](super::ClientConfig::checksum)).
+    /// is compared with its checksum, as are ranges of one object that are the whole of it together, when this client compares ([`ClientConfig::checksum`](crate::ClientConfig::checksum)).
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
@@ -132,6 +132,23 @@ struct Range<T: Transport> {
     /// Why it was not read so far.
     failure: Option<Error>,
     outcome: Option<Result<()>>,
+}
+
+/// What an owner has lent for a range.
+#[derive(Debug)]
+struct Lent {
+    loan: Arc<Loan>,
+    address: u64,
+    /// The copy it is of, as the master spoke of it.
+    copy: Replica,
+    /// What that is, as the owner says.
+    version: Option<Version>,
+}
+
+impl Lent {
+    fn until(&self) -> Moment {
+        self.loan.until
+    }
 }
 
 impl<T: Transport> Range<T> {

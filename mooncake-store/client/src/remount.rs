@@ -16,9 +16,9 @@ use mooncake_core::{ErrorKind, Result};
 use mooncake_transport::Transport;
 use mooncake_transport::handshake::HandshakeConfig;
 
-use super::Inner;
-use super::deadline::Deadline;
-use super::mount::{Mounted, Moving};
+use crate::deadline::Deadline;
+use crate::mounted::{Mounted, Moving};
+use crate::state::Inner;
 
 /// For how long nothing else may come to lie at addresses that were given up, at least. No grant to a client is used for longer;
 /// a lease may be.
@@ -26,18 +26,18 @@ const HOLE: Duration = Duration::from_secs(60);
 
 impl<T: Transport> Inner<T> {
     /// Whether the master is not known to have all that is offered.
-    pub(super) fn has_unconfirmed(&self) -> bool {
+    pub(crate) fn has_unconfirmed(&self) -> bool {
         !self.moving.lock().is_empty() || self.segments.lock().iter().any(|mounted| !mounted.confirmed)
     }
 
     /// Mounts everything again.
-    pub(super) async fn remount(self: &Arc<Self>, forgotten: bool, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn remount(self: &Arc<Self>, forgotten: bool, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         if forgotten { self.remount_listed(deadline).await } else { self.offer_listed(deadline).await }
     }
 
     /// Takes everything from a master that keeps no list of its objects, and mounts it again with those of before.
-    pub(super) async fn mount_anew(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn mount_anew(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         let ids: Vec<_> = {
             let mut segments = self.segments.lock();
@@ -59,11 +59,11 @@ impl<T: Transport> Inner<T> {
         self.remount_listed(deadline).await
     }
 
-    pub(super) async fn remount_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn remount_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         self.stop_announcing().await;
         self.begin_inventory(deadline).await?;
         let ids: Vec<_> =
-            self.segments.lock().iter().filter(|m| !m.leaving).map(super::mount::Mounted::id).collect();
+            self.segments.lock().iter().filter(|m| !m.leaving).map(crate::mounted::Mounted::id).collect();
         tracing::info!(client = %self.id, segments = ids.len(), "the master does not know us: mounting again");
         for id in ids {
             let own = {
@@ -129,7 +129,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Nothing else may come to lie there for a while.
-    pub(super) fn keep_hole(&self, hole: AddressHole) {
+    pub(crate) fn keep_hole(&self, hole: AddressHole) {
         let span = HOLE.max(self.promises.lock().longest(self.config.clock.now()));
         self.runtime.spawn(async move {
             tokio::time::sleep(span).await;
@@ -167,7 +167,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Tells the master of all segments; new ones are mounted, not mounted again.
-    pub(super) async fn offer_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn offer_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         self.settle(deadline).await?;
         let (new, all): (Vec<(Segment, bool)>, Vec<Segment>) = {
             let segments = self.segments.lock();

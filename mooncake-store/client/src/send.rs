@@ -5,45 +5,20 @@ use std::sync::Arc;
 use mooncake_core::clock::Moment;
 use mooncake_core::{Error, Result};
 use mooncake_transport::engine::{self, Request};
-use mooncake_transport::ticket::Results;
 use mooncake_transport::{PoolBuf, Transport};
 
-use super::buffers::{Outgoing, Part};
-use super::deadline::late;
-use super::put::{Grant, Item, Writing};
-use super::staging::{Cutter, Piece, Staging};
-
-/// One replica to write.
-pub(super) struct Target {
-    /// For which grant.
-    pub(super) grant: usize,
-    /// At which member.
-    pub(super) peer: usize,
-    /// Its first address there.
-    pub(super) remote: u64,
-}
-
-/// A submission under way.
-pub(super) struct Flight<T: Transport> {
-    results: Results<Vec<Request<T, Outgoing<T>>>>,
-    /// Grant and member of each transfer.
-    of: Vec<(usize, usize)>,
-}
-
-impl<T: Transport> Flight<T> {
-    /// Outcome of each transfer, with the grant it was for.
-    pub(super) async fn landed(self) -> impl Iterator<Item = (usize, Result<()>)> {
-        let (results, _) = self.results.await;
-        self.of.into_iter().map(|(grant, _)| grant).zip(results)
-    }
-}
+use crate::buffers::{Outgoing, Part};
+use crate::deadline::late;
+use crate::payload::Item;
+use crate::staging::{Cutter, Piece, Staging};
+use crate::writing::{Flight, Grant, Writing};
 
 /// Ways to the members of a put.
 type Peers<T> = [Result<engine::Target<T>>];
 
 impl<T: Transport> Writing<'_, T> {
     /// Writes every replica of every grant; failures are noted in the grants.
-    pub(super) async fn transfer(&mut self, items: &[Item<'_, T>]) {
+    pub(crate) async fn transfer(&mut self, items: &[Item<'_, T>]) {
         let peers = std::mem::take(&mut self.peers);
         for target in &self.targets {
             if let Err(error) = &peers[target.peer] {

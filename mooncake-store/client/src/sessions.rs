@@ -1,5 +1,7 @@
 //! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
 
+mod flight;
+mod reservation;
 mod written;
 
 use std::collections::HashSet;
@@ -9,58 +11,20 @@ use mooncake_core::clock::Moment;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{MemoryLocation, Replica, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::engine::{LookUps, Request};
-use mooncake_transport::{Slice, Transport};
+use mooncake_transport::Transport;
+use mooncake_transport::engine::Request;
 
-use self::written::{Flight, Written};
-use super::deadline::Deadline;
-use super::metrics::Operation;
-use super::put::{Attempt, OURS_FOR, are_at, of_some};
-use super::room::{Room, may_come, too_large};
-use super::{Client, Owner, is_newer, shown};
+use self::flight::Flight;
+use self::reservation::refused;
+pub use self::reservation::{RangeWrite, Reservation};
+use crate::attempt::{Attempt, OURS_FOR};
+use crate::deadline::Deadline;
+use crate::errors::shown;
+use crate::metrics::Operation;
+use crate::put::{are_at, of_some};
+use crate::retry_on_full::{RetryOnFull, is_full, too_large};
+use crate::state::{Client, Owner, is_newer};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
-
-/// Space granted for an object that nobody can read yet.
-#[derive(Debug)]
-pub struct Reservation {
-    key: Vec<u8>,
-    size: u64,
-    replicas: Vec<MemoryLocation>,
-    attempt: Attempt,
-    /// Processes that were found before the master was last asked for the space.
-    known: LookUps,
-    /// Shared with the tasks that wait for the transfers of dropped calls.
-    written: Arc<Written>,
-}
-
-impl Reservation {
-    /// The key it is for.
-    pub fn key(&self) -> &[u8] {
-        &self.key
-    }
-
-    /// Length of the object in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Whether [`Client::commit`] would refuse the object: a write of it is under way, a range of it was not written since a write of
-    /// that range failed or was dropped, or a write timed out and may still land.
-    pub fn is_incomplete(&self) -> bool {
-        self.written.is_incomplete()
-    }
-}
-
-/// A part of a reserved object to write.
-#[derive(Debug)]
-pub struct RangeWrite<'a, T: Transport> {
-    /// Of which object.
-    pub object: &'a Reservation,
-    /// From which byte on.
-    pub offset: u64,
-    /// The bytes.
-    pub from: Slice<T>,
-}
 
 impl<T: Transport> Client<T> {
     /// Asks for space for each object, of which nothing can be read before [`commit`](Self::commit). A reservation that is neither
@@ -97,7 +61,7 @@ impl<T: Transport> Client<T> {
                 written: Arc::default(),
             })
         };
-        let mut room = Room::new(inner, &deadline);
+        let mut retry = RetryOnFull::new(inner, &deadline);
         let mut named = HashSet::with_capacity(puts.len());
         let refusal = |put: PutItem<'_>, first: bool| match ObjectKey::check(put.key) {
             Err(error) => Some(Err(Error::from(error).context(shown(put.key)))),
@@ -128,8 +92,8 @@ impl<T: Transport> Client<T> {
                 // What was refused before stays refused.
                 Err(_) => break,
             }
-            pending.retain(|&i| outcomes[i].as_ref().is_some_and(may_come));
-            if pending.is_empty() || !room.wait(inner).await {
+            pending.retain(|&i| outcomes[i].as_ref().is_some_and(is_full));
+            if pending.is_empty() || !retry.wait(inner).await {
                 break;
             }
         }
@@ -318,10 +282,6 @@ fn too_old(key: &[u8]) -> Error {
         "the space was reserved so long ago that the master may have taken it back",
     )
     .context(shown(key))
-}
-
-fn refused(key: &[u8], why: &'static str) -> Error {
-    Error::new(ErrorCode::UnavailableInCurrentStatus, why).context(shown(key))
 }
 
 impl<T: Transport> RangeWrite<'_, T> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use mooncake_transport::Transport;
 
-use super::metrics::{Direction, Metrics, OperationCounts};
-use super::{Client, Inner};
+use crate::metrics::{Direction, Metrics, OperationCounts};
+use crate::state::{Client, Inner};
 use mooncake_protocol::metrics::{MICROS, Micros, human};
 
 impl Metrics {
@@ -70,7 +70,7 @@ fn shown(latency: &Micros) -> String {
 
 impl<T: Transport> Client<T> {
     /// Has a summary written to the log from time to time, if the client is to.
-    pub(super) fn start_summaries(&self) {
+    pub(crate) fn start_summaries(&self) {
         let interval = self.inner.config.metrics_interval;
         if self.inner.metrics.is_some() && !interval.is_zero() {
             self.inner.runtime.spawn(summarize(Arc::downgrade(&self.inner), interval));

@@ -11,14 +11,14 @@ use mooncake_transport::engine::Request;
 use mooncake_transport::{Slice, Transport};
 use serde::Deserialize;
 
-use super::deadline::Deadline;
-use super::{Client, Inner};
+use crate::deadline::Deadline;
+use crate::state::{Client, Inner};
 use mooncake_protocol::api::{Caller, CopyToken};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Most tasks fetched at a time, and most made at a time.
 const FETCHED: u64 = 16;
-pub(super) const AT_ONCE: usize = 4;
+pub(crate) const AT_ONCE: usize = 4;
 /// Pause before a copy that found no room is tried again, times the number of tries.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks at whether a member answers that a copy was too late for, and how many. After ten minutes the master drops it.
@@ -103,7 +103,7 @@ impl Payload {
 
 impl<T: Transport> Inner<T> {
     /// Fetches what the master wants done and begins with it. Part of the heartbeat, so it waits for nothing else.
-    pub(super) async fn take_tasks(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn take_tasks(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         if self.segments.lock().is_empty() || self.working.available_permits() == 0 {
             return Ok(());
         }
@@ -229,7 +229,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// A replica that lies in a segment of ours.
-    pub(super) fn own_bytes(&self, replica: &Replica) -> Option<Slice<T>> {
+    pub(crate) fn own_bytes(&self, replica: &Replica) -> Option<Slice<T>> {
         let at = replica.location.memory().filter(|at| at.endpoint == self.endpoint)?;
         let segments = self.segments.lock();
         segments.iter().find_map(|mounted| mounted.slice(at.address, at.size))

@@ -10,17 +10,17 @@ use mooncake_core::ids::SlotId;
 use mooncake_core::replica::{Replica, ReplicaList};
 use mooncake_core::sketch::Sketch;
 
-use crate::located::is_same;
+use crate::replicas::is_same;
 
 /// Keys whose reads are counted, roughly.
 const COUNTERS: usize = 1 << 16;
 
 /// A value, and what the master said of it.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) bytes: Bytes,
-    pub(super) replicas: Vec<Replica>,
-    pub(super) checksum: Option<u64>,
+pub(crate) struct Entry {
+    pub(crate) bytes: Bytes,
+    pub(crate) replicas: Vec<Replica>,
+    pub(crate) checksum: Option<u64>,
 }
 
 impl Entry {
@@ -29,7 +29,7 @@ impl Entry {
     }
 }
 
-pub(super) struct Table {
+pub(crate) struct Table {
     slots: HashMap<Box<[u8]>, SlotId>,
     entries: Vec<Option<(Box<[u8]>, Entry)>>,
     free: Vec<SlotId>,
@@ -42,7 +42,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self {
             slots: HashMap::new(),
             entries: Vec::new(),
@@ -56,12 +56,12 @@ impl Table {
     }
 
     /// Objects kept, and their bytes.
-    pub(super) fn size(&self) -> (usize, u64) {
+    pub(crate) fn size(&self) -> (usize, u64) {
         (self.order.len(), self.bytes)
     }
 
     /// The value that the answer is about. What is kept of another value of that key goes.
-    pub(super) fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
+    pub(crate) fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         let slot = *self.slots.get(key)?;
         let (_, entry) = self.entries[slot.index()].as_ref()?;
         if entry.is(list) {
@@ -73,12 +73,12 @@ impl Table {
     }
 
     /// Counts a key that was fetched; how often it was lately.
-    pub(super) fn count(&mut self, key: &[u8]) -> u8 {
+    pub(crate) fn count(&mut self, key: &[u8]) -> u8 {
         self.asked.add(self.hasher.hash_one(key))
     }
 
     /// Whether to fetch a key; nobody else is told to until it has come or failed.
-    pub(super) fn begin(&mut self, key: &[u8]) -> bool {
+    pub(crate) fn begin(&mut self, key: &[u8]) -> bool {
         if self.slots.contains_key(key) || self.coming.contains_key(key) {
             return false;
         }
@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// It came, or did not. Whether it is kept: not if it was forgotten meanwhile.
-    pub(super) fn end(&mut self, key: &[u8], entry: Option<Entry>) -> bool {
+    pub(crate) fn end(&mut self, key: &[u8], entry: Option<Entry>) -> bool {
         let wanted = self.coming.remove(key).unwrap_or(false);
         let Some(entry) = entry.filter(|_| wanted) else { return false };
         self.remove(key);
@@ -103,7 +103,7 @@ impl Table {
     }
 
     /// Takes out what was not asked for the longest.
-    pub(super) fn evict(&mut self) -> Option<Bytes> {
+    pub(crate) fn evict(&mut self) -> Option<Bytes> {
         let slot = self.order.evict(&mut |_| true)?;
         let (key, entry) = self.entries[slot.index()].take()?;
         self.slots.remove(&key);
@@ -113,7 +113,7 @@ impl Table {
     }
 
     /// Nothing of that key is kept, nor what is coming.
-    pub(super) fn forget(&mut self, key: &[u8]) {
+    pub(crate) fn forget(&mut self, key: &[u8]) {
         if let Some(wanted) = self.coming.get_mut(key) {
             *wanted = false;
         }
@@ -121,7 +121,7 @@ impl Table {
     }
 
     /// Nothing is kept, nor what is coming.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.coming.values_mut().for_each(|wanted| *wanted = false);
         while self.evict().is_some() {}
     }

@@ -345,7 +345,7 @@ impl Files {
     }
 
     /// Its own files of these keys are its own no more.
-    pub(super) fn let_go<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<PathBuf> {
+    pub(crate) fn let_go<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<PathBuf> {
         let mut known = self.known.lock();
         let mut gone = Vec::new();
         for key in keys {
@@ -358,7 +358,7 @@ impl Files {
     }
 
     /// Drops its own file of a key, if it has that path.
-    pub(super) async fn forget(&self, key: &[u8], path: &Path) {
+    pub(crate) async fn forget(&self, key: &[u8], path: &Path) {
         let own = {
             let mut known = self.known.lock();
             let is = known.own.get(key).is_some_and(|own| own == path);
@@ -373,11 +373,11 @@ impl Files {
     }
 
     /// Its own files, by their keys.
-    pub(super) fn own(&self) -> Vec<(Vec<u8>, PathBuf)> {
+    pub(crate) fn own(&self) -> Vec<(Vec<u8>, PathBuf)> {
         self.known.lock().own.iter().map(|(key, path)| (key.clone(), path.clone())).collect()
     }
 
-    pub(super) async fn unlink(paths: Vec<PathBuf>) {
+    pub(crate) async fn unlink(paths: Vec<PathBuf>) {
         for path in paths {
             unlink(path).await;
         }

@@ -2,69 +2,62 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, Rng, SharedClock};
-use mooncake_core::memory::HostMemory;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_disk::{DiskConfig, EngineKind, FileStore, StoreConfig, StoreStats};
+use mooncake_disk::{FileStore, StoreStats};
 use mooncake_transport::Transport;
-use mooncake_transport::engine::Engine;
 use parking_lot::Mutex;
 
-use super::serve::Owner;
 use super::shelf::{Place, Shelf};
-use super::{OffloadConfig, scoped, split};
-use crate::config::{join_port, split_port};
+use super::{scoped, split};
+use crate::config::OffloadConfig;
 use mooncake_protocol::api::DEFAULT_TENANT;
-use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
 use mooncake_protocol::wire::{Lent, LentParts};
 
 /// How long one that stood still is given to answer.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
-/// Largest number of connections of readers.
-const MAX_CONNECTIONS: usize = 4096;
 /// Most objects read together.
 const MAX_BATCH: usize = 4096;
 
 /// The disk of a client.
 #[derive(Debug)]
 pub(crate) struct Disk<T: Transport> {
-    pub(super) config: OffloadConfig,
-    pub(super) store: FileStore,
+    pub(crate) config: OffloadConfig,
+    pub(crate) store: FileStore,
     /// Who serves it; empty when nobody does.
-    pub(super) endpoint: String,
-    pub(super) counts: Counts,
+    pub(crate) endpoint: String,
+    pub(crate) counts: Counts,
     /// There is something for the master to hear, or to say.
-    pub(super) wake: tokio::sync::Notify,
+    pub(crate) wake: tokio::sync::Notify,
     /// Whether the cluster has tenants. Without, all objects are the default one's, whoever asks for them.
-    pub(super) tenants: AtomicBool,
+    pub(crate) tenants: AtomicBool,
     /// Work that its time was up for and that the disk has not come to the end of.
-    behind: AtomicUsize,
-    shelf: Shelf<T>,
+    pub(crate) behind: AtomicUsize,
+    pub(crate) shelf: Shelf<T>,
     /// What a peer opens to reach the shelf.
-    memory: String,
-    clock: SharedClock,
-    lent: Mutex<Loans<T>>,
+    pub(crate) memory: String,
+    pub(crate) clock: SharedClock,
+    pub(crate) lent: Mutex<Loans<T>>,
 }
 
 /// What is lent, and until when.
 #[derive(Debug)]
-struct Loans<T: Transport> {
-    rng: Rng,
-    batches: HashMap<u64, (Moment, Vec<Place<T>>)>,
+pub(crate) struct Loans<T: Transport> {
+    pub(crate) rng: Rng,
+    pub(crate) batches: HashMap<u64, (Moment, Vec<Place<T>>)>,
 }
 
 /// A part of an object, and how long the caller believes the whole to be.
 #[derive(Debug)]
-pub(super) struct Wanted {
-    pub(super) key: Vec<u8>,
-    pub(super) size: u64,
+pub(crate) struct Wanted {
+    pub(crate) key: Vec<u8>,
+    pub(crate) size: u64,
     /// Not empty, and inside.
-    pub(super) range: Range<u64>,
+    pub(crate) range: Range<u64>,
 }
 
 impl Wanted {
@@ -75,14 +68,14 @@ impl Wanted {
 
 /// What was done with a disk since the start.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) offloaded: AtomicU64,
-    pub(super) offloaded_bytes: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) promoted: AtomicU64,
-    read: AtomicU64,
-    read_bytes: AtomicU64,
-    unread: AtomicU64,
+pub(crate) struct Counts {
+    pub(crate) offloaded: AtomicU64,
+    pub(crate) offloaded_bytes: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) promoted: AtomicU64,
+    pub(crate) read: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) unread: AtomicU64,
 }
 
 /// What a client's disk holds and has done.
@@ -108,52 +101,6 @@ pub struct DiskReport {
     pub lent_bytes: u64,
 }
 
-/// Opens a disk, and serves it. It is not offered to the master yet.
-pub(super) async fn open<T: Transport>(
-    config: OffloadConfig,
-    engine: &Engine<T>,
-    name: &str,
-) -> Result<(Arc<Disk<T>>, Option<RunningServer>)> {
-    let opened = config.clone();
-    let store = tokio::task::spawn_blocking(move || open_store(&opened))
-        .await
-        .map_err(|error| Error::internal(format!("opening a disk failed: {error}")))??;
-    let len = usize::try_from(config.buffer).map_err(|_| Error::invalid("offload: buffer is too large"))?;
-    let memory = Arc::new(HostMemory::new(len).map_err(|error| error.context("offload buffer"))?);
-    let shelf = Shelf::new(engine.register(memory).await?);
-    let host = split_port(name).0;
-    let server = match config.serve {
-        true => {
-            let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
-            let options = ServerOptions {
-                listener: "disk",
-                max_connections: MAX_CONNECTIONS,
-                descriptor_share: 32,
-                ..ServerOptions::default()
-            };
-            Some(Server::bind(any, options).await?)
-        }
-        false => None,
-    };
-    let endpoint = server.as_ref().map(|server| join_port(host, server.local_addr().port()));
-    let disk = Arc::new(Disk {
-        config,
-        store,
-        endpoint: endpoint.unwrap_or_default(),
-        counts: Counts::default(),
-        wake: tokio::sync::Notify::new(),
-        tenants: AtomicBool::new(true),
-        behind: AtomicUsize::new(0),
-        shelf,
-        memory: name.to_owned(),
-        clock: engine.clock().clone(),
-        lent: Mutex::new(Loans { rng: Rng::from_os(), batches: HashMap::new() }),
-    });
-    tracing::info!(path = %disk.config.path.display(), endpoint = disk.endpoint, "disk open");
-    let server = server.map(|server| server.start(Arc::new(Owner(disk.clone()))));
-    Ok((disk, server))
-}
-
 /// Refuses an object of another length than its reader believes.
 fn is_long(there: u64, size: u64) -> Result<()> {
     match there == size {
@@ -164,39 +111,6 @@ fn is_long(there: u64, size: u64) -> Result<()> {
 
 fn unanswered() -> Error {
     Error::new(ErrorCode::RpcTimeout, "the disk does not answer")
-}
-
-fn open_store(config: &OffloadConfig) -> Result<FileStore> {
-    let engine = if config.threads { EngineKind::Threads } else { EngineKind::Auto };
-    let capacity = capacity(config)?;
-    let mut store = StoreConfig::new(&config.path, capacity);
-    store.max_objects = config.max_objects;
-    (store.high_watermark, store.low_watermark) = config.watermarks.unwrap_or((1.0, 1.0));
-    let disk = DiskConfig { engine, ..DiskConfig::default() };
-    #[cfg(feature = "testkit")]
-    if let Some(faults) = &config.faults {
-        return Ok(FileStore::open_with_faults(disk, store, faults.0.clone())?.0);
-    }
-    Ok(FileStore::open(disk, store)?.0)
-}
-
-/// What is asked for, and no more than 90 % of what the file system has or the store has already.
-fn capacity(config: &OffloadConfig) -> Result<u64> {
-    let failed = |error: std::io::Error| {
-        let text = format!("cannot use {} for objects: {error}", config.path.display());
-        Error::new(ErrorCode::FileOpenFail, text).with_source(error)
-    };
-    std::fs::create_dir_all(&config.path).map_err(failed)?;
-    let about = rustix::fs::statvfs(&config.path).map_err(|errno| failed(errno.into()))?;
-    let free = about.f_bavail.saturating_mul(about.f_frsize);
-    let there = free.saturating_add(allocated(&config.path.join("objects")));
-    let most = there / 10 * 9;
-    Ok((config.capacity.min(most) / 4096 * 4096).max(4096))
-}
-
-fn allocated(file: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(file).map_or(0, |about| about.blocks().saturating_mul(512))
 }
 
 impl<T: Transport> Disk<T> {
@@ -228,7 +142,7 @@ impl<T: Transport> Disk<T> {
     }
 
     /// What lies there and may be an object of this cluster, with its length.
-    pub(super) fn listing(&self) -> Vec<(Arc<[u8]>, u64)> {
+    pub(crate) fn listing(&self) -> Vec<(Arc<[u8]>, u64)> {
         let mut listing = self.store.listing();
         if !self.tenants.load(Relaxed) {
             listing.retain(|(key, _)| split(key).0 == DEFAULT_TENANT);
@@ -237,7 +151,7 @@ impl<T: Transport> Disk<T> {
     }
 
     /// Reads parts of objects, each of the length the reader knows, into memory that peers may read for a while. All or none.
-    pub(super) async fn lend(&self, wanted: Vec<Wanted>) -> Result<LentParts> {
+    pub(crate) async fn lend(&self, wanted: Vec<Wanted>) -> Result<LentParts> {
         let outcome = match self.is_stalled() {
             true => Err(unanswered()),
             false => {
@@ -307,12 +221,12 @@ impl<T: Transport> Disk<T> {
     }
 
     /// Whether it does not answer, or has not come to the end of what its time was up for.
-    pub(super) fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         self.behind.load(Relaxed) != 0 || self.is_stalled()
     }
 
     /// Whether the heartbeat may use it. One that does not answer is asked whether it does.
-    pub(super) async fn is_usable(self: &Arc<Self>) -> bool {
+    pub(crate) async fn is_usable(self: &Arc<Self>) -> bool {
         if self.behind.load(Relaxed) == 0 && self.is_stalled() {
             let disk = self.clone();
             let _ = self.within(SIGN_OF_LIFE, async move { disk.store.probe().await }).await;
@@ -325,7 +239,7 @@ impl<T: Transport> Disk<T> {
     }
 
     /// Does something with the disk, to its end, and waits for that for a while. `RPC_TIMEOUT`: it goes on, and until it is over the disk is not usable.
-    pub(super) async fn work<R: Send + 'static>(
+    pub(crate) async fn work<R: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = R> + Send + 'static,
     ) -> Result<R> {
@@ -354,7 +268,7 @@ impl<T: Transport> Disk<T> {
     }
 
     /// Reads an object into memory that wires take.
-    pub(super) async fn shelve(&self, key: &[u8], len: u64) -> Result<Place<T>> {
+    pub(crate) async fn shelve(&self, key: &[u8], len: u64) -> Result<Place<T>> {
         let mut places = self.shelf.take(&[len], self.readers_wait()).await?;
         let value = self.store.read_part(key, 0..len).await?;
         is_long(value.value_len(), len)?;
@@ -364,14 +278,14 @@ impl<T: Transport> Disk<T> {
     }
 
     /// A loan is given back; whether there was one.
-    pub(super) fn take_back(&self, batch: u64) -> bool {
+    pub(crate) fn take_back(&self, batch: u64) -> bool {
         let lent = self.lent.lock().batches.remove(&batch);
         // The lock is not held while others are told of the room.
         lent.is_some()
     }
 
     /// Takes back what was lent too long ago.
-    pub(super) fn take_back_overdue(&self) {
+    pub(crate) fn take_back_overdue(&self) {
         let now = self.clock.now();
         let overdue: Vec<_> = self.lent.lock().batches.extract_if(|_, (until, _)| *until <= now).collect();
         drop(overdue);

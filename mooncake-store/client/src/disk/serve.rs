@@ -15,7 +15,7 @@ use mooncake_protocol::wire::LentParts;
 
 /// A disk, as its RPC port serves it.
 #[derive(Debug)]
-pub(super) struct Owner<T: Transport>(pub(super) Arc<Disk<T>>);
+pub(crate) struct Owner<T: Transport>(pub(crate) Arc<Disk<T>>);
 
 impl<T: Transport> Service for Owner<T> {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {

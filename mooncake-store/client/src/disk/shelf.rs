@@ -15,7 +15,7 @@ const ALIGN: u64 = 4096;
 
 /// Memory open to peers, shared out.
 #[derive(Debug)]
-pub(super) struct Shelf<T: Transport> {
+pub(crate) struct Shelf<T: Transport> {
     region: Region<T>,
     space: Arc<Space>,
 }
@@ -28,7 +28,7 @@ struct Space {
 
 /// A part of it that nobody else has.
 #[derive(Debug)]
-pub(super) struct Place<T: Transport> {
+pub(crate) struct Place<T: Transport> {
     slice: SliceMut<T>,
     _room: Room,
 }
@@ -48,19 +48,19 @@ impl Drop for Room {
 }
 
 impl<T: Transport> Shelf<T> {
-    pub(super) fn new(region: Region<T>) -> Self {
+    pub(crate) fn new(region: Region<T>) -> Self {
         let allocator = BuiltinAllocator::new(region.len() as u64, &Default::default());
         Self { region, space: Arc::new(Space { allocator: Mutex::new(allocator), freed: Notify::new() }) }
     }
 
     /// Bytes that are lent.
-    pub(super) fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.space.allocator.lock().used()
     }
 
     /// Room for all of these lengths at once, as soon as there is some. `BUFFER_OVERFLOW` for more than there is in all, `NO_AVAILABLE_HANDLE` when nothing
     /// came free in that time.
-    pub(super) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<Place<T>>> {
+    pub(crate) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<Place<T>>> {
         let bytes = lens.iter().fold(0u64, |sum, len| sum.saturating_add(len.next_multiple_of(ALIGN)));
         if bytes > self.region.len() as u64 {
             let text = format!("{bytes} bytes are read at once, the buffer has {}", self.region.len());
@@ -113,12 +113,12 @@ impl<T: Transport> Shelf<T> {
 
 impl<T: Transport> Place<T> {
     /// Where it lies.
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.slice.addr()
     }
 
     /// Copies bytes to its beginning.
-    pub(super) fn copy_from(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn copy_from(&mut self, bytes: &[u8]) -> Result<()> {
         self.slice.copy_from(0, bytes)
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 
 use mooncake_protocol::pack::wire_fields;
-pub(super) use mooncake_protocol::record::append;
+pub(crate) use mooncake_protocol::record::append;
 use mooncake_protocol::record::next;
 use mooncake_protocol::wire::StoredReplica;
 
@@ -15,64 +15,64 @@ const NAME: &[u8; 7] = b"mkckept";
 /// Version of the records that follow, as one digit after the name.
 const VERSION: u8 = b'1';
 /// Objects in one record.
-pub(super) const ITEMS: usize = 16 << 10;
+pub(crate) const ITEMS: usize = 16 << 10;
 
 /// Whose segment it is, and which file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) device: u64,
-    pub(super) inode: u64,
+pub(crate) struct Header {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
     /// Bytes of the segment.
-    pub(super) len: u64,
-    pub(super) client: ClientId,
-    pub(super) segment: SegmentId,
+    pub(crate) len: u64,
+    pub(crate) client: ClientId,
+    pub(crate) segment: SegmentId,
     /// Where it lay in the memory of processes, the last one last.
-    pub(super) places: Vec<u64>,
+    pub(crate) places: Vec<u64>,
 }
 
 wire_fields!(structure Header { device: u64, inode: u64, len: u64, client: ClientId, segment: SegmentId, places: Vec<u64> });
 
 /// An object that is known for sure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Came {
+pub(crate) struct Came {
     /// As the master counts it; 0 for one that the master was not told of yet.
-    pub(super) replica: ReplicaId,
-    pub(super) stored: StoredReplica,
+    pub(crate) replica: ReplicaId,
+    pub(crate) stored: StoredReplica,
     /// CRC-64 of its bytes.
-    pub(super) sum: u64,
+    pub(crate) sum: u64,
     /// The master was offered it: if it took it and it is there yet, the master tells so.
-    pub(super) offered: bool,
+    pub(crate) offered: bool,
 }
 
 wire_fields!(structure Came { replica: ReplicaId, stored: StoredReplica, sum: u64, offered: bool });
 
 /// What has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(crate) struct Change {
     /// The master that told it, and the number of the last thing it told.
-    pub(super) epoch: u64,
-    pub(super) heard: u64,
+    pub(crate) epoch: u64,
+    pub(crate) heard: u64,
     /// Where something lay that does not any more.
-    pub(super) went: Vec<u64>,
+    pub(crate) went: Vec<u64>,
     /// What the master was offered.
-    pub(super) offered: Vec<u64>,
-    pub(super) came: Vec<Came>,
+    pub(crate) offered: Vec<u64>,
+    pub(crate) came: Vec<Came>,
 }
 
 wire_fields!(structure Change { epoch: u64, heard: u64, went: Vec<u64>, offered: Vec<u64>, came: Vec<Came> });
 
 /// What a file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) header: Header,
-    pub(super) epoch: u64,
-    pub(super) heard: u64,
+pub(crate) struct Found {
+    pub(crate) header: Header,
+    pub(crate) epoch: u64,
+    pub(crate) heard: u64,
     /// By place.
-    pub(super) objects: BTreeMap<u64, Came>,
+    pub(crate) objects: BTreeMap<u64, Came>,
 }
 
 /// The beginning of a file.
-pub(super) fn begin(header: &Header) -> Vec<u8> {
+pub(crate) fn begin(header: &Header) -> Vec<u8> {
     let mut out = NAME.to_vec();
     out.push(VERSION);
     append(header, &mut out);
@@ -81,7 +81,7 @@ pub(super) fn begin(header: &Header) -> Vec<u8> {
 
 /// Contents of an index file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Contents {
+pub(crate) enum Contents {
     /// An index of this version.
     Known(Found),
     /// An index that this version cannot read: another version wrote it, or it is damaged. The text says which.
@@ -91,7 +91,7 @@ pub(super) enum Contents {
 }
 
 /// Parses an index file.
-pub(super) fn read(bytes: &[u8]) -> Contents {
+pub(crate) fn read(bytes: &[u8]) -> Contents {
     let Some((version, rest)) = bytes.strip_prefix(NAME).and_then(<[u8]>::split_first) else {
         return Contents::Foreign;
     };

@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::client::Inner;
 use super::link::{Link, Up};
 use super::message::{self, HEAD_LEN, Item, Items, Status, Verb};
-use crate::Deadline;
+use crate::deadline::Deadline;
 use mooncake_protocol::pack::Pack;
 
 /// Longest wait of a task for an answer: waking it costs two switches more.

@@ -13,8 +13,9 @@ use mooncake_transport::same_host::socket::Trust;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-use super::link::{self, Command, Link};
-use super::memory::{Memories, Pool};
+use super::link::{self, Link};
+use super::shared::Command;
+use super::shared::{Memories, Pool};
 use super::{DEFAULT_PORT, default_path};
 
 /// How a light client joins its owner.

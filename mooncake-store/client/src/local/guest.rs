@@ -13,9 +13,10 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use super::message::Place;
-use super::owner::{LocalStats, Owner};
 use super::record::{Cause, Record};
-use crate::Located;
+use super::server_config::LocalStats;
+use crate::located::Located;
+use crate::state::Client;
 
 /// Objects that one light client may have located and not read yet; the oldest go first.
 const MAX_LOCATED: usize = 1 << 16;
@@ -80,7 +81,8 @@ impl<T: Transport> Guest<T> {
     /// Maps the file of some memory and makes it known to the wires.
     pub(super) fn share(
         &self,
-        owner: &Owner<T>,
+        client: &Client<T>,
+        max: u64,
         (number, offset, len): (u32, u64, u64),
         file: Option<OwnedFd>,
     ) -> Result<(), Record> {
@@ -88,7 +90,6 @@ impl<T: Transport> Guest<T> {
             tracing::warn!(process = self.process(), %error, "memory of a local process is refused");
             Record::refused(error.code(), Cause::Nonsense, 0)
         };
-        let max = owner.config.max_memory;
         let refused = Record::refused(ErrorCode::NoAvailableHandle, Cause::Memory, max);
         let mut memories = self.memories.write();
         if memories.bytes.checked_add(len).is_none_or(|sum| sum > max)
@@ -102,7 +103,7 @@ impl<T: Transport> Guest<T> {
             }
             let len = usize::try_from(len).map_err(|_| Error::invalid("memory that is not addressable"))?;
             let memory = HostMemory::map_file(&sealed(file)?, offset, len)?;
-            owner.client.register(Arc::new(memory))
+            client.register(Arc::new(memory))
         };
         let region = map().map_err(nonsense)?;
         memories.by_number.insert(number, region);

@@ -12,10 +12,10 @@ use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::memory::Memories;
 use super::record::Record;
+use super::shared::{Command, Memories, SharedMemory};
 
 /// Time in which an owner answers a record.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -43,21 +43,6 @@ pub(super) struct Up {
     idle: Mutex<Vec<ParentOnly<UnixStream>>>,
     /// How many calls may be under way.
     pub(super) calls: Arc<Semaphore>,
-}
-
-/// Some memory, as an owner is told of it.
-#[derive(Clone, Debug)]
-pub(super) struct SharedMemory {
-    pub(super) number: u32,
-    pub(super) pages: SharedPages,
-}
-
-/// What a light client has to say to its owner.
-pub(super) enum Command {
-    /// Here is memory; how it was taken.
-    Share(SharedMemory, oneshot::Sender<Result<()>>),
-    /// That memory is not used any more.
-    Unshare(u32),
 }
 
 impl Up {

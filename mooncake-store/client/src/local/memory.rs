@@ -1,73 +1,18 @@
 //! A light client's memory: what its owner was told of, a pool of it for values, and pieces for those the pool has no room for.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
 use mooncake_core::memory::{
     HostMemory, HostMemoryOptions, MemorySource, MemorySpan, SharedPages, shared_pages,
 };
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::{BufferPool, Loopback, PoolBuf, PoolConfig, Region, Source, Transport};
-use parking_lot::RwLock;
-use tokio::sync::{mpsc, oneshot};
+use mooncake_transport::{BufferPool, Loopback, PoolConfig, Region, Transport};
+use tokio::sync::oneshot;
 
 use super::client::{Inner, LocalClient};
-use super::link::{Command, SharedMemory};
-use super::message::Place;
-use crate::Deadline;
-
-/// What the owner was told of, by first address and number.
-#[derive(Default)]
-pub(super) struct Memories {
-    listed: RwLock<BTreeMap<(u64, u32), SharedMemory>>,
-    next: AtomicU32,
-}
-
-impl Memories {
-    /// What the owner calls these bytes, if they all lie in one piece of memory that it has.
-    pub(super) fn place(&self, address: u64, len: usize) -> Option<Place> {
-        let end = address.checked_add(len as u64)?;
-        let listed = self.listed.read();
-        let below = listed.range(..=(address, u32::MAX)).rev();
-        let (_, memory) = { below }.find(|(_, memory)| end <= memory.pages.range().end)?;
-        let offset = address - memory.pages.range().start;
-        Some(Place { memory: memory.number, offset, len: len as u64 })
-    }
-
-    pub(super) fn list(&self, memory: SharedMemory) {
-        self.listed.write().insert((memory.pages.range().start, memory.number), memory);
-    }
-
-    pub(super) fn forget(&self, number: u32) {
-        self.listed.write().retain(|(_, listed), _| *listed != number);
-    }
-
-    pub(super) fn all(&self) -> Vec<SharedMemory> {
-        let mut all: Vec<_> = self.listed.read().values().cloned().collect();
-        all.sort_unstable_by_key(|memory| memory.number);
-        all
-    }
-}
-
-/// Some memory, taken back from the owner when it is dropped.
-struct Share {
-    number: u32,
-    memories: Arc<Memories>,
-    commands: mpsc::UnboundedSender<Command>,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        // At once: the addresses may be another mapping's in a moment.
-        self.memories.forget(self.number);
-        // Nobody is there to be told when the runtime is gone.
-        let _ = self.commands.send(Command::Unshare(self.number));
-    }
-}
+use super::shared::{Command, LocalBuf, Pool, Share, SharedMemory};
+use crate::deadline::Deadline;
 
 impl Inner {
     /// Tells the owner of some memory.
@@ -130,107 +75,6 @@ impl Inner {
 
 fn lost() -> Error {
     Error::new(ErrorCode::RpcFail, "mooncake_client went away in the middle")
-}
-
-/// Memory through which values travel.
-pub(super) struct Pool {
-    share: Arc<Share>,
-    start: u64,
-    free: BufferPool<Loopback>,
-}
-
-impl Pool {
-    pub(super) fn used(&self) -> u64 {
-        self.free.used()
-    }
-
-    pub(super) fn capacity(&self) -> u64 {
-        self.free.capacity()
-    }
-
-    pub(super) fn try_take(&self, len: usize) -> Option<LocalBuf> {
-        self.free.try_take(len).ok().map(|bytes| self.buffer(bytes))
-    }
-
-    async fn take(&self, len: usize) -> Result<LocalBuf> {
-        self.free.take(len).await.map(|bytes| self.buffer(bytes))
-    }
-
-    fn buffer(&self, bytes: PoolBuf<Loopback>) -> LocalBuf {
-        LocalBuf { memory: self.share.clone(), start: self.start, len: bytes.len(), bytes }
-    }
-}
-
-/// Memory that a light client and its owner see, for a value to be put or one that was read: what is written here is stored without
-/// another copy. It is given back when it is dropped.
-pub struct LocalBuf {
-    // Before the bytes: when they are the last of a piece of memory, the owner is told first.
-    memory: Arc<Share>,
-    /// First address of that piece.
-    start: u64,
-    bytes: PoolBuf<Loopback>,
-    /// How many of them count.
-    len: usize,
-}
-
-impl LocalBuf {
-    /// Drops all but the first bytes. Their memory goes back with the rest.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
-    }
-
-    /// All of a piece of memory.
-    fn own(share: Share, memory: HostMemory) -> Result<Self> {
-        let len = memory.len();
-        let region = Region::<Loopback>::unregistered(Arc::new(memory))?;
-        let start = region.addr();
-        let memory = region.exclusive().map_err(|_| Error::internal("new memory is not ours alone"))?;
-        // A pool of one: it shows bytes, which a region does not.
-        let bytes = BufferPool::new(memory, &PoolConfig::default())?.try_take(len)?;
-        Ok(Self { memory: Arc::new(share), start, bytes, len })
-    }
-
-    /// Where it begins in this process.
-    pub fn address(&self) -> u64 {
-        self.bytes.local().span.addr()
-    }
-
-    /// The bytes for good, without a copy.
-    pub fn into_bytes(self) -> Bytes {
-        Bytes::from_owner(self)
-    }
-
-    /// What the owner calls a part of it.
-    pub(super) fn place(&self, offset: usize, len: usize) -> Place {
-        let offset = self.address() - self.start + offset as u64;
-        Place { memory: self.memory.number, offset, len: len as u64 }
-    }
-}
-
-impl Deref for LocalBuf {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-impl DerefMut for LocalBuf {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[..self.len]
-    }
-}
-
-impl AsRef<[u8]> for LocalBuf {
-    fn as_ref(&self) -> &[u8] {
-        self
-    }
-}
-
-impl fmt::Debug for LocalBuf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LocalBuf({} bytes)", self.len())
-    }
 }
 
 /// Memory of the caller's that the owner has, too.

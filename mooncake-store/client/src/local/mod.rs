@@ -14,12 +14,16 @@
 //! |---|---|
 //! | `record.rs` | the control connection: who is there, which memory there is, signs of life |
 //! | `message.rs` | data connections: one call at a time on each |
-//! | `owner.rs`, `guest.rs`, `serve.rs` | the owner's side: the socket, one light client, the calls |
-//! | `client.rs`, `link.rs`, `call.rs`, `memory.rs`, `objects.rs` | the light client's side: set-up, the control connection, one call, memory, the verbs |
+//! | `owner.rs`, `serve.rs`, `host.rs`, `guest.rs` | owner: the socket, calls, state of the server, one light client |
+//! | `server_config.rs` | owner: settings and statistics |
+//! | `client.rs`, `link.rs`, `call.rs` | light client: construction, the control connection, one call |
+//! | `shared.rs`, `memory.rs` | light client: memory that the owner also maps, and its allocation |
+//! | `objects.rs` | light client: operations on objects |
 
 mod call;
 mod client;
 mod guest;
+mod host;
 mod link;
 #[allow(unsafe_code)]
 mod memory;
@@ -29,13 +33,16 @@ mod owner;
 pub mod record;
 #[allow(unsafe_code)]
 mod serve;
+mod server_config;
+mod shared;
 
 use std::path::PathBuf;
 
 pub use self::client::{LocalClient, LocalConfig};
-pub use self::memory::LocalBuf;
 pub use self::objects::{LocalRange, LocatedLocal};
-pub use self::owner::{LocalServer, LocalServerConfig, LocalStats};
+pub use self::owner::LocalServer;
+pub use self::server_config::{LocalServerConfig, LocalStats};
+pub use self::shared::LocalBuf;
 
 /// Port that names an owner's socket when nothing else is said.
 pub const DEFAULT_PORT: u16 = 50052;

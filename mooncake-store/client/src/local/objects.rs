@@ -12,12 +12,13 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Slice, SliceMut, Transport};
 
 use super::client::{Inner, LocalClient};
-use super::memory::{LocalBuf, Pool};
 use super::message::{
     self, Copy, Fetch, Item, Keys, NO_ROOM, Pattern, Place, RangeItem, Ranges, Read, ReadItem, Replicas,
     TaskOf, Verb, Write, WriteItem,
 };
-use crate::{Deadline, PutOutcome};
+use super::shared::{LocalBuf, Pool};
+use crate::deadline::Deadline;
+use crate::payload::PutOutcome;
 use mooncake_protocol::api::WriteMode;
 use mooncake_protocol::wire::TaskInfo;
 

@@ -1,18 +1,16 @@
 //! The owner's side: the socket, and who is served through it.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
-use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place, within_descriptors};
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::same_host::socket::{RecordSocket, Trust, listen_at};
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
@@ -20,76 +18,22 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::guest::Guest;
+use super::host::{DESCRIPTOR_SHARE, Owner, set};
 use super::record::{Cause, Record};
 use super::serve;
-use crate::Client;
+use super::server_config::{LocalServerConfig, LocalStats};
+use crate::state::Client;
 use mooncake_engine::transport_set::TransportSet;
 
-/// Part of the process's descriptors that the connections of the socket may take: one of so many.
-const DESCRIPTOR_SHARE: u64 = 16;
 /// Longest wait for the rest of a call.
 const CALL: Duration = Duration::from_secs(30);
 /// Time in which who connects says what it wants.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 
-/// How an owner serves.
-#[derive(Clone, Debug)]
-pub struct LocalServerConfig {
-    /// Path of the socket.
-    pub path: PathBuf,
-    /// Its permissions. With those of its user alone, the kernel's word on who connects is asked for as well.
-    pub mode: u32,
-    /// Light clients served at once. Their control connections take at most half of the places of the socket, so that there is
-    /// always one for a call. Where the socket is open to several users, one user has at most half of the light clients.
-    pub max_clients: usize,
-    /// Bytes one of them may share.
-    pub max_memory: u64,
-    /// Calls of one of them that may be under way at once.
-    pub max_calls: u32,
-    /// A light client that is silent for longer is forgotten.
-    pub silence: Duration,
-}
-
-impl Default for LocalServerConfig {
-    fn default() -> Self {
-        Self {
-            path: super::default_path(super::DEFAULT_PORT),
-            mode: 0o600,
-            max_clients: 256,
-            max_memory: 1 << 40,
-            max_calls: 64,
-            silence: Duration::from_secs(10),
-        }
-    }
-}
-
-/// What an owner's light clients hold just now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LocalStats {
-    /// How many there are.
-    pub clients: usize,
-    /// Pieces of memory they share.
-    pub memories: usize,
-    /// Bytes of it.
-    pub bytes: u64,
-    /// Connections for calls.
-    pub connections: usize,
-    /// Calls under way.
-    pub calls: usize,
-}
-
 /// Serves light clients with a client of the cluster, until it is stopped or dropped.
 pub struct LocalServer<T: Transport = TransportSet> {
     owner: Arc<Owner<T>>,
     accepting: JoinHandle<()>,
-}
-
-pub(super) struct Owner<T: Transport> {
-    pub(super) client: Client<T>,
-    pub(super) config: LocalServerConfig,
-    pub(super) guests: Mutex<HashMap<Uuid, Arc<Guest<T>>>>,
-    rng: Mutex<Rng>,
-    stopped: watch::Sender<bool>,
 }
 
 impl<T: Transport> LocalServer<T> {
@@ -145,40 +89,6 @@ impl<T: Transport> fmt::Debug for LocalServer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocalServer").field("path", &self.path()).field("stats", &self.stats()).finish()
     }
-}
-
-impl<T: Transport> Owner<T> {
-    /// Returns the largest number of light clients under the present limit of descriptors: one at least.
-    fn most_guests(&self) -> usize {
-        let places = within_descriptors(self.config.places(), DESCRIPTOR_SHARE);
-        match is_planted("controls-take-all-places") {
-            true => self.config.max_clients,
-            false => self.config.max_clients.min(places / 2).max(1),
-        }
-    }
-
-    /// Returns the largest number of light clients that one user may have.
-    fn most_guests_of_a_user(&self) -> usize {
-        let most = self.most_guests();
-        if self.config.is_private() { most } else { (most / 2).max(1) }
-    }
-}
-
-impl LocalServerConfig {
-    /// Returns the number of connections: of each light client one for control, and one for each call under way.
-    fn places(&self) -> usize {
-        self.max_clients.saturating_mul(self.max_calls as usize + 1)
-    }
-
-    /// Returns whether only processes of one user may open the socket.
-    fn is_private(&self) -> bool {
-        self.mode & 0o077 == 0
-    }
-}
-
-/// Waits until a sign is given, or can be given no more.
-pub(super) async fn set(sign: &mut watch::Receiver<bool>) {
-    let _ = sign.wait_for(|given| *given).await;
 }
 
 async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixListener>) {
@@ -303,7 +213,7 @@ async fn welcome<T: Transport>(
         let answer = match Record::decode(&bytes) {
             Ok(Record::Ping) => Record::DONE,
             Ok(Record::Share { memory, offset, len }) => {
-                match guest.share(owner, (memory, offset, len), file) {
+                match guest.share(&owner.client, owner.config.max_memory, (memory, offset, len), file) {
                     Ok(()) => Record::DONE,
                     Err(refusal) => refusal,
                 }

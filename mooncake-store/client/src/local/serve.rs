@@ -11,12 +11,15 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::guest::{Guest, Seat};
+use super::host::{Owner, set};
 use super::message::{
     self, Copy, Fetch, HEAD_LEN, Item, Items, Keys, NO_ROOM, Pattern, Place as MemoryPlace, Ranges, Read,
     Replicas, Status, TaskOf, Verb, Write,
 };
-use super::owner::{Owner, set};
-use crate::{Client, PutOutcome, RangeRead, is_lost};
+use crate::errors::is_lost;
+use crate::payload::PutOutcome;
+use crate::ranges::RangeRead;
+use crate::state::Client;
 
 /// Values read into one piece of memory begin at multiples of this.
 const ALIGN: u64 = 64;

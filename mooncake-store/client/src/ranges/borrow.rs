@@ -7,31 +7,15 @@ use mooncake_core::replica::Replica;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
 
-use super::Range;
-use crate::Inner;
+use super::{Lent, Range};
 use crate::deadline::{Deadline, late};
-use crate::disk::{BYTES_BORROWED, Loan, Wanted, on_disk};
-use crate::located::{Place, Verdict, Version, name};
+use crate::disk::{BYTES_BORROWED, Loan, Wanted};
+use crate::located::{Place, Verdict, name};
+use crate::replicas::on_disk;
+use crate::state::Inner;
 
 /// Ranges of an object that are no further apart are asked for as one: an owner checks what it reads in pieces as long as this.
 const GAP: u64 = 64 << 10;
-
-/// What an owner has lent for a range.
-#[derive(Debug)]
-pub(super) struct Lent {
-    loan: Arc<Loan>,
-    address: u64,
-    /// The copy it is of, as the master spoke of it.
-    copy: Replica,
-    /// What that is, as the owner says.
-    version: Option<Version>,
-}
-
-impl Lent {
-    pub(super) fn until(&self) -> Moment {
-        self.loan.until
-    }
-}
 
 /// What an owner is asked for: pieces of objects, and which ranges lie in each.
 struct Asking {

@@ -6,10 +6,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
 
 use super::Range;
-use crate::Inner;
 use crate::deadline::Deadline;
-use crate::disk::in_file;
 use crate::located::Verdict;
+use crate::replicas::in_file;
+use crate::state::Inner;
 
 impl<T: Transport> Range<T> {
     fn next_file(&self) -> Option<Replica> {

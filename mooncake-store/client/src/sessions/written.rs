@@ -5,17 +5,10 @@
 //! and only then the space can be given back. After a timeout the end is unknown, so the space is left to the master.
 
 use std::ops::Range;
-use std::sync::Arc;
 
+use mooncake_core::Result;
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::{ErrorKind, Result};
-use mooncake_transport::engine::Request;
-use mooncake_transport::ticket::Results;
-use mooncake_transport::{Slice, Transport};
 use parking_lot::Mutex;
-
-use super::{Attempt, RangeWrite, Reservation, refused};
-use crate::Inner;
 
 /// State of the writes of one reservation.
 #[derive(Debug, Default)]
@@ -92,7 +85,7 @@ impl Written {
     }
 
     /// Returns the number of a write that begins, and `None` when nothing may be written any more.
-    fn begin(&self, range: Range<u64>) -> Option<u64> {
+    pub(super) fn begin(&self, range: Range<u64>) -> Option<u64> {
         let mut state = self.0.lock();
         if state.closed {
             return None;
@@ -103,7 +96,7 @@ impl Written {
     }
 
     /// Notes the end of write `begun`. A successful write also makes up for those of the same bytes that had ended before it began.
-    fn end(&self, begun: u64, succeeded: bool, may_land: bool) {
+    pub(super) fn end(&self, begun: u64, succeeded: bool, may_land: bool) {
         let mut state = self.0.lock();
         state.may_land |= may_land;
         let step = state.step();
@@ -120,132 +113,10 @@ impl Written {
     }
 
     /// Whether the space was given up while a write was under way and can be given back now. Returns true once.
-    fn take_given_up(&self) -> bool {
+    pub(super) fn take_given_up(&self) -> bool {
         let mut state = self.0.lock();
         let now = state.given_up && !state.is_under_way();
         state.given_up &= !now;
         now && !state.may_land
     }
-}
-
-/// The transfers of one call, and for each transfer its member and its range.
-type Transfers<T> = (Vec<(usize, usize)>, Results<Vec<Request<T, Slice<T>>>>);
-
-/// One call of [`Client::write_ranges`](super::Client::write_ranges). Dropped before its end, it leaves its ranges unwritten.
-pub(super) struct Flight<'a, T: Transport> {
-    client: &'a Arc<Inner<T>>,
-    writes: &'a [RangeWrite<'a, T>],
-    /// For each range its number while it is open, and whether its bytes may land after its end.
-    open: Vec<(Option<u64>, bool)>,
-    transfers: Option<Transfers<T>>,
-}
-
-impl<'a, T: Transport> Flight<'a, T> {
-    /// Notes the beginning of every write that is not refused. Those of closed reservations become refused.
-    pub(super) fn begin(
-        client: &'a Arc<Inner<T>>,
-        writes: &'a [RangeWrite<'a, T>],
-        outcomes: &mut [Result<()>],
-    ) -> Self {
-        let begin = |(write, outcome): (&RangeWrite<'_, T>, &mut Result<()>)| {
-            // A range that cannot exist is not missing.
-            if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid) {
-                return (None, false);
-            }
-            let end = write.offset.saturating_add(write.from.len() as u64);
-            let number = write.object.written.begin(write.offset..end);
-            if number.is_none() && outcome.is_ok() {
-                *outcome = Err(refused(&write.object.key, "it was committed or given back"));
-            }
-            (number, false)
-        };
-        let open = writes.iter().zip(outcomes).map(begin).collect();
-        Self { client, writes, open, transfers: None }
-    }
-
-    /// Keeps the transfers, so that they are waited for even if the call is dropped.
-    pub(super) fn post(&mut self, of: Vec<(usize, usize)>, results: Results<Vec<Request<T, Slice<T>>>>) {
-        self.transfers = Some((of, results));
-    }
-
-    /// Waits for all transfers: member, range and outcome of each.
-    pub(super) async fn landed(&mut self) -> impl Iterator<Item = ((usize, usize), Result<()>)> + use<T> {
-        let results = match &mut self.transfers {
-            Some((_, results)) => results.await.0,
-            None => Vec::new(),
-        };
-        let of = self.transfers.take().map_or_else(Vec::new, |(of, _)| of);
-        of.into_iter().zip(results)
-    }
-
-    /// Notes the outcome of one transfer of a range.
-    pub(super) fn note(&mut self, write: usize, result: &Result<()>) {
-        self.open[write].1 |= is_late(result);
-    }
-
-    /// Ends all ranges.
-    pub(super) fn end(mut self, outcomes: &[Result<()>]) {
-        for ((number, may_land), (write, outcome)) in
-            self.open.drain(..).zip(self.writes.iter().zip(outcomes))
-        {
-            if let Some(number) = number {
-                write.object.written.end(number, outcome.is_ok(), may_land);
-            }
-        }
-        self.give_back();
-    }
-
-    /// Gives back what was given up meanwhile.
-    fn give_back(&self) {
-        for write in self.writes {
-            if write.object.written.take_given_up() {
-                let Reservation { key, attempt, .. } = write.object;
-                self.client.runtime.spawn(revoke(self.client.clone(), *attempt, key.clone()));
-            }
-        }
-    }
-}
-
-impl<T: Transport> Drop for Flight<'_, T> {
-    fn drop(&mut self) {
-        let open = std::mem::take(&mut self.open).into_iter().enumerate();
-        let mut open: Vec<_> = open
-            .filter_map(|(write, (number, late))| {
-                let Reservation { key, attempt, written, .. } = self.writes[write].object;
-                Some((write, number?, late, written.clone(), key.clone(), *attempt))
-            })
-            .collect();
-        if open.is_empty() {
-            return;
-        }
-        if is_planted("session-forgets-dropped-writes") {
-            open.iter().for_each(|(_, number, _, written, ..)| written.end(*number, true, false));
-            return;
-        }
-        let client = self.client.clone();
-        let transfers = self.transfers.take();
-        self.client.runtime.spawn(async move {
-            if let Some((of, results)) = transfers {
-                for ((_, landed), result) in of.into_iter().zip(results.await.0) {
-                    let of_range = open.iter_mut().filter(|(write, ..)| *write == landed);
-                    of_range.for_each(|(_, _, late, ..)| *late |= is_late(&result));
-                }
-            }
-            // Nobody was told of a success, so the ranges stay unwritten.
-            open.iter().for_each(|(_, number, late, written, ..)| written.end(*number, false, *late));
-            for (_, _, _, written, key, attempt) in open {
-                if written.take_given_up() {
-                    revoke(client.clone(), attempt, key).await;
-                }
-            }
-        });
-    }
-}
-
-async fn revoke<T: Transport>(client: Arc<Inner<T>>, attempt: Attempt, key: Vec<u8>) {
-    attempt.revoke_until_heard(&client, &[&key]).await;
-}
-
-fn is_late(result: &Result<()>) -> bool {
-    result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout)
 }

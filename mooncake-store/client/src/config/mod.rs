@@ -1,5 +1,15 @@
 //! What a client is told when it joins a cluster.
 
+mod hot_cache;
+mod offload;
+mod segment_file;
+
+pub use self::hot_cache::HotCacheConfig;
+#[cfg(all(feature = "disk", feature = "testkit"))]
+pub use self::offload::DiskFaults;
+pub use self::offload::OffloadConfig;
+pub use self::segment_file::SegmentFile;
+
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -9,9 +19,6 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::directory::DirectoryOptions;
 use mooncake_transport::engine::HandshakePort;
 
-use super::cache::HotCacheConfig;
-use super::disk::OffloadConfig;
-use super::inventory::SegmentFile;
 use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.

@@ -6,10 +6,11 @@ use mooncake_core::replica::{ReplicaList, ReplicaType};
 use mooncake_core::{ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
-use super::files::{FileReport, Files, Waiting};
+use crate::attempt::Attempt;
 use crate::buffers::COPIED_AT_ONCE;
-use crate::put::{Attempt, Payload};
-use crate::{Client, Inner};
+use crate::disk::{FileReport, Files, Waiting};
+use crate::payload::Payload;
+use crate::state::{Client, Inner};
 use mooncake_protocol::api::{EndItem, WriteMode};
 
 /// How often the master is told of a file that was written.

@@ -1,4 +1,5 @@
-//! Puts that find no room ask again, for a while: leases end, others remove, members join.
+//! Retry of a request for space while the cluster is full. Leases expire, other clients remove
+//! objects, and new clients offer memory.
 
 use std::time::Duration;
 
@@ -6,28 +7,30 @@ use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
 
-use super::Inner;
-use super::deadline::Deadline;
+use crate::deadline::Deadline;
+use crate::state::Inner;
 
-/// The first pause is about what an existing master takes to evict; each is twice the one before, up to the last.
+/// First pause: about the time that a master of Mooncake C++ takes to evict. Each pause is twice as
+/// long as the one before, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long one operation goes on asking.
-pub(super) struct Room {
+/// Pauses of one operation, and the time of its last request for space.
+pub(crate) struct RetryOnFull {
     until: Moment,
     pause: Duration,
 }
 
-impl Room {
-    /// What is left after it is for the bytes themselves.
-    pub(super) fn new<T: Transport>(client: &Inner<T>, deadline: &Deadline) -> Self {
+impl RetryOnFull {
+    /// Starts the waiting time of an operation. The last eighth of `deadline` is left for the transfer.
+    pub(crate) fn new<T: Transport>(client: &Inner<T>, deadline: &Deadline) -> Self {
         let patience = client.config.clock.now().after(client.config.room_patience);
         Self { until: deadline.portion(7, 8).min(patience), pause: FIRST_PAUSE }
     }
 
-    /// Whether to ask again; the wait is over then. Half of each pause is drawn, so that those who wait do not come together.
-    pub(super) async fn wait<T: Transport>(&mut self, client: &Inner<T>) -> bool {
+    /// Waits for one pause. Returns whether the caller asks again. Half of each pause is random, so
+    /// that waiting clients do not ask at the same time.
+    pub(crate) async fn wait<T: Transport>(&mut self, client: &Inner<T>) -> bool {
         let left = self.until.since(client.config.clock.now());
         if left.is_zero() || client.usable().is_err() {
             return false;
@@ -40,13 +43,14 @@ impl Room {
     }
 }
 
-/// Whether room may come.
-pub(super) fn may_come<T>(outcome: &Result<T>) -> bool {
+/// Returns whether the request failed for lack of space.
+pub(crate) fn is_full<T>(outcome: &Result<T>) -> bool {
     outcome.as_ref().is_err_and(|error| error.code() == ErrorCode::NoAvailableHandle)
 }
 
-/// A master of ours says when no segment could ever hold an object; callers know one code for "no room".
-pub(super) fn too_large(error: Error) -> Error {
+/// Converts the error for an object that is larger than every segment into `NoAvailableHandle`, the
+/// only code for lack of space that callers know.
+pub(crate) fn too_large(error: Error) -> Error {
     match error.code() {
         ErrorCode::BufferOverflow => {
             Error::new(ErrorCode::NoAvailableHandle, "no segment is large enough for it").with_source(error)

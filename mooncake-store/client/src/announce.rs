@@ -4,10 +4,7 @@
 //! have been used again. So each object's bytes are summed up, and the sum counts once the master has been asked again and the object was still
 //! there. Whoever announces it later looks at the bytes again.
 
-mod index;
-mod lasting;
-
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -20,14 +17,12 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::{Slice, Transport};
 use tokio::task::JoinSet;
 
-use super::checksum::Sum;
-use super::deadline::Deadline;
-use super::{Client, Inner};
-use mooncake_protocol::wire::{InventoryPage, StoredReplica};
-
-use self::lasting::Journal;
-pub(super) use self::lasting::Opened;
-pub use self::lasting::SegmentFile;
+use crate::checksum::Sum;
+use crate::deadline::Deadline;
+use crate::errors::shown;
+use crate::inventory::{Entry, Inventory, Place};
+use crate::state::{Client, Inner};
+use mooncake_protocol::wire::StoredReplica;
 
 /// Of each ping interval, this much at most goes into summing up what is new.
 const SUMMING: u32 = 10;
@@ -45,209 +40,18 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Objects take space in steps of this many bytes.
 const GRAIN: u64 = 64;
 
-/// What is known of the objects in this client's segments.
-#[derive(Debug, Default)]
-pub(super) struct Inventory {
-    /// The master that told it; `None` before the first has, and when it keeps none.
-    epoch: Option<u64>,
-    /// Another master that was asked since.
-    met: Option<u64>,
-    /// Number of the last change heard of.
-    heard: u64,
-    entries: HashMap<ReplicaId, Entry>,
-    /// To be summed up.
-    unseen: VecDeque<ReplicaId>,
-    /// Summed up since the master was asked last.
-    summed: Vec<ReplicaId>,
-    /// Told by masters before: announced to the present one, or about to be.
-    kept: HashMap<Place, Entry>,
-    /// Sums of objects that the present master may list as expired: which value, and its CRC-64.
-    sums: HashMap<Place, ((u64, u64), u64)>,
-    /// Taken by the present master since the last ping.
-    fresh: usize,
-    /// And before that, since it was last asked what came and went.
-    unheard: usize,
-    /// Where it is written down, for the process that comes next.
-    journal: Option<Journal>,
-}
-
-type Place = (SegmentId, u64);
-
-#[derive(Clone, Debug)]
-struct Entry {
-    stored: StoredReplica,
-    /// Until when it is soft-pinned.
-    pinned: Moment,
-    /// CRC-64 of its bytes.
-    sum: Option<u64>,
-    /// The sum is of this object's bytes, beyond doubt.
-    sealed: bool,
-    /// The present master took it; it will tell us so, too.
-    announced: bool,
-    /// The present master was told of it, and may have taken it.
-    offered: bool,
-    /// The present master listed it among the replicas that this client held when it expired.
-    expired: bool,
-}
-
-impl Inventory {
-    fn apply(&mut self, page: InventoryPage, now: Moment) {
-        if page.lost {
-            let lost: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
-            self.remember_sums(lost.into_iter());
-            self.unseen.clear();
-            self.summed.clear();
-            self.kept.retain(|_, entry| !entry.announced);
-            self.journal.iter_mut().for_each(Journal::write_anew);
-        }
-        self.heard = page.next;
-        for change in page.changes {
-            let Some(stored) = change.stored else {
-                let gone = self.entries.remove(&change.replica).filter(|entry| entry.sealed);
-                if let (Some(entry), Some(journal)) = (gone, &mut self.journal) {
-                    journal.went(entry.stored.segment, entry.stored.offset);
-                }
-                continue;
-            };
-            let place = (stored.segment, stored.offset);
-            let same =
-                |kept: &Entry| (kept.stored.epoch, kept.stored.number) == (stored.epoch, stored.number);
-            let before = self.kept.get(&place).is_some_and(same).then(|| self.kept.remove(&place)).flatten();
-            let sum = before.and_then(|kept| kept.sum).or(stored.checksum);
-            if sum.is_none() {
-                self.unseen.push_back(change.replica);
-            }
-            let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
-            let sealed = sum.is_some();
-            if let (true, Some(journal)) = (sealed, &mut self.journal) {
-                journal.came(change.replica);
-            }
-            let entry =
-                Entry { stored, pinned, sum, sealed, announced: false, offered: false, expired: false };
-            self.entries.insert(change.replica, entry);
-        }
-    }
-
-    /// What was summed up before the last round of questions is now known to have been there throughout.
-    fn seal(&mut self) {
-        for id in self.summed.drain(..) {
-            if let Some(entry) = self.entries.get_mut(&id) {
-                entry.sealed = true;
-                self.journal.iter_mut().for_each(|journal| journal.came(id));
-            }
-        }
-    }
-
-    /// All there was to tell has been told: what the master took before, and did not tell of, has gone again.
-    fn heard_all(&mut self) {
-        let gone = self.kept.extract_if(|_, entry| entry.announced);
-        let gone = gone.map(|(place, _)| place).collect::<Vec<_>>();
-        gone.into_iter().for_each(|place| self.went(place));
-    }
-
-    /// It is not kept any more.
-    fn went(&mut self, place: Place) {
-        self.kept.remove(&place);
-        self.journal.iter_mut().for_each(|journal| journal.went(place.0, place.1));
-    }
-
-    /// Nothing is known, and nobody tells.
-    fn reset(&mut self) {
-        self.end_journal();
-        *self = Self::default();
-    }
-
-    /// A master asks for the segments. To another master than before, what is known for sure is announced. The same master took this
-    /// client for dead: what is announced to it is [what it lists itself](Inner::fetch_expired), and only the sums count. Returns
-    /// whether it is the same.
-    fn turn_over(&mut self, epoch: u64) -> bool {
-        let same = self.epoch == Some(epoch);
-        let entries = std::mem::take(&mut self.entries);
-        if same {
-            self.remember_sums(entries.into_values());
-            let told = self.kept.extract_if(|_, entry| entry.announced || entry.offered || entry.expired);
-            let told: Vec<_> = told.map(|(_, entry)| entry).collect();
-            self.remember_sums(told.into_iter());
-        } else {
-            self.sums.clear();
-            let sealed = entries.into_values().filter(|entry| entry.sealed);
-            self.kept.extend(sealed.map(|entry| ((entry.stored.segment, entry.stored.offset), entry)));
-            for entry in self.kept.values_mut() {
-                (entry.announced, entry.offered, entry.expired) = (false, false, false);
-            }
-        }
-        self.journal.iter_mut().for_each(Journal::write_anew);
-        self.unseen.clear();
-        self.summed.clear();
-        (self.fresh, self.unheard) = (0, 0);
-        (self.epoch, self.met) = (Some(epoch), None);
-        same
-    }
-
-    /// Keeps the sums of objects that the master may list once more.
-    fn remember_sums(&mut self, entries: impl Iterator<Item = Entry>) {
-        for entry in entries.filter(|entry| entry.sealed) {
-            let value = (entry.stored.epoch, entry.stored.number);
-            if let Some(sum) = entry.sum {
-                self.sums.insert((entry.stored.segment, entry.stored.offset), (value, sum));
-            }
-        }
-    }
-
-    /// The master lists a replica that this client held when it expired.
-    fn list_expired(&mut self, stored: StoredReplica, now: Moment) {
-        let place = (stored.segment, stored.offset);
-        let value = (stored.epoch, stored.number);
-        let known = self.sums.get(&place).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
-        // An object that was not summed up in time is what it was, too: the master has handed out nothing of a dead segment.
-        let sum = known.or(stored.checksum);
-        let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
-        let (announced, offered, expired) = (false, false, true);
-        self.kept
-            .insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
-    }
-
-    /// The master is about to be told of these. What becomes of them then is known when it says so.
-    fn offer(&mut self, batch: &[StoredReplica]) {
-        for stored in batch {
-            if let Some(kept) = self.kept.get_mut(&(stored.segment, stored.offset)) {
-                kept.offered = true;
-            }
-            self.journal.iter_mut().for_each(|journal| journal.offered(stored.segment, stored.offset));
-        }
-        self.note();
-    }
-
-    /// Nothing of a segment counts any more.
-    pub(super) fn forget(&mut self, segment: SegmentId) {
-        self.entries.retain(|_, entry| entry.stored.segment != segment);
-        self.kept.retain(|(kept, _), _| *kept != segment);
-        self.journal.iter_mut().for_each(Journal::write_anew);
-        self.note();
-    }
-
-    /// Whether a segment has objects to be announced.
-    pub(super) fn keeps(&self, segment: SegmentId) -> bool {
-        self.kept.keys().any(|(kept, _)| *kept == segment)
-    }
-
-    fn kept_in(&self, segment: SegmentId) -> impl Iterator<Item = &Entry> {
-        self.kept.values().filter(move |entry| entry.stored.segment == segment)
-    }
-}
-
 /// Whether a master lacks a call of the inventory, or has the call of another version.
-fn is_refusal(error: &Error) -> bool {
+pub(crate) fn is_refusal(error: &Error) -> bool {
     error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
 }
 
 /// Logs why objects do not outlive this master.
-fn log_refusal(error: &Error) {
+pub(crate) fn log_refusal(error: &Error) {
     tracing::warn!("objects do not outlive a restart of this master: {error}");
 }
 
 impl<T: Transport> Client<T> {
-    /// How many objects in this client's memory would outlive the master now. See [`ClientConfig::outlive_master`](super::ClientConfig::outlive_master).
+    /// How many objects in this client's memory would outlive the master now. See [`ClientConfig::outlive_master`](crate::ClientConfig::outlive_master).
     pub async fn lasting_objects(&self) -> usize {
         let inventory = self.inner.inventory.lock().await;
         let told = inventory.entries.values().filter(|entry| entry.sealed).count();
@@ -257,7 +61,7 @@ impl<T: Transport> Client<T> {
 
 impl<T: Transport> Inner<T> {
     /// Asks the master for changes for the first time, so that what is mounted from now on is recorded. Without it, nothing is.
-    pub(super) async fn begin_inventory(&self, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn begin_inventory(&self, deadline: &Deadline) -> Result<()> {
         self.exchange_promise(deadline).await?;
         if !self.config.outlive_master {
             return Ok(());
@@ -325,7 +129,7 @@ impl<T: Transport> Inner<T> {
     /// A master that does not know this client says so to the next ping, and everything is mounted again. One that was asked twice and
     /// knows this client all the same was told of the segments while they were being mounted at the master before it, and so without a
     /// list of their objects.
-    pub(super) async fn take_inventory(&self, deadline: &Deadline) -> Result<bool> {
+    pub(crate) async fn take_inventory(&self, deadline: &Deadline) -> Result<bool> {
         let mut inventory = self.inventory.lock().await;
         let Some(epoch) = inventory.epoch else { return Ok(false) };
         // To hear of what it was just told can wait until all of it is served, or the master holds much for us.
@@ -395,7 +199,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Mounts a segment with the objects that are to be announced, whose space stays theirs.
-    pub(super) async fn offer_kept(
+    pub(crate) async fn offer_kept(
         &self,
         segment: &mooncake_core::replica::Segment,
         deadline: &Deadline,
@@ -435,7 +239,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Looks at the objects of before in the segments given and announces those that are what they were. In the background.
-    pub(super) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
+    pub(crate) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
         let turn = self.announcing_turn.load(Relaxed);
         let client = Arc::downgrade(self);
         let (after, stopped) = (self.promises.lock().announce_after, self.announcing_stopped.clone());
@@ -473,7 +277,7 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Waits until nobody looks at objects of before any more.
-    pub(super) async fn stop_announcing(&self) {
+    pub(crate) async fn stop_announcing(&self) {
         self.announcing_turn.fetch_add(1, Relaxed);
         self.announcing_stopped.notify_waiters();
         let task = self.announcing.lock().take();
@@ -574,7 +378,7 @@ impl<T: Transport> Inner<T> {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(key = super::shown(&stored.key), "not taken: {error}");
+                    tracing::debug!(key = shown(&stored.key), "not taken: {error}");
                     inventory.went(place);
                 }
             }
@@ -639,56 +443,4 @@ async fn blocking<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) 
 
 fn joined(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::InternalError, format!("summing up failed: {error}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use mooncake_core::ids::{ClientId, Uuid};
-
-    use super::*;
-    use mooncake_protocol::wire::InventoryChange;
-
-    fn stored(number: u64) -> StoredReplica {
-        StoredReplica {
-            segment: SegmentId(Uuid::new(1, 1)),
-            offset: number * 64,
-            len: 64,
-            key: vec![b'k'],
-            checksum: Some(number),
-            writer: ClientId(Uuid::new(2, 2)),
-            group: String::new(),
-            hard_pin: false,
-            soft_pin_ms: 0,
-            epoch: 1,
-            number,
-        }
-    }
-
-    /// What a master tells: these came.
-    fn told(epoch: u64, numbers: &[u64]) -> InventoryPage {
-        let change =
-            |n: &u64| InventoryChange { replica: ReplicaId(epoch * 10 + n), stored: Some(stored(*n)) };
-        let changes = numbers.iter().map(change).collect();
-        InventoryPage { epoch, next: numbers.len() as u64, lost: false, whole: true, changes }
-    }
-
-    #[test]
-    fn what_a_master_took_and_does_not_tell_of_has_gone_again() {
-        let mut inventory = Inventory { epoch: Some(1), ..Inventory::default() };
-        inventory.apply(told(1, &[1, 2, 3]), Moment(0));
-        inventory.turn_over(2);
-        assert_eq!(inventory.kept.len(), 3);
-        let batch: Vec<_> = inventory.kept.values().filter(|e| e.stored.number < 3).cloned().collect();
-        inventory.offer(&batch.into_iter().map(|entry| entry.stored).collect::<Vec<_>>());
-        for entry in inventory.kept.values_mut().filter(|entry| entry.offered) {
-            entry.announced = true;
-        }
-        // The second was removed before anybody heard of it, the third is not announced yet.
-        inventory.apply(told(2, &[1]), Moment(0));
-        inventory.heard_all();
-        inventory.turn_over(3);
-        let mut left: Vec<_> = inventory.kept.values().map(|entry| entry.stored.number).collect();
-        left.sort_unstable();
-        assert_eq!(left, [1, 3]);
-    }
 }

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
-use super::owner::Disk;
-use super::scoped;
-use crate::{Inner, shown};
+use crate::disk::{Disk, scoped};
+use crate::errors::shown;
+use crate::state::Inner;
 use mooncake_protocol::api::Caller;
 use mooncake_protocol::wire::OffloadItem;
 
 /// Reads back what the master asks for, one object after the other.
-pub(super) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
+pub(crate) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
     let ask = client.master.to_promote(client.id);
     let items = match client.deadline().bound("what comes back from disk", ask).await {
         // Given up as dead, or a master that brings nothing back: the next heartbeat knows more.

@@ -12,12 +12,13 @@ use mooncake_disk::Put;
 use mooncake_transport::{Slice, Transport};
 use tokio::sync::watch;
 
-use super::owner::{Disk, DiskReport, open};
 use super::promote::promote;
-use super::{scoped, split};
 use crate::buffers::COPIED_AT_ONCE;
 use crate::deadline::Deadline;
-use crate::{Client, Inner, shown};
+use crate::disk::{Disk, Running, open};
+use crate::disk::{scoped, split};
+use crate::errors::shown;
+use crate::state::{Client, Inner};
 use mooncake_protocol::server::RunningServer;
 use mooncake_protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
@@ -46,19 +47,6 @@ struct Beat {
     busy: bool,
     /// Objects that went by themselves, and the master has not been told of.
     departed: Vec<Arc<[u8]>>,
-}
-
-/// A disk at work.
-pub(crate) struct Running<T: Transport> {
-    disk: Arc<Disk<T>>,
-    stop: watch::Sender<bool>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl<T: Transport> Running<T> {
-    pub(crate) fn report(&self) -> DiskReport {
-        self.disk.report()
-    }
 }
 
 /// Runs until it is stopped, or the client dropped. Others are served as long.

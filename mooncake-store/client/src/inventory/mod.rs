@@ -1,0 +1,256 @@
+//! Objects in the segments of this client, as masters have reported them.
+
+pub(crate) mod index;
+pub(crate) mod journal;
+mod recording;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::ids::{ReplicaId, SegmentId};
+use mooncake_protocol::wire::{InventoryPage, StoredReplica};
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use self::journal::Journal;
+
+/// What is known of the objects in this client's segments.
+#[derive(Debug, Default)]
+pub(crate) struct Inventory {
+    /// The master that told it; `None` before the first has, and when it keeps none.
+    pub(crate) epoch: Option<u64>,
+    /// Another master that was asked since.
+    pub(crate) met: Option<u64>,
+    /// Number of the last change heard of.
+    pub(crate) heard: u64,
+    pub(crate) entries: HashMap<ReplicaId, Entry>,
+    /// To be summed up.
+    pub(crate) unseen: VecDeque<ReplicaId>,
+    /// Summed up since the master was asked last.
+    pub(crate) summed: Vec<ReplicaId>,
+    /// Told by masters before: announced to the present one, or about to be.
+    pub(crate) kept: HashMap<Place, Entry>,
+    /// Sums of objects that the present master may list as expired: which value, and its CRC-64.
+    pub(crate) sums: HashMap<Place, ((u64, u64), u64)>,
+    /// Taken by the present master since the last ping.
+    pub(crate) fresh: usize,
+    /// And before that, since it was last asked what came and went.
+    pub(crate) unheard: usize,
+    /// Where it is written down, for the process that comes next.
+    pub(crate) journal: Option<Journal>,
+}
+
+pub(crate) type Place = (SegmentId, u64);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) stored: StoredReplica,
+    /// Until when it is soft-pinned.
+    pub(crate) pinned: Moment,
+    /// CRC-64 of its bytes.
+    pub(crate) sum: Option<u64>,
+    /// The sum is of this object's bytes, beyond doubt.
+    pub(crate) sealed: bool,
+    /// The present master took it; it will tell us so, too.
+    pub(crate) announced: bool,
+    /// The present master was told of it, and may have taken it.
+    pub(crate) offered: bool,
+    /// The present master listed it among the replicas that this client held when it expired.
+    pub(crate) expired: bool,
+}
+
+impl Inventory {
+    pub(crate) fn apply(&mut self, page: InventoryPage, now: Moment) {
+        if page.lost {
+            let lost: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
+            self.remember_sums(lost.into_iter());
+            self.unseen.clear();
+            self.summed.clear();
+            self.kept.retain(|_, entry| !entry.announced);
+            self.journal.iter_mut().for_each(Journal::write_anew);
+        }
+        self.heard = page.next;
+        for change in page.changes {
+            let Some(stored) = change.stored else {
+                let gone = self.entries.remove(&change.replica).filter(|entry| entry.sealed);
+                if let (Some(entry), Some(journal)) = (gone, &mut self.journal) {
+                    journal.went(entry.stored.segment, entry.stored.offset);
+                }
+                continue;
+            };
+            let place = (stored.segment, stored.offset);
+            let same =
+                |kept: &Entry| (kept.stored.epoch, kept.stored.number) == (stored.epoch, stored.number);
+            let before = self.kept.get(&place).is_some_and(same).then(|| self.kept.remove(&place)).flatten();
+            let sum = before.and_then(|kept| kept.sum).or(stored.checksum);
+            if sum.is_none() {
+                self.unseen.push_back(change.replica);
+            }
+            let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
+            let sealed = sum.is_some();
+            if let (true, Some(journal)) = (sealed, &mut self.journal) {
+                journal.came(change.replica);
+            }
+            let entry =
+                Entry { stored, pinned, sum, sealed, announced: false, offered: false, expired: false };
+            self.entries.insert(change.replica, entry);
+        }
+    }
+
+    /// What was summed up before the last round of questions is now known to have been there throughout.
+    pub(crate) fn seal(&mut self) {
+        for id in self.summed.drain(..) {
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.sealed = true;
+                self.journal.iter_mut().for_each(|journal| journal.came(id));
+            }
+        }
+    }
+
+    /// All there was to tell has been told: what the master took before, and did not tell of, has gone again.
+    pub(crate) fn heard_all(&mut self) {
+        let gone = self.kept.extract_if(|_, entry| entry.announced);
+        let gone = gone.map(|(place, _)| place).collect::<Vec<_>>();
+        gone.into_iter().for_each(|place| self.went(place));
+    }
+
+    /// It is not kept any more.
+    pub(crate) fn went(&mut self, place: Place) {
+        self.kept.remove(&place);
+        self.journal.iter_mut().for_each(|journal| journal.went(place.0, place.1));
+    }
+
+    /// Nothing is known, and nobody tells.
+    pub(crate) fn reset(&mut self) {
+        self.end_journal();
+        *self = Self::default();
+    }
+
+    /// A master asks for the segments. To another master than before, what is known for sure is announced. The same master took this
+    /// client for dead: what is announced to it is [what it lists itself](Inner::fetch_expired), and only the sums count. Returns
+    /// whether it is the same.
+    pub(crate) fn turn_over(&mut self, epoch: u64) -> bool {
+        let same = self.epoch == Some(epoch);
+        let entries = std::mem::take(&mut self.entries);
+        if same {
+            self.remember_sums(entries.into_values());
+            let told = self.kept.extract_if(|_, entry| entry.announced || entry.offered || entry.expired);
+            let told: Vec<_> = told.map(|(_, entry)| entry).collect();
+            self.remember_sums(told.into_iter());
+        } else {
+            self.sums.clear();
+            let sealed = entries.into_values().filter(|entry| entry.sealed);
+            self.kept.extend(sealed.map(|entry| ((entry.stored.segment, entry.stored.offset), entry)));
+            for entry in self.kept.values_mut() {
+                (entry.announced, entry.offered, entry.expired) = (false, false, false);
+            }
+        }
+        self.journal.iter_mut().for_each(Journal::write_anew);
+        self.unseen.clear();
+        self.summed.clear();
+        (self.fresh, self.unheard) = (0, 0);
+        (self.epoch, self.met) = (Some(epoch), None);
+        same
+    }
+
+    /// Keeps the sums of objects that the master may list once more.
+    pub(crate) fn remember_sums(&mut self, entries: impl Iterator<Item = Entry>) {
+        for entry in entries.filter(|entry| entry.sealed) {
+            let value = (entry.stored.epoch, entry.stored.number);
+            if let Some(sum) = entry.sum {
+                self.sums.insert((entry.stored.segment, entry.stored.offset), (value, sum));
+            }
+        }
+    }
+
+    /// The master lists a replica that this client held when it expired.
+    pub(crate) fn list_expired(&mut self, stored: StoredReplica, now: Moment) {
+        let place = (stored.segment, stored.offset);
+        let value = (stored.epoch, stored.number);
+        let known = self.sums.get(&place).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
+        // An object that was not summed up in time is what it was, too: the master has handed out nothing of a dead segment.
+        let sum = known.or(stored.checksum);
+        let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
+        let (announced, offered, expired) = (false, false, true);
+        self.kept
+            .insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
+    }
+
+    /// The master is about to be told of these. What becomes of them then is known when it says so.
+    pub(crate) fn offer(&mut self, batch: &[StoredReplica]) {
+        for stored in batch {
+            if let Some(kept) = self.kept.get_mut(&(stored.segment, stored.offset)) {
+                kept.offered = true;
+            }
+            self.journal.iter_mut().for_each(|journal| journal.offered(stored.segment, stored.offset));
+        }
+        self.note();
+    }
+
+    /// Nothing of a segment counts any more.
+    pub(crate) fn forget(&mut self, segment: SegmentId) {
+        self.entries.retain(|_, entry| entry.stored.segment != segment);
+        self.kept.retain(|(kept, _), _| *kept != segment);
+        self.journal.iter_mut().for_each(Journal::write_anew);
+        self.note();
+    }
+
+    /// Whether a segment has objects to be announced.
+    pub(crate) fn keeps(&self, segment: SegmentId) -> bool {
+        self.kept.keys().any(|(kept, _)| *kept == segment)
+    }
+
+    pub(crate) fn kept_in(&self, segment: SegmentId) -> impl Iterator<Item = &Entry> {
+        self.kept.values().filter(move |entry| entry.stored.segment == segment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ids::{ClientId, Uuid};
+
+    use super::*;
+    use mooncake_protocol::wire::InventoryChange;
+
+    fn stored(number: u64) -> StoredReplica {
+        StoredReplica {
+            segment: SegmentId(Uuid::new(1, 1)),
+            offset: number * 64,
+            len: 64,
+            key: vec![b'k'],
+            checksum: Some(number),
+            writer: ClientId(Uuid::new(2, 2)),
+            group: String::new(),
+            hard_pin: false,
+            soft_pin_ms: 0,
+            epoch: 1,
+            number,
+        }
+    }
+
+    /// What a master tells: these came.
+    fn told(epoch: u64, numbers: &[u64]) -> InventoryPage {
+        let change =
+            |n: &u64| InventoryChange { replica: ReplicaId(epoch * 10 + n), stored: Some(stored(*n)) };
+        let changes = numbers.iter().map(change).collect();
+        InventoryPage { epoch, next: numbers.len() as u64, lost: false, whole: true, changes }
+    }
+
+    #[test]
+    fn what_a_master_took_and_does_not_tell_of_has_gone_again() {
+        let mut inventory = Inventory { epoch: Some(1), ..Inventory::default() };
+        inventory.apply(told(1, &[1, 2, 3]), Moment(0));
+        inventory.turn_over(2);
+        assert_eq!(inventory.kept.len(), 3);
+        let batch: Vec<_> = inventory.kept.values().filter(|e| e.stored.number < 3).cloned().collect();
+        inventory.offer(&batch.into_iter().map(|entry| entry.stored).collect::<Vec<_>>());
+        for entry in inventory.kept.values_mut().filter(|entry| entry.offered) {
+            entry.announced = true;
+        }
+        // The second was removed before anybody heard of it, the third is not announced yet.
+        inventory.apply(told(2, &[1]), Moment(0));
+        inventory.heard_all();
+        inventory.turn_over(3);
+        let mut left: Vec<_> = inventory.kept.values().map(|entry| entry.stored.number).collect();
+        left.sort_unstable();
+        assert_eq!(left, [1, 3]);
+    }
+}

@@ -1,0 +1,73 @@
+//! The end of a client, and the start of its heartbeat.
+
+use mooncake_core::Result;
+use mooncake_transport::Transport;
+use std::sync::Arc;
+
+use crate::heartbeat;
+use crate::mounted::drop_region;
+use crate::state::Client;
+
+impl<T: Transport> Client<T> {
+    /// Takes the disk back, if there is one: what lies there can be read no more, and stays there for the next client.
+    #[cfg(feature = "disk")]
+    pub async fn close_disk(&self) {
+        self.inner.close_disk(&self.inner.deadline()).await;
+    }
+    /// Leaves the cluster: takes all memory back and stops. Objects in it are gone, but for those in a [file](ClientConfig::segment_file), which are the next
+    /// process's: the master is not told, and gives them up when nobody comes in time. May be repeated; every other operation is refused afterwards.
+    ///
+    /// # Errors
+    /// The master could not be told. The client is closed all the same; the master finds out by itself.
+    pub async fn close(&self) -> Result<()> {
+        self.inner.closed.send_replace(true);
+        let heart = self.inner.heart.lock().take();
+        if let Some(heart) = heart {
+            // It stops by itself; waiting keeps it from mounting again what is taken back here.
+            let _ = heart.await;
+        }
+        self.inner.stop_announcing().await;
+        let deadline = self.inner.deadline();
+        #[cfg(feature = "disk")]
+        if let Some(files) = &self.inner.files {
+            let idle = async {
+                files.idle().await;
+                Ok(())
+            };
+            if let Err(error) = deadline.bound("files that are being written", idle).await {
+                tracing::warn!("{error}");
+            }
+        }
+        #[cfg(feature = "disk")]
+        self.inner.close_disk(&deadline).await;
+        let mut outcome = Ok(());
+        // A mount that was under way is over; the next one sees that the client is closed.
+        let _changing = self.inner.mounting.lock().await;
+        self.inner.moving.lock().clear();
+        for id in self.segments() {
+            if self.inner.segments.lock().iter().any(|mounted| mounted.id() == id && mounted.is_lasting()) {
+                outcome = outcome.and(self.inner.take_inventory(&deadline).await.map(drop));
+                drop_region(self.inner.take(id)).await?;
+                continue;
+            }
+            let unmounted = self.inner.unmount_listed(id, &deadline).await;
+            if let Err(error) = unmounted {
+                drop_region(self.inner.take(id)).await?;
+                outcome = outcome.and(Err(error));
+            }
+        }
+        if self.inner.keeps_engine {
+            return outcome;
+        }
+        let left = deadline.bound("leaving the directory", self.inner.engine.close()).await;
+        outcome.and(left)
+    }
+
+    pub(crate) fn start_heartbeat(&self) {
+        let mut heart = self.inner.heart.lock();
+        if heart.is_none() && !*self.inner.closed.borrow() {
+            let beat = heartbeat::run(Arc::downgrade(&self.inner), self.inner.closed.subscribe());
+            *heart = Some(self.inner.runtime.spawn(beat));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Values to store: their bytes in whatever memory they lie, and the outcome of storing them.
+
+use bytes::Bytes;
+use mooncake_core::{Error, Result};
+use mooncake_transport::{Slice, Transport};
+
+use crate::buffers::Outgoing;
+use crate::checksum::Sum;
+
+/// What became of a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// It is stored and readable.
+    Stored,
+    /// The key was there already, or somebody is writing it; nothing was written.
+    Existed,
+}
+
+/// Bytes to store.
+#[derive(Debug)]
+pub(crate) enum Payload<'a, T: Transport> {
+    /// Ordinary memory: copied once, into the local buffer.
+    Bytes(&'a [u8]),
+    /// Ordinary memory that stays as it is: sent from where it is, when the wire can.
+    Shared(&'a Bytes),
+    /// Registered memory: sent from where it is.
+    Slice(&'a Slice<T>),
+    /// The same, in several pieces that follow each other.
+    Pieces(&'a [Slice<T>]),
+}
+
+impl<T: Transport> Payload<'_, T> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Payload::Bytes(bytes) => bytes.len(),
+            Payload::Shared(bytes) => bytes.len(),
+            Payload::Slice(slice) => slice.len(),
+            Payload::Pieces(slices) => slices.iter().map(Slice::len).sum(),
+        }
+    }
+
+    /// The bytes, if they have to go through the local buffer.
+    pub(crate) fn staged(&self, needs_registration: bool) -> Option<&[u8]> {
+        match *self {
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Shared(bytes) if needs_registration => Some(bytes),
+            Payload::Shared(_) | Payload::Slice(_) | Payload::Pieces(_) => None,
+        }
+    }
+
+    /// Copies so many of its bytes, from one on.
+    #[cfg(feature = "disk")]
+    pub(crate) fn copy_to(&self, mut from: usize, mut into: &mut [u8]) -> Result<()> {
+        let whole = match *self {
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Shared(bytes) => Some(&bytes[..]),
+            Payload::Slice(slice) => return slice.copy_to(from, into),
+            Payload::Pieces(_) => None,
+        };
+        if let Some(bytes) = whole {
+            let some = bytes.get(from..from + into.len());
+            into.copy_from_slice(some.ok_or_else(|| Error::internal("a part beyond a value"))?);
+            return Ok(());
+        }
+        let Payload::Pieces(slices) = *self else { return Ok(()) };
+        for slice in slices {
+            let some = slice.len().saturating_sub(from).min(into.len());
+            let (front, rest) = into.split_at_mut(some);
+            if some > 0 {
+                slice.copy_to(from, front)?;
+            }
+            (from, into) = (from.saturating_sub(slice.len()), rest);
+        }
+        Ok(())
+    }
+
+    /// Of all its bytes.
+    pub(crate) fn checksum(&self) -> Result<u64> {
+        let mut sum = Sum::new();
+        match *self {
+            Payload::Bytes(bytes) => sum.bytes(bytes),
+            Payload::Shared(bytes) => sum.bytes(bytes),
+            Payload::Slice(slice) => sum.slice(slice)?,
+            Payload::Pieces(slices) => slices.iter().try_for_each(|slice| sum.slice(slice))?,
+        }
+        Ok(sum.value())
+    }
+
+    /// How many pieces are sent from where they are.
+    pub(crate) fn pieces(&self) -> usize {
+        match *self {
+            Payload::Pieces(slices) => slices.len(),
+            _ => 1,
+        }
+    }
+
+    /// Length of one piece.
+    pub(crate) fn piece_len(&self, piece: usize) -> usize {
+        match *self {
+            Payload::Pieces(slices) => slices.get(piece).map_or(0, Slice::len),
+            _ => self.len(),
+        }
+    }
+
+    /// One piece, if it is sent from where it is.
+    pub(crate) fn direct(&self, piece: usize, needs_registration: bool) -> Option<Outgoing<T>> {
+        match *self {
+            Payload::Slice(slice) => Some(Outgoing::Slice(slice.clone())),
+            Payload::Pieces(slices) => slices.get(piece).cloned().map(Outgoing::Slice),
+            Payload::Shared(bytes) if !needs_registration => Some(Outgoing::Plain(bytes.clone())),
+            Payload::Shared(_) | Payload::Bytes(_) => None,
+        }
+    }
+}
+
+/// One object to store.
+#[derive(Debug)]
+pub(crate) struct Item<'a, T: Transport> {
+    pub(crate) key: &'a [u8],
+    pub(crate) value: Payload<'a, T>,
+}

@@ -1,0 +1,326 @@
+//! The handle of a client, the state that its clones and tasks share, and connections to other members.
+
+use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
+use mooncake_core::ids::ClientId;
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_engine::transport_set::TransportSet;
+use mooncake_protocol::api::{Caller, MasterApi};
+use mooncake_transport::engine::{Engine, LookUps, Target};
+use mooncake_transport::{Directory, Transport};
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::cache::{HotCache, HotCacheStats};
+use crate::config::{self, ClientConfig};
+use crate::deadline::Deadline;
+use crate::disk::Owners;
+#[cfg(feature = "disk")]
+use crate::disk::{DiskReport, Files, Running};
+use crate::inventory::Inventory;
+use crate::metrics::Metrics;
+use crate::mounted::{Mounted, Moving, drop_region};
+use crate::peers::Unreachable;
+use crate::promise::Promises;
+use crate::staging::Staging;
+
+/// A member of the cluster. Clones are the same member; [`close`](Client::close) or dropping the last one ends it.
+///
+/// Every operation ends within [`ClientConfig::timeout`]. What the rest of the cluster suffers comes out as one of three
+/// things: a *miss* (`None`), a put that was not stored (an error of kind `NoSpace`, `Unavailable` or `Timeout`), or an
+/// answer that came too late to be trusted (`Expired`). None of them needs more than carrying on without the object.
+///
+/// A miss is also what a read comes to when every replica's owner is dead: the master may take some seconds to learn
+/// of it. A put whose space was granted at a dead member is placed elsewhere, as long as there is time.
+///
+/// All futures may be dropped at any point. A put that is dropped half-way is taken back in the background.
+///
+/// A thread that blocks on one operation after the other is woken sooner when it does so [`here`](mooncake_transport::here()):
+/// `runtime.block_on(here(client.get(key)))`.
+pub struct Client<T: Transport = TransportSet> {
+    pub(crate) inner: Arc<Inner<T>>,
+}
+
+pub(crate) struct Inner<T: Transport> {
+    pub(crate) config: ClientConfig,
+    pub(crate) id: ClientId,
+    /// Name of this client, as the master and other clients know it.
+    pub(crate) name: String,
+    /// Endpoint that other clients open to reach the memory of this client.
+    pub(crate) endpoint: String,
+    pub(crate) protocol: String,
+    pub(crate) master: Arc<dyn MasterApi>,
+    // Dropped before the engine: memory is deregistered while the transports still exist.
+    pub(crate) segments: Mutex<Vec<Mounted<T>>>,
+    /// Segments whose memory has moved to other addresses and is not registered there yet.
+    pub(crate) moving: Mutex<Vec<Moving>>,
+    pub(crate) inventory: tokio::sync::Mutex<Inventory>,
+    pub(crate) promises: parking_lot::Mutex<Promises>,
+    /// Task that announces the objects of earlier masters, as long as `announcing_turn` is its turn.
+    pub(crate) announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    pub(crate) announcing_turn: AtomicU64,
+    /// Notified when the announcement is to stop.
+    pub(crate) announcing_stopped: Arc<tokio::sync::Notify>,
+    /// Lock held while segments are mounted and unmounted, so that the lists of the master and of this
+    /// client change in the same order.
+    pub(crate) mounting: tokio::sync::Mutex<()>,
+    #[cfg(feature = "disk")]
+    pub(crate) disk: Mutex<Option<Running<T>>>,
+    /// Files that all clients share, if the master has a directory for them.
+    #[cfg(feature = "disk")]
+    pub(crate) files: Option<Arc<Files>>,
+    pub(crate) staging: Option<Staging<T>>,
+    pub(crate) cache: Option<HotCache<T>>,
+    pub(crate) engine: Engine<T>,
+    /// Whether the caller supplied the engine. Such an engine is not closed with the client.
+    pub(crate) keeps_engine: bool,
+    pub(crate) directory: Directory,
+    pub(crate) unreachable: Unreachable,
+    pub(crate) owners: Owners,
+    pub(crate) metrics: Option<Arc<Metrics>>,
+    pub(crate) rng: Mutex<Rng>,
+    pub(crate) turn: AtomicUsize,
+    pub(crate) runtime: Handle,
+    pub(crate) closed: watch::Sender<bool>,
+    /// Permits for tasks of the master that run at the same time.
+    pub(crate) working: tokio::sync::Semaphore,
+    pub(crate) heart: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    /// Listening socket that reserves the port in the name of this client.
+    pub(crate) _reserved: Option<ParentOnly<socket2::Socket>>,
+}
+
+impl<T: Transport> Client<T> {
+    /// Returns the identifier of this client in the cluster.
+    pub fn id(&self) -> ClientId {
+        self.inner.id
+    }
+
+    /// Returns the name of this client, `host:port`.
+    pub fn hostname(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Returns the settings of this client.
+    pub fn config(&self) -> &ClientConfig {
+        &self.inner.config
+    }
+
+    /// Returns the engine of this client, for transfers beside the store.
+    pub fn engine(&self) -> &Engine<T> {
+        &self.inner.engine
+    }
+
+    /// Bytes of the local buffer in use now: transfers under way, and values that [`get`](Client::get) gave out and that
+    /// are still held.
+    pub fn local_buffer_used(&self) -> u64 {
+        self.inner.staging.as_ref().map_or(0, Staging::used)
+    }
+
+    /// Returns the statistics of the hot cache, or `None` without one ([`ClientConfig::hot_cache`]).
+    pub fn hot_cache(&self) -> Option<HotCacheStats> {
+        self.inner.cache.as_ref().map(HotCache::stats)
+    }
+
+    /// Returns the statistics of the disk, or `None` without one ([`ClientConfig::offload`]).
+    #[cfg(feature = "disk")]
+    pub fn disk(&self) -> Option<DiskReport> {
+        self.inner.disk.lock().as_ref().map(Running::report)
+    }
+
+    /// Returns whether the master responds.
+    pub async fn is_healthy(&self) -> bool {
+        let inner = &self.inner;
+        inner.usable().is_ok() && inner.deadline().bound("ping", inner.master.ping(inner.id)).await.is_ok()
+    }
+}
+
+impl<T: Transport> Inner<T> {
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(&self.config.clock, self.config.timeout)
+    }
+
+    pub(crate) fn caller(&self, attempt: u64) -> Caller<'_> {
+        Caller { client: self.id, tenant: &self.config.tenant, attempt }
+    }
+
+    /// Returns whether the transport needs registered memory.
+    pub(crate) fn needs_registration(&self) -> bool {
+        self.engine.transport().capabilities().needs_registration
+    }
+
+    /// Returns an error after `close`.
+    pub(crate) fn usable(&self) -> Result<()> {
+        if *self.closed.borrow() {
+            return Err(Error::invalid("the client is closed"));
+        }
+        Ok(())
+    }
+
+    /// Connects to the client at an endpoint.
+    pub(crate) async fn reach(&self, endpoint: &str, deadline: &Deadline) -> Result<Target<T>> {
+        self.unreachable.check(endpoint)?;
+        let reached = deadline.bound("reaching a member", self.engine.open(endpoint)).await;
+        if let Err(error) = &reached {
+            self.failed(endpoint, error);
+        }
+        reached.map_err(|error| error.context(format!("member {endpoint}")))
+    }
+
+    /// Connects to the owners of memory. Each connection has an outcome of its own.
+    pub(crate) async fn reach_owners(&self, owners: &[Owner], deadline: &Deadline) -> Vec<Reached<T>> {
+        match owners {
+            [(one, named)] => vec![self.reach_owner(one, *named, deadline).await],
+            many => {
+                let reached = many.iter().map(|(one, named)| self.reach_owner(one, *named, deadline));
+                futures::future::join_all(reached).await
+            }
+        }
+    }
+
+    /// Ways to the owners of memory that the master granted, each for itself. `known` is from before the master was asked.
+    pub(crate) async fn reach_granted(
+        &self,
+        endpoints: &[String],
+        known: LookUps,
+        deadline: &Deadline,
+    ) -> Vec<Reached<T>> {
+        match endpoints {
+            [one] => vec![self.reach_owner(one, Some(known), deadline).await],
+            many => {
+                let reached = many.iter().map(|one| self.reach_owner(one, Some(known), deadline));
+                futures::future::join_all(reached).await
+            }
+        }
+    }
+
+    pub(crate) async fn reach_owner(
+        &self,
+        endpoint: &str,
+        named: Option<LookUps>,
+        deadline: &Deadline,
+    ) -> Reached<T> {
+        let mut target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
+        let Some(before) = named else { return Ok(target) };
+        // Its mount is under way, or it is gone again.
+        for pause in MOUNT_PAUSES {
+            if !target.awaits_mount() {
+                break;
+            }
+            self.engine.forget(endpoint);
+            tokio::time::sleep(pause.min(deadline.left())).await;
+            target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
+        }
+        if target.awaits_mount() {
+            self.engine.forget(endpoint);
+            let text = format!("cannot use memory of member {endpoint}: it is not mounted");
+            return Err(Unreached::Failed(Error::new(ErrorCode::TransferFail, text)));
+        }
+        target.pinned(before).map_err(|error| {
+            // What failed was an earlier process.
+            self.unreachable.answered(endpoint);
+            Unreached::Newer(error)
+        })
+    }
+
+    /// Records from the outcome of a transfer whether its target responds.
+    pub(crate) fn note(&self, endpoint: &str, result: &Result<()>) {
+        match result {
+            Ok(()) => self.unreachable.answered(endpoint),
+            Err(error) => self.failed(endpoint, error),
+        }
+    }
+
+    pub(crate) fn failed(&self, endpoint: &str, error: &Error) {
+        // It may be back with other memory or at another port: looked up again, when it is time.
+        self.engine.forget(endpoint);
+        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
+            self.unreachable.failed(endpoint);
+        }
+    }
+
+    /// Returns whether the host name of an endpoint is the one of this client.
+    pub(crate) fn is_near(&self, endpoint: &str) -> bool {
+        config::split_port(endpoint).0 == config::split_port(&self.endpoint).0
+    }
+}
+
+/// Pauses between look-ups of a member whose mount is under way.
+const MOUNT_PAUSES: [Duration; 3] =
+    [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
+
+/// Endpoint of the owner of memory. If the master named the memory: what the engine knew before the master was asked.
+pub(crate) type Owner = (String, Option<LookUps>);
+
+/// A way to the owner of memory that an answer of the master names, good for that memory only.
+pub(crate) type Reached<T> = Result<Target<T>, Unreached>;
+
+/// Reason why memory that an answer of the master names cannot be used.
+#[derive(Debug)]
+pub(crate) enum Unreached {
+    /// The member does not answer.
+    Failed(Error),
+    /// The member was found after the master was asked, so the answer may be about an earlier process. The master has to be asked again.
+    Newer(Error),
+}
+
+impl Unreached {
+    pub(crate) fn error(&self) -> &Error {
+        match self {
+            Unreached::Failed(error) | Unreached::Newer(error) => error,
+        }
+    }
+
+    pub(crate) fn is_newer(&self) -> bool {
+        matches!(self, Unreached::Newer(_))
+    }
+}
+
+pub(crate) fn is_newer<T: Transport>(reached: &Reached<T>) -> bool {
+    reached.as_ref().is_err_and(Unreached::is_newer)
+}
+
+impl<T: Transport> Clone for Client<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T: Transport> fmt::Debug for Client<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("id", &self.inner.id)
+            .field("name", &self.inner.name)
+            .field("segments", &self.inner.segments.lock().len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Transport> Drop for Inner<T> {
+    fn drop(&mut self) {
+        let mounted = std::mem::take(self.segments.get_mut());
+        if mounted.is_empty() || *self.closed.borrow() {
+            return;
+        }
+        // Best effort: it spares the others waiting for the master to find out.
+        let (master, id) = (self.master.clone(), self.id);
+        self.runtime.spawn(async move {
+            for gone in mounted {
+                if gone.is_lasting() {
+                    let _ = drop_region(Some(gone)).await;
+                    continue;
+                }
+                let unmount = master.unmount(id, gone.id());
+                let told = tokio::time::timeout(std::time::Duration::from_secs(1), unmount).await;
+                if !matches!(told, Ok(Ok(()))) {
+                    tracing::debug!(client = %id, "the master was not told that a client went away");
+                }
+                let _ = drop_region(Some(gone)).await;
+            }
+        });
+    }
+}
