@@ -14,7 +14,8 @@ use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
 /// Bytes copied before others of the thread may run: some 60 microseconds.
 pub(crate) const COPIED_AT_ONCE: usize = 1 << 20;
 
-/// What one write sends. Clones are the same bytes, so that several replicas are written from one copy.
+/// What one write sends. Clones are the same bytes, so that several replicas are written from one
+/// copy.
 pub(crate) enum Outgoing<T: Transport> {
     /// Registered memory of the caller's.
     Slice(Slice<T>),
@@ -38,8 +39,9 @@ impl<T: Transport> Part<T> {
     }
 }
 
-// SAFETY: slices and `Bytes` answer for themselves. A part is inside its buffer (`new`), whose bytes stay where they are until the last
-// part is gone, and nobody can write them: that takes the buffer alone, and it is shared.
+// SAFETY: slices and `Bytes` answer for themselves. A part is inside its buffer (`new`), whose
+// bytes stay where they are until the last part is gone, and nobody can write them: that takes the
+// buffer alone, and it is shared.
 unsafe impl<T: Transport> Source<T> for Outgoing<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {
@@ -133,7 +135,8 @@ fn fill(place: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-// SAFETY: buffers, vectors and slices answer for themselves; a front is inside its slice (`Front::new`).
+// SAFETY: buffers, vectors and slices answer for themselves; a front is inside its slice
+// (`Front::new`).
 unsafe impl<T: Transport> Source<T> for Incoming<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {

@@ -5,7 +5,8 @@ use mooncake_core::Result;
 use mooncake_core::memory::Location;
 use mooncake_transport::{Slice, SliceMut, Transport};
 
-/// Bytes of registered memory looked at together: a wire may write to it, so they are copied out first.
+/// Bytes of registered memory looked at together: a wire may write to it, so they are copied out
+/// first.
 const CHUNK: usize = 16 << 10;
 
 /// The same of a device's memory, where each copy takes its time whatever its length.

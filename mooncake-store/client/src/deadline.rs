@@ -39,7 +39,8 @@ impl Deadline {
         self.clock.now().after(self.left() * parts / of)
     }
 
-    /// Runs `work`, at most to the deadline; late is `RPC_TIMEOUT` naming `what`. `work` is dropped when it is late.
+    /// Runs `work`, at most to the deadline; late is `RPC_TIMEOUT` naming `what`. `work` is dropped
+    /// when it is late.
     pub(crate) async fn bound<T>(
         &self,
         what: &'static str,

@@ -13,8 +13,9 @@ use crate::config::{ClientConfig, join_port, split_port};
 /// How many ports are tried at random before giving up.
 const DRAWS: usize = 500;
 
-/// The name, and what keeps its port ours as long as we live. `unique` reserves the port on the machine; a client that
-/// stays inside the process needs no more than a number nobody else in it has.
+/// The name, and what keeps its port ours as long as we live. `unique` reserves the port on the
+/// machine; a client that stays inside the process needs no more than a number nobody else in it
+/// has.
 pub(crate) fn choose(
     config: &ClientConfig,
     unique: bool,

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 /// Longest rest, in multiples of the first.
 const MAX_GROWTH: u32 = 8;
 
-/// Who failed and until when it is left alone. The rest doubles with every try in vain: a member that hangs costs each
-/// try its whole time, and the master may take a while to give it up.
+/// Who failed and until when it is left alone. The rest doubles with every try in vain: a member
+/// that hangs costs each try its whole time, and the master may take a while to give it up.
 #[derive(Debug)]
 pub(crate) struct Unreachable {
     clock: SharedClock,

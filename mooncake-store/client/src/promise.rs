@@ -1,7 +1,7 @@
 //! The longest time for which leases and grants of masters may hold, as far as this client knows.
 //!
-//! A master without snapshots knows nothing of the one before it. Clients tell it for how long readers and writers may still rely on
-//! what earlier masters told them.
+//! A master without snapshots knows nothing of the one before it. Clients tell it for how long
+//! readers and writers may still rely on what earlier masters told them.
 
 use std::time::Duration;
 

@@ -4,8 +4,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::pool::{BufferPool, PoolBuf, PoolConfig};
 use mooncake_transport::{Region, Transport};
 
-/// Most bytes copied before they are sent: few enough to be sent out of the processor's cache, and enough to keep a wire
-/// busy while the next are copied.
+/// Most bytes copied before they are sent: few enough to be sent out of the processor's cache, and
+/// enough to keep a wire busy while the next are copied.
 const CHUNK: usize = 256 << 10;
 /// A buffer is cut into this many chunks at least, so that several operations find room.
 const CHUNKS: usize = 4;
@@ -52,8 +52,8 @@ impl<T: Transport> Staging<T> {
         self.pool.take(len).await
     }
 
-    /// Room for a value that is read, unless that would leave the writers too little: values stay as long as the
-    /// caller likes.
+    /// Room for a value that is read, unless that would leave the writers too little: values stay
+    /// as long as the caller likes.
     pub(crate) fn room_for_value(&self, len: usize) -> Option<PoolBuf<T>> {
         let left = self.pool.capacity().saturating_sub(self.pool.used());
         if (len as u64).checked_add(self.chunk as u64)? > left {
@@ -74,7 +74,8 @@ impl<T: Transport> std::fmt::Debug for Staging<T> {
     }
 }
 
-/// Cuts values up into fills of at most `chunk` bytes, in order; a fill holds parts of several values where they are small.
+/// Cuts values up into fills of at most `chunk` bytes, in order; a fill holds parts of several
+/// values where they are small.
 #[derive(Debug)]
 pub(crate) struct Cutter<I> {
     values: I,

@@ -2,7 +2,8 @@
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// Versions whose calls this client makes. More than one, once their shapes are in the table of messages.
+/// Versions whose calls this client makes. More than one, once their shapes are in the table of
+/// messages.
 pub const MASTER_VERSIONS: &[&str] = &["2.0.0"];
 
 /// `INVALID_VERSION`, naming both, unless the master's version is one of [`MASTER_VERSIONS`].

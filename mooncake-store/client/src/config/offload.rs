@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
-/// A disk of a client's, for objects that memory has no room for. The defaults are the existing system's.
+/// A disk of a client's, for objects that memory has no room for. The defaults are the existing
+/// system's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OffloadConfig {
     /// Directory of its files; it is made if need be. One client at a time.
@@ -18,15 +19,16 @@ pub struct OffloadConfig {
     pub buffer: u64,
     /// How long what lies there may be read (5 s).
     pub lend: Duration,
-    /// Most time between two questions to the master about what is to be written (10 s); a master of ours is asked with every ping.
+    /// Most time between two questions to the master about what is to be written (10 s); a master
+    /// of ours is asked with every ping.
     pub interval: Duration,
-    /// Fill of the disk, as a part of its capacity, above which it is emptied down to the second after each of them (0.9 and 0.8). `None`: objects go only
-    /// when others need their place.
+    /// Fill of the disk, as a part of its capacity, above which it is emptied down to the second
+    /// after each of them (0.9 and 0.8). `None`: objects go only when others need their place.
     pub watermarks: Option<(f64, f64)>,
     /// I/O by threads even where the kernel has io_uring.
     pub threads: bool,
-    /// Longest that anything waits for the disk (30 s): what is written, and removed. Readers wait a third of it, and are refused at once when the disk
-    /// has answered nothing for a sixth.
+    /// Longest that anything waits for the disk (30 s): what is written, and removed. Readers wait
+    /// a third of it, and are refused at once when the disk has answered nothing for a sixth.
     pub patience: Duration,
     /// Whether others may read from the disk (true). What nobody can read is written all the same.
     pub serve: bool,
