@@ -150,7 +150,7 @@ typedef struct notify_msg notify_msg_t;
  */
 typedef struct transfer_status {
   /*
-   One of the `STATUS_...` constants.
+   Status, one of the `STATUS_...` constants.
    */
   int status;
   /*

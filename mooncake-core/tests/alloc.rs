@@ -7,8 +7,7 @@
 use std::panic::catch_unwind;
 
 use mooncake_core::alloc::{
-    AllocError, AllocatorKind, BestFit, BuiltinAllocator, CustomAllocator, Extent, SegmentAllocator, Tlsf,
-    TlsfConfig,
+    AllocError, AllocatorKind, BestFit, BuiltinAllocator, Extent, SegmentAllocator, Tlsf, TlsfConfig,
 };
 use mooncake_core::clock::Rng;
 use mooncake_core::{allocator_conformance, testkit};
@@ -17,11 +16,6 @@ allocator_conformance!(tlsf, Tlsf, TlsfConfig::default());
 allocator_conformance!(tlsf_that_hardly_looks, Tlsf, TlsfConfig { scan: 0 });
 allocator_conformance!(best_fit, BestFit, ());
 allocator_conformance!(builtin_tlsf, BuiltinAllocator, AllocatorKind::Tlsf.into());
-allocator_conformance!(
-    builtin_custom,
-    BuiltinAllocator,
-    CustomAllocator::new::<Tlsf>(TlsfConfig::default()).into()
-);
 allocator_conformance!(builtin_best_fit, BuiltinAllocator, AllocatorKind::BestFit.into());
 
 #[test]

@@ -9,8 +9,8 @@ use std::panic::catch_unwind;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::evict::{
-    BuiltinPolicy, CustomPolicy, EvictionPolicy, Fifo, Lru, MergeableOrder, PolicyKind, S3Fifo, S3FifoConfig,
-    Tenure, TenureConfig,
+    BuiltinPolicy, EvictionPolicy, Fifo, Lru, MergeableOrder, PolicyKind, S3Fifo, S3FifoConfig, Tenure,
+    TenureConfig,
 };
 use mooncake_core::ids::SlotId;
 use mooncake_core::testkit::evict::{Checked, EvictStep, evict_steps};
@@ -37,11 +37,6 @@ eviction_conformance!(builtin_fifo, BuiltinPolicy, PolicyKind::Fifo.into());
 eviction_conformance!(builtin_lru, BuiltinPolicy, PolicyKind::Lru.into());
 eviction_conformance!(builtin_s3fifo, BuiltinPolicy, PolicyKind::S3Fifo.into());
 eviction_conformance!(builtin_tenure, BuiltinPolicy, PolicyKind::Tenure.into());
-eviction_conformance!(
-    builtin_custom,
-    BuiltinPolicy,
-    CustomPolicy::new::<Tenure>(TenureConfig::default()).into()
-);
 
 /// Eviction order of a policy, written as simply as possible.
 trait Model: Default {

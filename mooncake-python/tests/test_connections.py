@@ -279,7 +279,7 @@ def test_a_full_metadata_server_rejects_new_keys():
 
         assert (await put("a", 9))[0] == 200
         status, text = await put("b", 10)
-        assert status == 507 and "the directory is full" in text
+        assert status == 507 and "the metadata server is full" in text
         assert (await put("b", 9))[0] == 200
         assert (await put("c", 0))[0] == 507
         assert (await put("a", 9))[0] == 200

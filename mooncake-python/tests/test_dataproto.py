@@ -227,8 +227,8 @@ def test_unsupported_values(transfer):
             transfer.put({section: {"f": values}}, field_schemas={"f": schema} if schema else None)
         return str(caught.value)
 
-    assert "name one with a FieldSchema" in refused(column(object(), object()))
-    assert "name one with a FieldSchema" in refused(column(np.array(["x"], object)))
+    assert "select one with a FieldSchema" in refused(column(object(), object()))
+    assert "select one with a FieldSchema" in refused(column(np.array(["x"], object)))
     assert "msgpack_ragged" in refused([object()], FieldSchema("auto"))
     assert "unsupported schema codec" in refused([1], FieldSchema("what"))
     assert ".f'" in refused([1], FieldSchema("utf8_ragged"))

@@ -66,7 +66,7 @@ def test_different_declarations_of_ranks_are_an_error():
             segment.complete(blobs)  # type: ignore[arg-type]
     assert not segment.ready()
     pipe.send(blob)
-    assert "ranks [0] declare" in pipe.recv()
+    assert "ranks [0] and 1 declare" in pipe.recv()
     process.join(60)
 
 

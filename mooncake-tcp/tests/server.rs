@@ -335,7 +335,7 @@ fn stalled_requests_release_their_place() {
     say(&mut half_body, &[&header(WRITE, small.addr(), 64), &[7; 10]]);
     say(&mut unread, &[&header(READ, large.addr(), 64 << 20)]);
     read_exactly(&mut unread, 8);
-    // Three connections that are served at once leave no place for a stalled one.
+    // Three connections that are served at once leave no capacity for a stalled one.
     let is_served = |stream: &mut std::net::TcpStream| {
         stream.write_all(&header(READ, small.addr(), 1)).is_ok() && stream.read_exact(&mut [0; 9]).is_ok()
     };

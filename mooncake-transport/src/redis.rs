@@ -110,15 +110,15 @@ impl MetadataBackend for RedisMetadata {
 
     async fn put(&self, key: &str, value: Bytes, expect: Expect) -> Result<u64> {
         let done = match expect {
-            Expect::Any => self.ask::<Option<String>>(cmd("SET").arg(key).arg(&value[..])).await?.is_some(),
+            Expect::Any => self.query::<Option<String>>(cmd("SET").arg(key).arg(&value[..])).await?.is_some(),
             Expect::Absent => {
-                self.ask::<Option<String>>(cmd("SET").arg(key).arg(&value[..]).arg("NX")).await?.is_some()
+                self.query::<Option<String>>(cmd("SET").arg(key).arg(&value[..]).arg("NX")).await?.is_some()
             }
             Expect::At(revision) => match self.get(key).await? {
                 Some(now) if now.revision == revision => {
                     let mut script = cmd("EVAL");
                     script.arg(SET_IF_SAME).arg(1).arg(key).arg(&now.value[..]).arg(&value[..]);
-                    self.ask::<u8>(&script).await? == 1
+                    self.query::<u8>(&script).await? == 1
                 }
                 _ => false,
             },
@@ -133,7 +133,7 @@ impl MetadataBackend for RedisMetadata {
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
-        Ok(self.ask::<u64>(cmd("DEL").arg(key)).await? > 0)
+        Ok(self.query::<u64>(cmd("DEL").arg(key)).await? > 0)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {

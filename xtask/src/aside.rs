@@ -1,4 +1,5 @@
-//! Steps of one thread that run beside the others, at the lowest priority, and are shown when they are waited for.
+//! Steps of one thread that run beside the others, at the lowest priority. Their output is shown
+//! when they are waited for.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -47,7 +48,7 @@ impl Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // What it has started is in its group.
+            // Children of the task are in the same group.
             let _ = Command::new("kill").args(["--", &format!("-{}", self.child.id())]).status();
             let _ = self.child.wait();
         }

@@ -30,42 +30,58 @@ use run::{Programs, Result, cargo, step};
 const HELP: &str = "\
 cargo xtask <task>
 
-  test          unit, conformance, property, end-to-end and documentation tests, several programs at a time, and `python`;
-                --quick only unit tests and programs that took less than 4 s in their last run; other words go to `cargo test`
-  python        installs the Python package into target/python-venv and runs its tests; arguments go to pytest;
-                --soak a million calls and ten thousand stores instead, memory and descriptors watched
-  wheel         the wheel to hand out, for Linux with glibc 2.28 or newer, built with zig (installs it with pip), and tests of it
-  memcheck      a few arguments for every call of the Python package, under valgrind (Debian: installs it)
-  lint          rustfmt, spelling, clippy, rustdoc; warnings are errors
-  arrows        cycles between the modules of a crate, and dependencies between crates that ARCHITECTURE.md does not name
-                (words choose crates, --summary leaves out the uses)
-  prose         the rules of CONTRIBUTING for comments, documents and texts of programs; words choose files and folders,
-                --rule NAME one rule, --summary prints a table of crates and rules
-  edges         tests of rare interleavings, each also with the bug it must detect (words choose subjects or tests)
-  mixed         clusters of this version and the last release (xtask/last-release), which it builds
-  features      each crate with each of its features alone
-  examples      builds and runs every example, the trace replay with kill -9 included
-  docs          writes docs/environment.md, docs/errors.md and docs/flags.md from the code (a test compares them)
-  header        writes the header of the C interface from the code (CI compares them)
+Tests
+  test          unit, conformance, property, end-to-end and documentation tests, several programs
+                at a time, and `python`; --quick: only unit tests and programs that took less than
+                4 s in their last run; other words go to `cargo test`
+  python        installs the Python package into target/python-venv and runs its tests; words go to
+                pytest; --soak: a million calls and ten thousand stores instead, while memory and
+                descriptors are watched
+  edges         tests of rare interleavings, each also with the bug that it must detect (words
+                choose subjects or tests)
+  memcheck      the Python package under valgrind, a few arguments for each call (Debian: installs
+                valgrind)
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
-  fuzz [secs]   every fuzz target over its corpus and mutations of it, on stable (default 20 s each)
-  bench [name]  the measurements; --peer measures the reference peer in the same run,
-                --master the calls of a master alone, beside the peer's, --python the Python package (with --peer: and the
-                peer's; words choose rows; what falls short is named, and fails),
-                --engine transfer engines (with --peer: in all pairs), --master-size [n] a master with ten million objects, or n,
-                --restart [n] a master that is killed with a million objects, or n: when the next one serves them,
-                --snapshots [n] what snapshots of a million objects, or n, cost,
-                --offload [--peer] objects on their way to a disk and back
-  network       two engines with a bad network between them, and a network that goes and comes back (Linux, root; on x86-64
-                also in the virtual machine of `rdma-test`)
-  interop       our nodes and the reference peer's in one cluster (Linux; installs the peer with pip)
-  rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones (Debian 12 as root; installs what
-                it needs); words choose the tests that have one of them in their names, of which there must be some, and leave out
-                the replay and the machine with two NUMA nodes; `--run COMMAND..` runs a command of yours there instead, `--nodes
-                COMMAND..` on the one with two NUMA nodes
-  gpu-test      builds one program with all that is to be shown of GPU memory, and runs it (exits with 3 where there is no GPU); words choose
-                parts; --double runs it on a double of libcuda, --build builds it only, for another machine
-  ci            everything above but wheel, docs, header and bench, as .ci/run does
+  fuzz [secs]   each fuzz target over its corpus and mutations of it, on stable (default 20 s each)
+  features      each crate with each of its features alone
+  examples      builds and runs each example, the trace replay with kill -9 included
+  interop       nodes of this project and of Mooncake C++ in one cluster (Linux; installs Mooncake
+                C++ with pip)
+  mixed         clusters of this version and the last release (xtask/last-release), which is built
+  network       two engines with a bad network between them, and a network that fails and returns
+                (Linux, root; on x86-64 also in the virtual machine of `rdma-test`)
+  rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE devices
+                (Debian 12 as root; installs packages); words choose tests by name and leave out
+                the replay and the machine with two NUMA nodes; `--run COMMAND..` runs a command
+                there instead, `--nodes COMMAND..` on the machine with two NUMA nodes
+  gpu-test      builds and runs the program that tests GPU memory (exits with 3 without a GPU);
+                words choose parts; --double: on a fake of libcuda; --build: for another machine
+  ci            all of the above and all checks, as .ci/run does
+
+Checks
+  lint          rustfmt, spelling, clippy, rustdoc; warnings are errors
+  arrows        cycles between the modules of a crate, and dependencies between crates that
+                ARCHITECTURE.md does not name (words choose crates, --summary leaves out the uses)
+  prose         the rules of CONTRIBUTING.md for comments, documents and texts of programs (words
+                choose files and folders, --rule NAME one rule, --summary prints a table)
+
+Files
+  docs          writes docs/environment.md, docs/errors.md and docs/flags.md from the code (a test
+                compares them)
+  header        writes the header of the C interface from the code (CI compares them)
+  wheel         builds the wheel for Linux with glibc 2.28 or newer, with zig (installs it with
+                pip), and tests the wheel
+
+Measurements
+  bench [name]  all benchmarks, or one
+                --peer               objects, beside Mooncake C++ in the same run
+                --master             calls of a master, beside Mooncake C++
+                --python [--peer]    the Python package (words choose rows; a shortfall fails)
+                --engine [--peer]    transfer engines, with --peer in all pairs
+                --offload [--peer]   objects on their way to a disk and back
+                --master-size [n]    a master with ten million objects, or n
+                --snapshots [n]      cost of snapshots of a million objects, or n
+                --restart [n]        time until a killed master with a million objects serves
 ";
 
 fn main() -> ExitCode {
@@ -121,12 +137,15 @@ fn lint() -> Result {
     cargo(&["fmt", "--all", "--check"]).run()?;
     spelling::check()?;
     step("clippy");
-    cargo(&["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"]).run()?;
+    clippy(&["--workspace", "--all-targets"])?;
     // Targets with `test = false` are not among all targets.
-    cargo(&["clippy", "-p", "mooncake-rdma", "--all-features", "--test", "devices", "--", "-D", "warnings"])
-        .run()?;
+    clippy(&["-p", "mooncake-rdma", "--test", "devices"])?;
     step("documentation");
     cargo(&["doc", "--workspace", "--all-features", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
+}
+
+fn clippy(targets: &[&str]) -> Result {
+    cargo(&["clippy", "--all-features"]).args(targets).args(&["--", "-D", "warnings"]).run()
 }
 
 fn examples() -> Result {
@@ -182,7 +201,7 @@ fn miri() -> Result {
 }
 
 fn ci() -> Result {
-    // What runs aside takes the processors that the other steps leave idle while they wait.
+    // Steps aside use the processors that other steps leave idle while they wait.
     let miri = aside::Aside::start(&["miri"])?;
     lint()?;
     // Turned on when the tree has no violation: `arrows::check(&[])?; prose::check(&[])?;`

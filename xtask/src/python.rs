@@ -1,18 +1,20 @@
-//! The Python package: installed into a virtual environment of its own as users install it, and tested from there.
+//! The Python package: installed into a virtual environment as users install it, and tested from
+//! there.
 
 use std::path::{Path, PathBuf};
 
 use crate::run::{Programs, Result, command, root, step, target_dir};
 
-/// What the interpreter is asked before anything else: whether it is new enough and can make environments.
+/// Program that succeeds on an interpreter that is new enough and can make environments.
 const USABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
-/// Where an interpreter keeps its packages.
+/// Program that prints the folder of an interpreter's packages.
 const PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 
-/// The C library that wheels ask for at least, 2.28: that of RHEL 8, and what the existing package's wheels ask for.
+/// Tag of wheels for C library 2.28, that of RHEL 8 and of the wheels of Mooncake C++.
 const WHEEL_TAG: &str = "manylinux_2_28";
 
-/// Installs the package and runs its tests; `rest` goes to pytest. Without a Python it says so and does nothing.
+/// Installs the package and runs its tests; `rest` goes to pytest. Without a Python, prints so and
+/// does nothing.
 pub(crate) fn test(rest: &[&str]) -> Result {
     let Some(python) = install()? else { return Ok(()) };
     if let ["--soak", rest @ ..] = rest {
@@ -20,7 +22,7 @@ pub(crate) fn test(rest: &[&str]) -> Result {
         return command(&python, &["mooncake-python/benches/soak.py"]).args(rest).run();
     }
     step("python");
-    // They mostly wait, for leases and for processes; those of one file share masters.
+    // Tests mostly wait, for leases and for processes; tests of one file share masters.
     let some_at_a_time = ["-n", "3", "--dist", "loadfile"];
     command(&python, &["-m", "pytest", "-q"])
         .args(&some_at_a_time)
@@ -56,7 +58,8 @@ pub(crate) fn memcheck() -> Result {
         .run()
 }
 
-/// `cargo xtask wheel`: the wheel to hand out, linked by zig against the C library of old systems, then installed where nothing else is, and used.
+/// `cargo xtask wheel`: builds the wheel for distribution, linked by zig against the C library of old
+/// systems, then installs and tests it in an empty environment.
 pub(crate) fn wheel() -> Result {
     step("wheel");
     let (tools, fresh) = (target_dir().join("wheel-tools"), target_dir().join("wheel-venv"));
@@ -68,10 +71,11 @@ pub(crate) fn wheel() -> Result {
         environment(&tools).run()?;
         command(&program(&tools, "pip"), &["install", "--quiet", "maturin[zig]>=1.8,<2"]).run()?;
     }
-    // What an earlier build left there would be installed, too.
+    // A wheel of an earlier build would be installed, too.
     let _ = std::fs::remove_dir_all(&wheels);
     let out = wheels.to_string_lossy().into_owned();
-    // maturin looks for the Python that has zig, and refuses symbols that this tag does not promise.
+    // maturin looks for the Python that has zig, and refuses symbols that the tag does not
+    // promise.
     command(&program(&tools, "maturin"), &["build", "--release", "--zig", "--compatibility", WHEEL_TAG])
         .args(&["--manifest-path", "mooncake-python/Cargo.toml", "--out", &out])
         .found_first_in(&tools.join("bin"))
@@ -95,7 +99,8 @@ pub(crate) fn install_torch() -> Result {
     command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch"]).run()
 }
 
-/// Our package and the peer's in one cluster: what to run, and what that is. Nothing without a Python.
+/// Returns the programs that run this package and that of Mooncake C++ in one cluster, with their
+/// titles. Returns none without a Python.
 pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static str, Vec<String>)>> {
     let Some(python) = install()? else { return Ok(Vec::new()) };
     let peer = peer.to_string_lossy().into_owned();
@@ -109,13 +114,14 @@ pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static st
     Ok(vec![
         ("two Python packages: what one writes the other reads", words("matrix.py")),
         ("objects on disks: either reads what the other has written there", words("disks.py")),
-        ("masters and clients: every answer", words("cells.py")),
-        ("light clients beside real ones: every answer", words("cells_light.py")),
+        ("masters and clients: every response", words("cells.py")),
+        ("shared clients beside full ones: every response", words("cells_light.py")),
         ("the command line beside either", tool),
     ])
 }
 
-/// Lets the peer use our numpy, and our torch if it is there; its own `mooncake` comes first.
+/// Lets Mooncake C++ use the numpy of this environment, and the torch if there is one; the `mooncake`
+/// of Mooncake C++ comes first.
 pub(crate) fn share_packages(ours: &str, peer: &str) -> Result {
     let packages =
         |python: &str| command(python, &["-c", PACKAGES]).output().map(|out| out.trim().to_owned());
@@ -124,12 +130,13 @@ pub(crate) fn share_packages(ours: &str, peer: &str) -> Result {
     std::fs::write(&link, format!("{path}\n")).map_err(|e| format!("cannot write {}: {e}", link.display()))
 }
 
-/// Whether there is a Python that can run the package and its tests.
+/// Returns whether there is a Python that can run the package and its tests.
 pub(crate) fn is_usable() -> bool {
     command("python3", &["-c", USABLE]).output().is_ok()
 }
 
-/// Installs the package as a user does; the interpreter of its environment. Without a Python it says so.
+/// Installs the package as a user does. Returns the interpreter of its environment. Without a Python,
+/// prints so.
 pub(crate) fn install() -> Result<Option<String>> {
     step("python package");
     if !is_usable() {

@@ -63,13 +63,14 @@ impl Run {
         self
     }
 
-    /// The same with nothing to read, and what it prints shown in its turn, whatever it does to its output.
+    /// Runs the program with nothing to read, and copies its output, whatever the program does to its
+    /// standard output.
     pub(crate) fn run_through_a_pipe(mut self) -> Result {
         self.command.stdin(Stdio::null()).stdout(Stdio::piped());
         let fault = |e| format!("cannot start `{}`: {e}", self.shown);
         let mut child = self.command.spawn().map_err(fault)?;
         if let Some(mut out) = child.stdout.take() {
-            // Nobody to show it to is no reason to stop.
+            // A closed terminal does not stop the program.
             let _ = std::io::copy(&mut out, &mut std::io::stdout());
         }
         let status = child.wait().map_err(fault)?;
@@ -126,13 +127,14 @@ impl Run {
 pub(crate) struct Programs(&'static str);
 
 impl Programs {
-    /// All of them, for checks: with the features of the tests, which leaves little to build after those.
+    /// Builds all programs for checks, with the features of the tests, which leaves little to build
+    /// after the tests.
     pub(crate) fn checked() -> Result<Self> {
         cargo(&["build", "--workspace", "--all-features", "--bins", "--examples"]).run()?;
         Ok(Self("debug"))
     }
 
-    /// These, for measurements. One choice of features, so that nothing is built twice.
+    /// Builds these programs for measurements. One choice of features, so that nothing is built twice.
     pub(crate) fn fast(names: &[&str]) -> Result<Self> {
         let features = "mooncake-engine/cli,mooncake-store/cli";
         let build = cargo(&["build", "--release", "--workspace", "--features", features]);
@@ -149,7 +151,8 @@ impl Programs {
     }
 }
 
-/// Where the test of this name lies, by what a `cargo test --no-run` said. Two crates may not both have one: cargo does not say whose is whose.
+/// Returns the path of the test program of this name, from the output of `cargo test --no-run`. Only
+/// one crate may have a program of the name: cargo does not print the crate.
 pub(crate) fn test_program(said: &str, name: &str) -> Result<String> {
     let start = format!("Executable tests/{name}");
     let is_named = |line: &str| {
@@ -170,7 +173,7 @@ pub(crate) fn listed(program: &str, words: &[&str]) -> Result<Vec<String>> {
     Ok(said.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// A shell function that runs a test program of which so many tests, the first word, must run and pass.
+/// Shell function that runs a test program of which so many tests, the first word, must run and pass.
 pub(crate) const COUNTED: &str = r#"
 counted() {
     wanted=$1
@@ -178,12 +181,16 @@ counted() {
     folder=$(mktemp -d)
     { "$@" && echo >$folder/passed; } | tee $folder/said
     rm $folder/passed
-    grep -q "^test result: ok\. $wanted passed; 0 failed;" $folder/said || { echo "$wanted tests were to run: $*"; exit 3; }
+    grep -q "^test result: ok\. $wanted passed; 0 failed;" $folder/said || {
+        echo "$wanted tests were to run: $*"
+        exit 3
+    }
     rm -r $folder
 }
 "#;
 
-/// The script that has [`COUNTED`] run the tests of a program that these words name, of which there must be some.
+/// Returns the script that lets [`COUNTED`] run the tests of a program that these words name, of which
+/// there must be some.
 pub(crate) fn counted(program: &str, words: &[&str]) -> Result<String> {
     let wanted = listed(program, words)?.len();
     if wanted == 0 {
@@ -200,13 +207,14 @@ pub(crate) fn quoted(word: &str) -> String {
 
 /// The folder of the workspace.
 pub(crate) fn root() -> PathBuf {
-    // As cargo says when it runs us: two checkouts may share a target directory, and so this program.
+    // From cargo at run time: two checkouts may share a target directory, and so this program.
     let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let here = PathBuf::from(here);
     here.parent().map(PathBuf::from).unwrap_or(here)
 }
 
-/// The folder of a crate: of its own name in the root, or, of a crate that a second one composes, inside the folder of the second one.
+/// Returns the folder of a crate: of its own name in the root, or, for a crate that another one
+/// composes, inside the folder of the other one.
 pub(crate) fn crate_folder(package: &str) -> PathBuf {
     let (root, inner) = (root(), package.trim_start_matches("mooncake-"));
     let is_it = |folder: &PathBuf| {
@@ -218,7 +226,7 @@ pub(crate) fn crate_folder(package: &str) -> PathBuf {
     folders.find(is_it).unwrap_or_else(|| root.join(package))
 }
 
-/// Where cargo builds, which may be outside the workspace.
+/// Returns the target directory of cargo, which may be outside the workspace.
 pub(crate) fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: the Rust test programs, several at a time, then the documentation tests and the Python package.
+//! `cargo xtask test`: the Rust test programs, several at a time, then the documentation tests and
+//! the Python package.
 #![allow(clippy::disallowed_methods, reason = "a task runner measures real time and reads its environment")]
 
 use std::collections::HashMap;
@@ -260,7 +261,7 @@ impl Times {
         self.0.insert(program.name(), took);
     }
 
-    /// The times only choose an order, so a failed write is no failure of the tests.
+    /// Writes the times. They only choose an order, so a failed write does not fail the tests.
     fn write(&self) {
         let lines: Vec<_> =
             self.0.iter().map(|(name, time)| format!("{} {name}\n", time.as_millis())).collect();

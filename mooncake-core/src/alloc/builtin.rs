@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{AllocError, BestFit, CustomAllocator, CustomSpace, Extent, SegmentAllocator, Tlsf, TlsfConfig};
+use super::{AllocError, BestFit, Extent, SegmentAllocator, Tlsf, TlsfConfig};
 
 /// Name of an allocator in configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -60,8 +60,6 @@ pub struct BuiltinAllocatorConfig {
     pub kind: AllocatorKind,
     /// Options of [`Tlsf`]; the other allocators ignore them.
     pub tlsf: TlsfConfig,
-    /// Allocator of the application. It replaces `kind`.
-    pub custom: Option<CustomAllocator>,
 }
 
 impl From<AllocatorKind> for BuiltinAllocatorConfig {
@@ -70,13 +68,7 @@ impl From<AllocatorKind> for BuiltinAllocatorConfig {
     }
 }
 
-impl From<CustomAllocator> for BuiltinAllocatorConfig {
-    fn from(custom: CustomAllocator) -> Self {
-        Self { custom: Some(custom), ..Self::default() }
-    }
-}
-
-/// Allocator of this crate, chosen by [`AllocatorKind`], or of the application.
+/// Allocator of this crate, chosen by [`AllocatorKind`].
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -87,8 +79,6 @@ pub enum BuiltinAllocator {
     Tlsf(Tlsf),
     /// Best fit, with the least waste.
     BestFit(BestFit),
-    /// Allocator of the application.
-    Custom(CustomSpace),
 }
 
 macro_rules! each {
@@ -96,7 +86,6 @@ macro_rules! each {
         match $self {
             BuiltinAllocator::Tlsf($inner) => $call,
             BuiltinAllocator::BestFit($inner) => $call,
-            BuiltinAllocator::Custom($inner) => $call,
         }
     };
 }
@@ -105,9 +94,6 @@ impl SegmentAllocator for BuiltinAllocator {
     type Config = BuiltinAllocatorConfig;
 
     fn new(capacity: u64, config: &BuiltinAllocatorConfig) -> Self {
-        if let Some(custom) = &config.custom {
-            return Self::Custom(custom.open(capacity));
-        }
         match config.kind {
             AllocatorKind::Tlsf => Self::Tlsf(Tlsf::new(capacity, &config.tlsf)),
             AllocatorKind::BestFit => Self::BestFit(BestFit::new(capacity, &())),

@@ -3,12 +3,10 @@
 
 mod best_fit;
 mod builtin;
-mod custom;
 mod tlsf;
 
 pub use self::best_fit::BestFit;
 pub use self::builtin::{AllocatorKind, BuiltinAllocator, BuiltinAllocatorConfig, ParseAllocatorError};
-pub use self::custom::{CustomAllocator, CustomSpace};
 pub use self::tlsf::{Tlsf, TlsfConfig};
 
 use std::fmt::Debug;

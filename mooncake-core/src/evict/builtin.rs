@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{
-    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Lru, MergeableOrder, S3Fifo, S3FifoConfig, Tenure,
-    TenureConfig,
-};
+use super::{EvictionPolicy, Fifo, Lru, MergeableOrder, S3Fifo, S3FifoConfig, Tenure, TenureConfig};
 use crate::ids::SlotId;
 
 /// Name of a policy in configuration.
@@ -77,8 +74,6 @@ pub struct BuiltinPolicyConfig {
     pub s3fifo: S3FifoConfig,
     /// Options of [`Tenure`]; the other policies ignore them.
     pub tenure: TenureConfig,
-    /// Policy of the application. It replaces `kind`.
-    pub custom: Option<CustomPolicy>,
 }
 
 impl From<PolicyKind> for BuiltinPolicyConfig {
@@ -87,13 +82,7 @@ impl From<PolicyKind> for BuiltinPolicyConfig {
     }
 }
 
-impl From<CustomPolicy> for BuiltinPolicyConfig {
-    fn from(custom: CustomPolicy) -> Self {
-        Self { custom: Some(custom), ..Self::default() }
-    }
-}
-
-/// Policy of this crate, chosen by [`PolicyKind`], or of the application.
+/// Policy of this crate, chosen by [`PolicyKind`].
 #[derive(Debug)]
 pub enum BuiltinPolicy {
     /// First in, first out.
@@ -104,8 +93,6 @@ pub enum BuiltinPolicy {
     S3Fifo(S3Fifo),
     /// LRU with tenure.
     Tenure(Tenure),
-    /// Policy of the application.
-    Custom(CustomOrder),
 }
 
 macro_rules! each {
@@ -115,7 +102,6 @@ macro_rules! each {
             BuiltinPolicy::Lru($inner) => $call,
             BuiltinPolicy::S3Fifo($inner) => $call,
             BuiltinPolicy::Tenure($inner) => $call,
-            BuiltinPolicy::Custom($inner) => $call,
         }
     };
 }
@@ -124,9 +110,6 @@ impl EvictionPolicy for BuiltinPolicy {
     type Config = BuiltinPolicyConfig;
 
     fn new(slots: usize, config: &BuiltinPolicyConfig) -> Self {
-        if let Some(custom) = &config.custom {
-            return Self::Custom(custom.open(slots));
-        }
         match config.kind {
             PolicyKind::Fifo => Self::Fifo(Fifo::new(slots, &())),
             PolicyKind::Lru => Self::Lru(Lru::new(slots, &())),

@@ -1,7 +1,6 @@
 //! Eviction when memory runs out: the [`EvictionPolicy`] interface and its implementations.
 
 mod builtin;
-mod custom;
 mod fifo;
 mod ghost;
 mod lru;
@@ -10,7 +9,6 @@ mod s3fifo;
 mod tenure;
 
 pub use self::builtin::{BuiltinPolicy, BuiltinPolicyConfig, ParsePolicyError, PolicyKind};
-pub use self::custom::{CustomOrder, CustomPolicy};
 pub use self::fifo::Fifo;
 pub use self::lru::Lru;
 pub use self::s3fifo::{S3Fifo, S3FifoConfig};

@@ -1,5 +1,5 @@
-//! Conformance suite of [`EvictionPolicy`](crate::evict::EvictionPolicy): one case per sentence of its contract, and random steps
-//! beside an oracle.
+//! Conformance suite of [`EvictionPolicy`](crate::evict::EvictionPolicy): one case per sentence of
+//! its contract, and random steps beside an oracle.
 //!
 //! [`eviction_conformance!`](crate::eviction_conformance) turns it into tests of your policy:
 //!
@@ -22,8 +22,9 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::evict::MergeableOrder;
 use crate::ids::SlotId;
 
-/// Generates the tests of an [`EvictionPolicy`](crate::evict::EvictionPolicy): `eviction_conformance!(MyPolicy)` or, with
-/// options, `eviction_conformance!(module_name, MyPolicy, config)`.
+/// Generates the tests of an [`EvictionPolicy`](crate::evict::EvictionPolicy):
+/// `eviction_conformance!(MyPolicy)` or, with options,
+/// `eviction_conformance!(module_name, MyPolicy, config)`.
 #[macro_export]
 macro_rules! eviction_conformance {
     ($policy:ty) => {

@@ -24,7 +24,6 @@ mod latency;
     allow(dead_code, reason = "a single master uses only a part of it")
 )]
 mod leader;
-mod managed_master;
 mod master_server;
 #[cfg(feature = "cli")]
 pub mod process;

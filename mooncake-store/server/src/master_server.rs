@@ -7,9 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mooncake_core::Result;
-use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
-use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
 
@@ -21,7 +19,6 @@ use super::expired_clients::ExpiredClients;
 #[cfg(feature = "http")]
 use super::http;
 use super::leader::Leadership;
-use super::managed_master::ManagedMaster;
 use super::rates::Rates;
 use super::rpc::Counted;
 use super::snapshot_stats::SnapshotStats;
@@ -36,12 +33,8 @@ use mooncake_protocol::place::join;
 use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
 
 /// A running master with its servers. On drop it stops without waiting.
-///
-/// The default types take their kind from the configuration. With another
-/// [`SegmentAllocator`] or [`EvictionPolicy`], start it with [`MasterServer::start_with_parts`].
 #[derive(Debug)]
-pub struct MasterServer<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
-    master: Arc<Master<A, E>>,
+pub struct MasterServer {
     pub(super) state: Arc<State>,
     rpc: RunningServer,
     #[cfg(feature = "http")]
@@ -83,8 +76,8 @@ impl MasterServer {
     /// # Errors
     /// Those of [`MasterServer::start`].
     pub async fn start_with_clock(config: MasterConfig, clock: SharedClock) -> Result<Self> {
-        let (allocator, eviction) = (config.allocator.clone(), config.eviction.clone());
-        Self::start_with_parts(config, allocator, eviction, clock).await
+        let leadership = Arc::new(Leadership::single(clock.clone()));
+        Self::start_as(config, clock, leadership, Duration::ZERO).await
     }
 
     /// Starts a master with a given leadership. `promised` is the longest promise of earlier
@@ -95,43 +88,14 @@ impl MasterServer {
         leadership: Arc<Leadership>,
         promised: Duration,
     ) -> Result<Self> {
-        let (allocator, eviction) = (config.allocator.clone(), config.eviction.clone());
-        Self::launch(config, (allocator, eviction), clock, leadership, promised).await
-    }
-}
-
-impl<A: SegmentAllocator, E: EvictionPolicy> MasterServer<A, E> {
-    /// Starts a master like [`MasterServer::start`], with every part chosen: allocator and eviction
-    /// policy by the types, their options, and the clock. `config.allocator` and `config.eviction`
-    /// have no effect.
-    ///
-    /// # Errors
-    /// Those of [`MasterServer::start`].
-    pub async fn start_with_parts(
-        config: MasterConfig,
-        allocator: A::Config,
-        eviction: E::Config,
-        clock: SharedClock,
-    ) -> Result<Self> {
-        let leadership = Arc::new(Leadership::single(clock.clone()));
-        Self::launch(config, (allocator, eviction), clock, leadership, Duration::ZERO).await
-    }
-
-    async fn launch(
-        config: MasterConfig,
-        (allocator, eviction): (A::Config, E::Config),
-        clock: SharedClock,
-        leadership: Arc<Leadership>,
-        promised: Duration,
-    ) -> Result<Self> {
         let mut options = config.options.clone();
         let policy = config.tenant_policy.as_ref().map(tenants::Store::open).transpose()?;
         if let Some(policy) = &policy {
             options.tenants = Some(policy.read().await?);
         }
+        let (allocator, eviction) = (&config.allocator, &config.eviction);
         let seed = Rng::from_os().next_u64();
-        let typed = Arc::new(Master::<A, E>::with_parts(options, &allocator, &eviction, clock, seed)?);
-        let master: Arc<dyn ManagedMaster> = typed.clone();
+        let master = Arc::new(Master::with_parts(options, allocator, eviction, clock, seed)?);
         master.note_promise(promised, &"metadata service");
         if let Some(snapshots) = config.snapshots.as_ref().filter(|snapshots| snapshots.restore) {
             snapshots::restore(snapshots, &config.cluster_id, &master).await?;
@@ -188,8 +152,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> MasterServer<A, E> {
         let (admin, metadata) = no_pages(&state.config)?;
         let addresses = Addresses { rpc: rpc.local_addr(), admin, metadata, events };
         Ok(Self {
-            rpc: rpc.start(Arc::new(Counted::new(typed.clone(), state.clone()))),
-            master: typed,
+            rpc: rpc.start(Arc::new(Counted::new(state.clone()))),
             #[cfg(feature = "http")]
             pages,
             #[cfg(feature = "events-zmq")]
@@ -212,8 +175,8 @@ impl<A: SegmentAllocator, E: EvictionPolicy> MasterServer<A, E> {
     }
 
     /// Returns the master.
-    pub fn master(&self) -> &Arc<Master<A, E>> {
-        &self.master
+    pub fn master(&self) -> &Arc<Master> {
+        &self.state.master
     }
 
     /// Returns the metadata that the server holds.
@@ -271,7 +234,3 @@ fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
         )),
     }
 }
-
-#[cfg(test)]
-#[path = "master_server/tests.rs"]
-mod tests;

@@ -3,9 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::EvictionPolicy;
-
 use super::state::State;
 use mooncake_master::Master;
 use mooncake_protocol::message::{
@@ -16,18 +13,19 @@ use mooncake_protocol::server::{Class, Refusal, Service};
 use mooncake_protocol::service::MasterService;
 
 /// Service that counts calls on their way to the master.
-pub(super) struct Counted<A: SegmentAllocator, E: EvictionPolicy> {
+pub(super) struct Counted {
     state: Arc<State>,
-    calls: MasterService<Master<A, E>>,
+    calls: MasterService<Master>,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Counted<A, E> {
-    pub(super) fn new(master: Arc<Master<A, E>>, state: Arc<State>) -> Self {
-        Self { state, calls: MasterService(master) }
+impl Counted {
+    pub(super) fn new(state: Arc<State>) -> Self {
+        let calls = MasterService(state.master.clone());
+        Self { state, calls }
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> Service for Counted<A, E> {
+impl Service for Counted {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let clock = self.calls.0.clock();
         let begun = clock.now();

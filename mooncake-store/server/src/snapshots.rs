@@ -22,19 +22,15 @@ use parking_lot::{Condvar, Mutex};
 
 use self::format::Sink;
 use self::store::SnapshotStore;
-use super::managed_master::ManagedMaster;
 use super::state::State;
 use crate::config::SnapshotConfig;
+use mooncake_master::Master;
 
 /// Restores a master from the latest snapshot.
 ///
 /// # Errors
 /// Those of [`SnapshotStore::open`].
-pub(super) async fn restore(
-    config: &SnapshotConfig,
-    cluster: &str,
-    master: &Arc<dyn ManagedMaster>,
-) -> Result<()> {
+pub(super) async fn restore(config: &SnapshotConfig, cluster: &str, master: &Arc<Master>) -> Result<()> {
     let (config, cluster, master) = (config.clone(), cluster.to_owned(), master.clone());
     let restored = tokio::task::spawn_blocking(move || {
         let store = SnapshotStore::open(&config, &cluster)?;
@@ -155,7 +151,7 @@ fn take(
     };
     let objects = AtomicU64::new(0);
     let fill = |sink: &mut Sink<'_>| {
-        let noted = state.master.snapshot(&mut |bytes| {
+        let noted = state.master.snapshot(|bytes| {
             may()?;
             sink(bytes)
         })?;

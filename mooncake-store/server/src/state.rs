@@ -14,17 +14,17 @@ use super::event_stats::EventStats;
 use super::events::Feed;
 use super::expired_clients::ExpiredClients;
 use super::leader::Leadership;
-use super::managed_master::ManagedMaster;
 use super::rates::Rates;
 use super::snapshot_stats::SnapshotStats;
 use crate::config::MasterConfig;
 #[cfg(feature = "http")]
 use crate::config::tenants;
+use mooncake_master::Master;
 
 /// State that the servers of one master share.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) master: Arc<dyn ManagedMaster>,
+    pub(super) master: Arc<Master>,
     pub(super) metadata: Arc<dyn MetadataBackend>,
     /// Metadata service where clients publish themselves: `metadata` or an external one.
     pub(super) published: Arc<dyn MetadataBackend>,

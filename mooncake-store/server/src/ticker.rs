@@ -11,9 +11,8 @@ use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
-use super::managed_master::ManagedMaster;
 use super::state::State;
-use mooncake_master::TickReport;
+use mooncake_master::{Master, TickReport};
 
 /// Interval between two runs of the due work.
 const TICK: Duration = Duration::from_millis(10);
@@ -81,7 +80,7 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
             stops.lost();
             continue;
         }
-        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&*state.master, &mut stops));
+        let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&state.master, &mut stops));
         if !report.expired.is_empty() {
             state.expired_clients.note(&report.expired);
             if let Some(config) = &state.config.clean_up {
@@ -107,7 +106,7 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
 
 /// Runs the due work. Before that, reports to the master how long this process was stopped since
 /// the last run.
-fn turn(master: &dyn ManagedMaster, stops: &mut Stops) -> TickReport {
+fn turn(master: &Master, stops: &mut Stops) -> TickReport {
     // Read the time first: a stop after this expires no client in this run, and a stop before it is
     // part of the lost time.
     let now = master.clock().now();
@@ -174,7 +173,7 @@ mod tests {
     use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 
     use super::*;
-    use mooncake_master::{Master, MasterOptions};
+    use mooncake_master::MasterOptions;
 
     /// Process that stops after a reading of this clock.
     #[derive(Debug, Default)]

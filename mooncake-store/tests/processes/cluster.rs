@@ -86,7 +86,7 @@ pub(crate) async fn connect(master: &str, segment: u64) -> Client {
 
 /// Process of a client that offers memory and prints when it is ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn client() {
     let Some(master) = master_address() else { return };
     let client = connect(&master, SEGMENT).await;

@@ -18,7 +18,7 @@ const KEYS: u64 = 128;
 
 /// Process of an owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn owner() {
     let Some(master) = master_address() else { return };
     let folder: PathBuf = argument("TEST_FOLDER").unwrap();

@@ -21,7 +21,7 @@ const ONCE: u64 = 6;
 
 /// Process of a writer, which runs until it is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn writer() {
     let Some(master) = master_address() else { return };
     let round: u64 = argument("TEST_NUMBER").unwrap();

@@ -14,7 +14,7 @@ use crate::process::{Process, free_port};
 
 /// Process of a client with a segment file or a disk. It forks if its arguments say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn client() {
     let (Some(master), Some(folder)) = (master_address(), argument::<PathBuf>("TEST_FOLDER")) else { return };
     let builder = match argument::<u8>("TEST_DISK") {
@@ -75,7 +75,7 @@ fn the_disk_of_a_killed_process_is_free_while_its_child_lives_on() {
 
 /// Process of a client and a master with every kind of listener. It forks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn listening() {
     let (Some(master), Some(folder)) = (master_address(), argument::<PathBuf>("TEST_FOLDER")) else { return };
     let second = MasterConfig::from_flags([

@@ -108,7 +108,7 @@ impl Proxy {
 
 /// Process of a client whose data port is behind a relay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn owner() {
     let Some(master) = master_address() else { return };
     let port: u16 = argument("TEST_DATA_PORT").unwrap();
@@ -399,7 +399,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
 
 /// Process of a reader: reads in every form, again and again, through shared memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn reader() {
     let Some(master) = master_address() else { return };
     let len = argument("TEST_LEN").unwrap();

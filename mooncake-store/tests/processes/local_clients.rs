@@ -111,7 +111,7 @@ fn value_of(key: &str, len: usize) -> Vec<u8> {
 
 /// Process of a shared client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this file"]
+#[ignore = "child process of other tests"]
 #[allow(clippy::disallowed_methods, reason = "arguments come from the environment")]
 async fn shared_client() {
     let (Ok(owner), Ok(what)) = (std::env::var("TEST_OWNER"), std::env::var("TEST_WHAT")) else { return };

@@ -21,7 +21,7 @@ const HEALED: Duration = Duration::from_secs(5);
 
 /// Process of a relay between clients and their master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn relay() {
     let Some(master) = master_address() else { return };
     let port: u16 = argument("TEST_RELAY_PORT").unwrap();

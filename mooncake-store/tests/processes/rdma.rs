@@ -22,7 +22,7 @@ const SEGMENT: u64 = 16 << 20;
 
 /// Process of a client, which executes arguments line by line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this file"]
+#[ignore = "child process of other tests"]
 async fn the_other_process() {
     let (Some(master), Some(device)) = (master_address(), argument::<String>("TEST_DEVICE")) else { return };
     let rdma = RdmaConfig { devices: vec![device], timeout: 17, attempts: 1, ..RdmaConfig::default() };

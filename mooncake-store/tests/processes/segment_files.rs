@@ -31,7 +31,7 @@ async fn put(client: &Client, i: u64, config: &ReplicateConfig) {
 /// Process of a client: opens the file, stores objects according to its arguments, prints when they
 /// would outlive it, and closes at the end of its input.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn owner() {
     let (Some(master), Some(file)) = (master_address(), argument::<String>("TEST_FILE")) else { return };
     let segment = argument("TEST_SEGMENT").unwrap_or(SEGMENT);
@@ -285,7 +285,7 @@ fn a_file_of_huge_pages_outlives_its_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "what the test above runs where there are huge pages"]
+#[ignore = "child process of the test above, with huge pages"]
 async fn in_huge_pages() {
     let Some(huge) = argument::<String>("TEST_FOLDER") else { return };
     let (port, _master, reader, folder) = stage(&["--client_ttl=60"]).await;

@@ -101,7 +101,7 @@ impl Worker {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the other processes of the tests in this binary"]
+#[ignore = "child process of other tests"]
 async fn worker() {
     let Some(master) = master_address() else { return };
     let (number, segment): (u64, _) = (argument("TEST_NUMBER").unwrap(), argument("TEST_SEGMENT").unwrap());

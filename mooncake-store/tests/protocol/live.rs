@@ -49,7 +49,7 @@ fn code<T: std::fmt::Debug>(outcome: &mooncake_core::Result<T>) -> Result<(), Er
 }
 
 #[tokio::test]
-#[ignore = "needs an existing master; cargo xtask interop runs it"]
+#[ignore = "needs a master of Mooncake C++; cargo xtask interop runs it"]
 async fn an_existing_master_answers_every_call() {
     let master = peer();
     assert_eq!(master.version().await.unwrap(), MASTER_VERSION);
@@ -243,7 +243,7 @@ async fn unmount_calls(master: &RemoteMaster) {
 /// Every object on the master is under a lease, so a put gets free space when the leases expire. No
 /// other test uses the master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an existing master without members; cargo xtask interop runs it"]
+#[ignore = "needs a master of Mooncake C++ without clients; cargo xtask interop runs it"]
 async fn a_client_waits_for_room_on_an_existing_master() {
     let address = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
     let member = |segment, patience| {

@@ -19,8 +19,8 @@ const EXCEPTIONS: &[(&str, &str, &str, &str)] = &[
     ("mooncake-python/python/mooncake/structured_object_store.py", "glossary", "`member", MEMBERS),
 ];
 
-/// Reason for the term "member" in the structured objects of the Python package.
-const MEMBERS: &str = "members of a structured object are part of the interface of Mooncake C++";
+/// Reason for a term of structured objects in the Python package.
+const MEMBERS: &str = "the interface of Mooncake C++ has this term";
 
 /// Most entries that [`EXCEPTIONS`] may have.
 const MAX_EXCEPTIONS: usize = 20;

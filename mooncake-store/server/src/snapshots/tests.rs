@@ -9,7 +9,7 @@ use super::folder_store::{listed, names};
 use super::format::{LATEST, name};
 use super::*;
 use crate::config::MasterConfig;
-use mooncake_master::{Master, MasterOptions};
+use mooncake_master::MasterOptions;
 
 fn config(folder: &Path) -> SnapshotConfig {
     SnapshotConfig { folder: folder.into(), ..SnapshotConfig::default() }

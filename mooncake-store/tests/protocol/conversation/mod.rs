@@ -101,7 +101,7 @@ async fn our_master_answers_as_the_existing_one_but_for_what_is_listed() {
 /// Compares Mooncake C++ with its record. With `MOONCAKE_RECORD=file`, the test writes a new
 /// record.
 #[tokio::test]
-#[ignore = "needs an existing master; cargo xtask interop runs it"]
+#[ignore = "needs a master of Mooncake C++; cargo xtask interop runs it"]
 async fn the_existing_master_answers_as_recorded() {
     let address = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
     let said = talk(&RpcClient::new(address, RpcOptions::default()), Real).await;
