@@ -1,7 +1,9 @@
 //! Values to store, in memory of any kind, and the outcome of a put.
 
 use bytes::Bytes;
-use mooncake_core::{Error, Result};
+#[cfg(feature = "disk")]
+use mooncake_core::Error;
+use mooncake_core::Result;
 use mooncake_transport::{Slice, Transport};
 
 use crate::buffers::Outgoing;
