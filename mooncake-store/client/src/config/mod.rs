@@ -31,8 +31,8 @@ pub(crate) const DEFAULT_BUFFER: u64 = 16 << 20;
 /// How a client joins and behaves. Every field has a default that works on one machine.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Name of this client in the cluster, `host` or `host:port`. Without a port, the client takes one
-    /// of [`ports`](Self::ports).
+    /// Name of this client in the cluster, `host` or `host:port`. Without a port, the client takes
+    /// one of [`ports`](Self::ports).
     pub local_hostname: String,
     /// `P2PHANDSHAKE` (clients find each other at their handshake ports) or the URL of a metadata
     /// service.
@@ -64,8 +64,8 @@ pub struct ClientConfig {
     /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared
     /// with it when they are read as a whole. Costs a pass over the bytes on either side.
     pub checksum: bool,
-    /// Whether this client shares memory with clients on the same host. Bytes between them are copied
-    /// once. Other clients are reached by a transport.
+    /// Whether this client shares memory with clients on the same host. Bytes between them are
+    /// copied once. Other clients are reached by a transport.
     pub share_memory: bool,
     /// Whether objects in memory that this client allocated survive a restart of the master. The
     /// client announces them to the new master.

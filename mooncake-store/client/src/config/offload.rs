@@ -23,12 +23,13 @@ pub struct OffloadConfig {
     /// numbers its responses is asked with every ping.
     pub interval: Duration,
     /// Watermarks of eviction, as fractions of the capacity (0.9 and 0.8). Above the first, objects
-    /// are evicted down to the second. With `None`, objects are evicted only for the space of others.
+    /// are evicted down to the second. With `None`, objects are evicted only for the space of
+    /// others.
     pub watermarks: Option<(f64, f64)>,
     /// Whether threads perform the I/O even if the kernel supports io_uring.
     pub threads: bool,
-    /// Longest time that a write or removal waits for the disk (30 s). A reader waits a third of this
-    /// time. It is refused at once if the disk has completed nothing for a sixth of this time.
+    /// Longest time that a write or removal waits for the disk (30 s). A reader waits a third of
+    /// this time. It is refused at once if the disk has completed nothing for a sixth of this time.
     pub patience: Duration,
     /// Whether other clients may read from the disk (true). Objects are written in either case.
     pub serve: bool,

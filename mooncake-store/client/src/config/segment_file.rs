@@ -5,8 +5,8 @@ use std::path::PathBuf;
 /// A file whose memory is the segment, so that objects in it outlive the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentFile {
-    /// Path of the file, on tmpfs or hugetlbfs. The file is created if it does not exist. The path of
-    /// an inherited memfd is `/proc/self/fd/<number>`.
+    /// Path of the file, on tmpfs or hugetlbfs. The file is created if it does not exist. The path
+    /// of an inherited memfd is `/proc/self/fd/<number>`.
     pub path: PathBuf,
     /// Path of the index of the objects in the file. Its file system must support `write`, which
     /// hugetlbfs does not.

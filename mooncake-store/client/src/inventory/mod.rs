@@ -128,8 +128,8 @@ impl Inventory {
 
     /// A master asks for the segments. To another master than before, what is known for sure is
     /// announced. The same master took this client for dead: what is announced to it is [what it
-    /// lists itself](Inner::fetch_expired), and only the sums count. Returns whether it is the
-    /// same.
+    /// lists itself](crate::state::Inner::fetch_expired), and only the sums count. Returns whether
+    /// it is the same.
     pub(crate) fn turn_over(&mut self, epoch: u64) -> bool {
         let same = self.epoch == Some(epoch);
         let entries = std::mem::take(&mut self.entries);
