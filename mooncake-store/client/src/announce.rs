@@ -1,8 +1,10 @@
-//! What lies in this client's segments, so that it outlives the master: learned from the master, announced to the next one.
+//! What lies in this client's segments, so that it outlives the master: learned from the master,
+//! announced to the next one.
 //!
-//! The master says what came and went. That alone would not do: what a master did in its last moments nobody heard of, and space may
-//! have been used again. So each object's bytes are summed up, and the sum counts once the master has been asked again and the object was still
-//! there. Whoever announces it later looks at the bytes again.
+//! The master says what came and went. That alone would not do: what a master did in its last
+//! moments nobody heard of, and space may have been used again. So each object's bytes are summed
+//! up, and the sum counts once the master has been asked again and the object was still there.
+//! Whoever announces it later looks at the bytes again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +33,8 @@ const BATCH: usize = 1024;
 const BATCH_BYTES: u64 = 64 << 20;
 /// Batches that are looked at at the same time.
 const AT_ONCE: usize = 4;
-/// So many are announced before the master is asked what came and went meanwhile. It holds twice as much for a client.
+/// So many are announced before the master is asked what came and went meanwhile. It holds twice as
+/// much for a client.
 const MOST_UNHEARD: usize = 1 << 18;
 /// Extents in one call.
 const EXTENTS: usize = 16 << 10;
@@ -51,7 +54,8 @@ pub(crate) fn log_refusal(error: &Error) {
 }
 
 impl<T: Transport> Client<T> {
-    /// How many objects in this client's memory would outlive the master now. See [`ClientConfig::outlive_master`](crate::ClientConfig::outlive_master).
+    /// How many objects in this client's memory would outlive the master now. See
+    /// [`ClientConfig::outlive_master`](crate::ClientConfig::outlive_master).
     pub async fn lasting_objects(&self) -> usize {
         let inventory = self.inner.inventory.lock().await;
         let told = inventory.entries.values().filter(|entry| entry.sealed).count();
@@ -60,7 +64,8 @@ impl<T: Transport> Client<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Asks the master for changes for the first time, so that what is mounted from now on is recorded. Without it, nothing is.
+    /// Asks the master for changes for the first time, so that what is mounted from now on is
+    /// recorded. Without it, nothing is.
     pub(crate) async fn begin_inventory(&self, deadline: &Deadline) -> Result<()> {
         self.exchange_promise(deadline).await?;
         if !self.config.outlive_master {
@@ -124,15 +129,18 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Hears what came and went, and sums up what is new. Returns whether the segments must be mounted anew.
+    /// Hears what came and went, and sums up what is new. Returns whether the segments must be
+    /// mounted anew.
     ///
-    /// A master that does not know this client says so to the next ping, and everything is mounted again. One that was asked twice and
-    /// knows this client all the same was told of the segments while they were being mounted at the master before it, and so without a
-    /// list of their objects.
+    /// A master that does not know this client says so to the next ping, and everything is mounted
+    /// again. One that was asked twice and knows this client all the same was told of the segments
+    /// while they were being mounted at the master before it, and so without a list of their
+    /// objects.
     pub(crate) async fn take_inventory(&self, deadline: &Deadline) -> Result<bool> {
         let mut inventory = self.inventory.lock().await;
         let Some(epoch) = inventory.epoch else { return Ok(false) };
-        // To hear of what it was just told can wait until all of it is served, or the master holds much for us.
+        // To hear of what it was just told can wait until all of it is served, or the master holds
+        // much for us.
         let fresh = std::mem::take(&mut inventory.fresh);
         inventory.unheard += fresh;
         if fresh > 0 && inventory.unheard < MOST_UNHEARD && self.is_announcing() {
@@ -238,7 +246,8 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Looks at the objects of before in the segments given and announces those that are what they were. In the background.
+    /// Looks at the objects of before in the segments given and announces those that are what they
+    /// were. In the background.
     pub(crate) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
         let turn = self.announcing_turn.load(Relaxed);
         let client = Arc::downgrade(self);

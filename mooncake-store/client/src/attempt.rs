@@ -9,14 +9,14 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::state::Inner;
 
-/// On a master that cannot tell writes apart, a grant older than this is neither ended nor given back: after 30 s others
-/// may write the key, and the call would be taken for theirs.
+/// Age after which a grant is neither ended nor revoked on a master that does not fence writes.
+/// After 30 s another client may write the key, and the call would end that write.
 pub(crate) const OURS_FOR: Duration = Duration::from_secs(25);
 
-/// Between two tries to give space back to a master that does not answer.
+/// Pause between two attempts to revoke a grant while the master does not respond.
 pub(crate) const REVOKE_PAUSE: Duration = Duration::from_millis(500);
 
-/// One asking for space: what the master knows its calls by.
+/// One request for space, and the number by which the master recognizes later calls about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
     pub(crate) mode: WriteMode,
@@ -30,12 +30,12 @@ impl Attempt {
         Self { mode, number, asked: client.config.clock.now() }
     }
 
-    /// Whether the master cannot take a call about it for one about another write.
+    /// Returns whether the master cannot confuse this write with a later one.
     pub(crate) fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
         client.master.fences_writes() || client.config.clock.now().since(self.asked) <= OURS_FOR
     }
 
-    /// Gives space back; whether the master has it.
+    /// Returns space to the master. Returns whether the master confirmed it.
     pub(crate) async fn revoke<T: Transport>(
         &self,
         client: &Inner<T>,
@@ -55,7 +55,7 @@ impl Attempt {
         }
     }
 
-    /// The master is to expect no files of these.
+    /// Tells the master that no files are written for these keys.
     pub(crate) async fn refuse_files<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) {
         if !self.is_ours(client) {
             return;
@@ -67,7 +67,8 @@ impl Attempt {
         }
     }
 
-    /// As [`Attempt::revoke`], again and again while the master does not answer, and as long as it makes sense.
+    /// Repeats [`Attempt::revoke`] until the master confirms it, the client closes, or the grant is
+    /// too old.
     pub(crate) async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
         while !self.revoke(client, keys, &client.deadline()).await {
             if client.usable().is_err() || client.config.clock.now().since(self.asked) > OURS_FOR {

@@ -1,4 +1,4 @@
-//! Bytes on their way out or in, whatever memory they are in.
+//! Sources of writes and targets of reads, in memory of any kind.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,35 +11,37 @@ use mooncake_transport::pool::PoolBuf;
 use mooncake_transport::region::Local;
 use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
 
-/// Bytes copied before others of the thread may run: some 60 microseconds.
+/// Bytes copied before the task yields to others: about 60 microseconds.
 pub(crate) const COPIED_AT_ONCE: usize = 1 << 20;
 
-/// What one write sends. Clones are the same bytes, so that several replicas are written from one copy.
+/// What one write sends. Clones are the same bytes, so that several replicas are written from one
+/// copy.
 pub(crate) enum Outgoing<T: Transport> {
-    /// Registered memory of the caller's.
+    /// Registered memory of the caller.
     Slice(Slice<T>),
-    /// Memory that is not registered, for wires that take it.
+    /// Memory that is not registered, for transports that accept it.
     Plain(Bytes),
-    /// A part of a staging buffer.
+    /// Part of a staging buffer.
     Staged(Part<T>),
 }
 
-/// A range inside a staging buffer that others have ranges of, too.
+/// Range of a staging buffer that is shared with other ranges.
 pub(crate) struct Part<T: Transport> {
     buffer: Arc<PoolBuf<T>>,
     range: Range<usize>,
 }
 
 impl<T: Transport> Part<T> {
-    /// A range of the buffer, cut to what lies inside.
+    /// Returns a range of the buffer, cut at the end of the buffer.
     pub(crate) fn new(buffer: Arc<PoolBuf<T>>, range: Range<usize>) -> Self {
         let end = range.end.min(buffer.len());
         Self { range: range.start.min(end)..end, buffer }
     }
 }
 
-// SAFETY: slices and `Bytes` answer for themselves. A part is inside its buffer (`new`), whose bytes stay where they are until the last
-// part is gone, and nobody can write them: that takes the buffer alone, and it is shared.
+// SAFETY: slices and `Bytes` answer for themselves. A part is inside its buffer (`new`), whose
+// bytes stay where they are until the last part is gone, and nobody can write them: that takes the
+// buffer alone, and it is shared.
 unsafe impl<T: Transport> Source<T> for Outgoing<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {
@@ -56,13 +58,13 @@ unsafe impl<T: Transport> Source<T> for Outgoing<T> {
     }
 }
 
-/// Where one read puts its bytes.
+/// Target of one read.
 pub(crate) enum Incoming<T: Transport> {
-    /// Registered memory of this client's, as long as the value.
+    /// Registered memory of this client, as long as the value.
     Buffer(PoolBuf<T>),
-    /// Ordinary memory, for wires that take it; as long as the value.
+    /// Memory that is not registered, for transports that accept it; as long as the value.
     Heap(Vec<u8>),
-    /// Registered memory of the caller's, of which the value takes the first bytes.
+    /// Registered memory of the caller. The value occupies its first bytes.
     Into(Front<T>),
 }
 
@@ -73,19 +75,19 @@ pub(crate) struct Front<T: Transport> {
 }
 
 impl<T: Transport> Front<T> {
-    /// The first `len` bytes; the slice comes back when it has fewer.
+    /// Returns the first `len` bytes, or the slice itself if it is shorter.
     pub(crate) fn new(slice: SliceMut<T>, len: usize) -> Result<Self, SliceMut<T>> {
         if len > slice.len() { Err(slice) } else { Ok(Self { slice, len }) }
     }
 
-    /// The whole slice.
+    /// Returns the whole slice.
     pub(crate) fn into_slice(self) -> SliceMut<T> {
         self.slice
     }
 }
 
 impl<T: Transport> Incoming<T> {
-    /// Of the value, once it is there.
+    /// Computes the checksum of the value after it has arrived.
     pub(crate) fn checksum(&self) -> Result<u64> {
         let mut sum = Sum::new();
         match self {
@@ -96,7 +98,7 @@ impl<T: Transport> Incoming<T> {
         Ok(sum.value())
     }
 
-    /// Copies the value in, and lets others of this thread run meanwhile where it is long.
+    /// Copies the value to the target. Yields to other tasks between parts of a long value.
     pub(crate) async fn copy_from(&mut self, value: &[u8]) -> Result<()> {
         for (part, bytes) in value.chunks(COPIED_AT_ONCE).enumerate() {
             let at = part * COPIED_AT_ONCE;
@@ -108,7 +110,7 @@ impl<T: Transport> Incoming<T> {
         Ok(())
     }
 
-    /// Copies a part of the value to where it belongs.
+    /// Copies a part of the value to its offset.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
         match self {
             Self::Buffer(buffer) => fill(buffer, at, bytes),
@@ -117,7 +119,7 @@ impl<T: Transport> Incoming<T> {
         }
     }
 
-    /// The value, once it is there; `None` when it went into the caller's memory.
+    /// Returns the value after it has arrived, or `None` if it is in memory of the caller.
     pub(crate) fn into_bytes(self) -> Option<Bytes> {
         match self {
             Self::Buffer(buffer) => Some(buffer.freeze()),
@@ -133,7 +135,8 @@ fn fill(place: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-// SAFETY: buffers, vectors and slices answer for themselves; a front is inside its slice (`Front::new`).
+// SAFETY: buffers, vectors and slices answer for themselves; a front is inside its slice
+// (`Front::new`).
 unsafe impl<T: Transport> Source<T> for Incoming<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {

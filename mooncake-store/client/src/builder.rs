@@ -74,15 +74,17 @@ struct Embedded {
 }
 
 impl MasterHandle {
-    /// The master at `host:port`; or, of several, the one that leads: `etcd://host:port`, or several with semicolons or commas between them
-    /// (feature `metadata-etcd`). Of several clusters there, [`ClientConfig::cluster_id`] says which.
+    /// The master at `host:port`; or, of several, the one that leads: `etcd://host:port`, or
+    /// several with semicolons or commas between them (feature `metadata-etcd`). Of several
+    /// clusters there, [`ClientConfig::cluster_id`] says which.
     pub fn remote(address: impl Into<String>) -> Self {
         Self(Kind::Remote(address.into()))
     }
 
-    /// A master in this process, called without sockets. Clients that are given handles of the same master find each
-    /// other, over the loopback network unless they are told to use another wire. While one of them lives, the master's
-    /// [`do_due_work`](EmbeddedMaster::do_due_work) is called; its clock becomes theirs.
+    /// A master in this process, called without sockets. Clients that are given handles of the same
+    /// master find each other, over the loopback network unless they are told to use another wire.
+    /// While one of them lives, the master's [`do_due_work`](EmbeddedMaster::do_due_work) is
+    /// called; its clock becomes theirs.
     pub fn embedded<M: EmbeddedMaster>(master: Arc<M>) -> Self {
         static CLUSTERS: Mutex<Vec<(usize, Weak<Embedded>)>> = Mutex::new(Vec::new());
         let address = Arc::as_ptr(&master).addr();
@@ -238,13 +240,15 @@ impl ClientBuilder {
         self
     }
 
-    /// Uses a wire of the caller's instead of the built-in ones. Its deadlines must be moments of the client's clock.
+    /// Uses a wire of the caller's instead of the built-in ones. Its deadlines must be moments of
+    /// the client's clock.
     pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
         let Self { config, master, directory, clock, wires: _ } = self;
         ClientBuilder { config, master, directory, clock, wires: Given(transport) }
     }
 
-    /// Uses an engine that is there already: its registered memory, ports, directory and clock. The client leaves it open when it closes.
+    /// Uses an engine that is there already: its registered memory, ports, directory and clock. The
+    /// client leaves it open when it closes.
     pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<Shared<T>> {
         let Self { config, master, wires: _, .. } = self;
         let (directory, clock) = (Some(engine.directory().clone()), Some(engine.clock().clone()));
@@ -415,12 +419,13 @@ impl<W: Wires> ClientBuilder<W> {
         self
     }
 
-    /// Joins the cluster: finds the master, opens the wires, offers the segment. Runs on the current tokio runtime, and so
-    /// do the client's own tasks.
+    /// Joins the cluster: finds the master, opens the wires, offers the segment. Runs on the
+    /// current tokio runtime, and so do the client's own tasks.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for what cannot work and for a port in use, `INVALID_VERSION` for a master of another version, kind
-    /// `Unavailable` or `Timeout` when no master answers within [`ClientConfig::connect_timeout`]; each says what to do.
+    /// `INVALID_PARAMS` for what cannot work and for a port in use, `INVALID_VERSION` for a master
+    /// of another version, kind `Unavailable` or `Timeout` when no master answers within
+    /// [`ClientConfig::connect_timeout`]; each says what to do.
     pub async fn connect(self) -> Result<Client<W::Transport>> {
         let Self { mut config, master, directory, clock, wires } = self;
         let runtime = Handle::try_current().map_err(|_| {

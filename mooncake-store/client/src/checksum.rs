@@ -1,21 +1,22 @@
-//! Checksums of values, as the existing system's clients compute and compare them: CRC-64/ECMA-182.
+//! Checksums of values: CRC-64/ECMA-182, as in Mooncake C++.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use mooncake_core::Result;
 use mooncake_core::memory::Location;
 use mooncake_transport::{Slice, SliceMut, Transport};
 
-/// Bytes of registered memory looked at together: a wire may write to it, so they are copied out first.
+/// Bytes of registered memory that are read at a time. They are copied first, because a transport
+/// may write to the memory.
 const CHUNK: usize = 16 << 10;
 
-/// The same of a device's memory, where each copy takes its time whatever its length.
+/// Bytes of device memory that are read at a time. Each copy from a device has a high fixed cost.
 const DEVICE_CHUNK: usize = 1 << 20;
 
 fn chunk_of(location: Location) -> usize {
     if location.is_device() { DEVICE_CHUNK } else { CHUNK }
 }
 
-/// A checksum under way.
+/// Checksum of the bytes seen so far.
 pub(crate) struct Sum(Digest);
 
 impl Sum {
@@ -31,7 +32,7 @@ impl Sum {
         self.chunks(slice.len(), chunk_of(slice.location()), |at, chunk| slice.copy_to(at, chunk))
     }
 
-    /// The first `len` bytes of a slice.
+    /// Adds the first `len` bytes of a slice.
     pub(crate) fn front<T: Transport>(&mut self, slice: &SliceMut<T>, len: usize) -> Result<()> {
         self.chunks(len, chunk_of(slice.location()), |at, chunk| slice.copy_to(at, chunk))
     }
@@ -74,7 +75,7 @@ mod tests {
             sum.bytes(bytes);
             sum.value()
         };
-        // Recorded from a client of release 0.3.13.post1.
+        // Recorded from a client of Mooncake C++ 0.3.13.post1.
         assert_eq!(of(b"123456789"), 0x6c40_df5f_0b49_7347);
         let long: Vec<u8> = (0..=255).cycle().take(64 * 256).collect();
         assert_eq!(of(&long), 0xc760_9420_94ba_30c1);

@@ -39,7 +39,8 @@ impl<T: Transport> Inner<T> {
 }
 
 impl<T: Transport> Client<T> {
-    /// What was counted so far; `None` when it was told not to ([`ClientConfig::metrics`](crate::ClientConfig::metrics)).
+    /// What was counted so far; `None` when it was told not to
+    /// ([`ClientConfig::metrics`](crate::ClientConfig::metrics)).
     pub fn metrics(&self) -> Option<&Metrics> {
         self.inner.metrics.as_deref()
     }

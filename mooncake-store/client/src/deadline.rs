@@ -6,7 +6,7 @@ use std::time::Duration;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// When an operation must be over.
+/// Time at which an operation ends at the latest.
 #[derive(Clone, Debug)]
 pub(crate) struct Deadline {
     clock: SharedClock,
@@ -14,32 +14,35 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// `span` from now.
+    /// Returns the deadline `span` from now.
     pub(crate) fn after(clock: &SharedClock, span: Duration) -> Self {
         Self { clock: clock.clone(), at: clock.now().after(span) }
     }
 
-    /// At that moment.
+    /// Returns the deadline at a given time.
     pub(crate) fn until(clock: &SharedClock, at: Moment) -> Self {
         Self { clock: clock.clone(), at }
     }
 
-    /// Time that is left, zero when it is over.
+    /// Returns the remaining time, zero after the deadline.
     pub(crate) fn left(&self) -> Duration {
         self.at.since(self.clock.now())
     }
 
-    /// Whether no time is left.
+    /// Returns whether the deadline has passed.
     pub(crate) fn is_over(&self) -> bool {
         self.left().is_zero()
     }
 
-    /// The moment when `parts` of `of` parts of what is left now have passed.
+    /// Returns the time at which `parts` of `of` parts of the remaining time have passed.
     pub(crate) fn portion(&self, parts: u32, of: u32) -> Moment {
         self.clock.now().after(self.left() * parts / of)
     }
 
-    /// Runs `work`, at most to the deadline; late is `RPC_TIMEOUT` naming `what`. `work` is dropped when it is late.
+    /// Runs `work` until the deadline at most. At the deadline, `work` is dropped.
+    ///
+    /// # Errors
+    /// Returns `RPC_TIMEOUT` with the name `what` at the deadline, and the errors of `work`.
     pub(crate) async fn bound<T>(
         &self,
         what: &'static str,
@@ -47,7 +50,7 @@ impl Deadline {
     ) -> Result<T> {
         let left = self.left();
         if left.is_zero() {
-            // A timer would let `work` begin.
+            // With a timer, `work` would be polled once.
             return Err(late(what));
         }
         match tokio::time::timeout(left, work).await {
@@ -57,7 +60,7 @@ impl Deadline {
     }
 }
 
-/// The error of an operation that took too long.
+/// Returns the error of an operation that exceeded its deadline.
 pub(crate) fn late(what: &'static str) -> Error {
     Error::new(ErrorCode::RpcTimeout, format!("no end of it within the operation's time: {what}"))
 }

@@ -1,7 +1,9 @@
-//! Reading objects: one call for where they lie, one submission per member, straight to where the bytes are wanted.
+//! Reading objects: one call for where they lie, one submission per member, straight to where the
+//! bytes are wanted.
 //!
-//! A replica that cannot be read is one the next stands in for; when all have failed the master is asked once more,
-//! since it may know better by then. Bytes count only if the lease held until the last of them had arrived.
+//! A replica that cannot be read is one the next stands in for; when all have failed the master is
+//! asked once more, since it may know better by then. Bytes count only if the lease held until the
+//! last of them had arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +58,8 @@ pub(crate) struct Outcome<T: Transport> {
     pub(crate) slice: Option<SliceMut<T>>,
 }
 
-/// Reads every key, each for itself. The outer error means that nothing is known of any; the slices come back in any case.
+/// Reads every key, each for itself. The outer error means that nothing is known of any; the slices
+/// come back in any case.
 pub(crate) async fn read<T: Transport>(
     client: &Arc<Inner<T>>,
     operation: Operation,
@@ -108,8 +111,8 @@ pub(crate) async fn read<T: Transport>(
     (asked, outcomes)
 }
 
-/// Reads one value that was located, to room of just its length, for the client itself: nothing is counted, and nothing that is kept
-/// is looked at. `None` when no replica could be read.
+/// Reads one value that was located, to room of just its length, for the client itself: nothing is
+/// counted, and nothing that is kept is looked at. `None` when no replica could be read.
 pub(crate) async fn read_to<T: Transport>(
     client: &Arc<Inner<T>>,
     key: &[u8],
@@ -309,7 +312,8 @@ async fn locate<T: Transport>(
     Ok(())
 }
 
-/// Copies the values that this client has kept. One that turns out to be damaged is read as if there were none.
+/// Copies the values that this client has kept. One that turns out to be damaged is read as if
+/// there were none.
 async fn copy_kept<T: Transport>(client: &Inner<T>, reads: &mut [Read<'_, T>]) {
     for read in reads.iter_mut().filter(|read| read.pending()) {
         let Some(bytes) = read.kept.take() else { continue };
@@ -384,7 +388,8 @@ async fn fetch<T: Transport>(
                 flights.push(async move { (peer, of, results.await) });
             }
         }
-        // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
+        // The caller's own memory has to come back, so it is waited for; a wire ends its transfers
+        // in time.
         let ours = reads.iter().all(|read| !read.lent);
         loop {
             let landed = if ours {
@@ -405,7 +410,8 @@ async fn fetch<T: Transport>(
     }
 }
 
-/// Asks the owners of disks for what no memory gave, each for some of it; whether there is something to read now, or to ask on.
+/// Asks the owners of disks for what no memory gave, each for some of it; whether there is
+/// something to read now, or to ask on.
 async fn borrow<T: Transport>(
     client: &Arc<Inner<T>>,
     reads: &mut [Read<'_, T>],
@@ -536,7 +542,8 @@ impl<T: Transport> Read<'_, T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Puts the best replica last: our own memory, then our own host, then the others, taking turns or by their wire.
+    /// Puts the best replica last: our own memory, then our own host, then the others, taking turns
+    /// or by their wire.
     pub(crate) fn rank<R>(&self, replicas: &mut [R], place: impl Fn(&R) -> Option<&MemoryLocation>) {
         if replicas.len() < 2 {
             return;

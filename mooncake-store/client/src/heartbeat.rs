@@ -15,9 +15,11 @@ use mooncake_protocol::wire::Welcome;
 
 /// Pings that fail one after another before the master is looked at afresh.
 const FAILURES_BEFORE_RECONNECT: u32 = 3;
-/// Longest pause between two tries while the master is away: once it is back, its members are within three seconds.
+/// Longest pause between two tries while the master is away: once it is back, its members are
+/// within three seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-/// One that has just begun to lead may not answer yet: the pause between two tries then, and how many there are.
+/// One that has just begun to lead may not answer yet: the pause between two tries then, and how
+/// many there are.
 const HURRY: Duration = Duration::from_millis(20);
 const HURRIED: u32 = 50;
 
@@ -59,8 +61,8 @@ struct Beat {
 }
 
 impl Beat {
-    /// Until the next ping: the interval; less after the first failures, since a master that was started again is back soon; longer with every one once the
-    /// connection counts as lost.
+    /// Until the next ping: the interval; less after the first failures, since a master that was
+    /// started again is back soon; longer with every one once the connection counts as lost.
     fn pause(&self, interval: Duration) -> Duration {
         if self.failures > 0 && self.hurry > 0 {
             return HURRY;
@@ -117,7 +119,8 @@ impl Beat {
             Ok(true) => client.mount_anew(&deadline).await?,
             Err(error) => tracing::debug!(client = %client.id, "no inventory: {error}"),
         }
-        // The master has heard of this client: that it has no time for the rest is no sign that it is away.
+        // The master has heard of this client: that it has no time for the rest is no sign that it
+        // is away.
         if let Err(error) = client.take_tasks(&deadline).await {
             tracing::debug!(client = %client.id, "no tasks: {error}");
         }
@@ -125,14 +128,16 @@ impl Beat {
     }
 }
 
-/// A part of the pause, from three quarters on: clients of one master that was restarted do not come all at once.
+/// A part of the pause, from three quarters on: clients of one master that was restarted do not
+/// come all at once.
 fn jittered(pause: Duration, rng: &mut Rng) -> Duration {
     let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
     Duration::from_micros(micros - rng.below(micros / 4 + 1))
 }
 
 impl<T: Transport> Inner<T> {
-    /// Tells the master what earlier masters promised, and learns what this one promises. A master of Mooncake C++ has no such call.
+    /// Tells the master what earlier masters promised, and learns what this one promises. A master
+    /// of Mooncake C++ has no such call.
     pub(crate) async fn exchange_promise(&self, deadline: &Deadline) -> Result<()> {
         let longest = self.promises.lock().longest(self.config.clock.now());
         let asked = self.master.exchange_promise(self.id, longest);

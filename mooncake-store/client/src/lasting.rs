@@ -1,8 +1,11 @@
-//! A segment in a file that outlives the process: its objects are announced by the process that comes next.
+//! A segment in a file that outlives the process: its objects are announced by the process that
+//! comes next.
 //!
-//! The next process is the same client to the master. It knows what its predecessor knew, from the index beside the file, asks the master for what has changed
-//! since, and takes the segment back that the dead process had; then it offers the memory anew, as to a master that was restarted: space is kept, and each object
-//! is announced when its bytes are what they were. Writers who still hold a promise of the dead process's find nobody at its addresses.
+//! The next process is the same client to the master. It knows what its predecessor knew, from the
+//! index beside the file, asks the master for what has changed since, and takes the segment back
+//! that the dead process had; then it offers the memory anew, as to a master that was restarted:
+//! space is kept, and each object is announced when its bytes are what they were. Writers who still
+//! hold a promise of the dead process's find nobody at its addresses.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +43,8 @@ impl Opened {
     /// Takes the file; `client` is who we are if nobody had it before.
     ///
     /// # Errors
-    /// `FILE_LOCK_FAIL` when another process has it, `INVALID_PARAMS` when it is not such a file, and what the system says, with the path.
+    /// `FILE_LOCK_FAIL` when another process has it, `INVALID_PARAMS` when it is not such a file,
+    /// and what the system says, with the path.
     pub(crate) fn take(
         wanted: &SegmentFile,
         len: usize,
@@ -82,7 +86,8 @@ impl Opened {
             Contents::Known(found) => Some(found)
                 .filter(|found| (found.header.device, found.header.inode) == (fresh.device, fresh.inode)),
             Contents::Unreadable(why) if !is_planted("refuse-unreadable-index") => {
-                // The file was a segment of this client, and a cache that cannot be read is an empty one.
+                // The file was a segment of this client, and a cache that cannot be read is an
+                // empty one.
                 tracing::warn!(index = %wanted.index.display(), "segment file starts empty: {why}");
                 owned = true;
                 None
@@ -105,7 +110,8 @@ impl Opened {
         found = found.filter(|found| found.header.len == header.len);
         let holes = header.places.iter().map(|addr| AddressHole::reserve(*addr, header.len));
         let holes = holes.collect::<Result<Vec<_>>>().unwrap_or_else(|error| {
-            // A late writer could meet something else there, which has nothing to do with what we find.
+            // A late writer could meet something else there, which has nothing to do with what we
+            // find.
             tracing::warn!("addresses of the process before are in use: {error}");
             found = None;
             Vec::new()

@@ -9,21 +9,28 @@ use crate::mounted::drop_region;
 use crate::state::Client;
 
 impl<T: Transport> Client<T> {
-    /// Takes the disk back, if there is one: what lies there can be read no more, and stays there for the next client.
+    /// Withdraws the disk from the cluster, if there is one. Objects on it can no longer be read.
+    /// They stay on the disk for the next client.
     #[cfg(feature = "disk")]
     pub async fn close_disk(&self) {
         self.inner.close_disk(&self.inner.deadline()).await;
     }
-    /// Leaves the cluster: takes all memory back and stops. Objects in it are gone, but for those in a [file](ClientConfig::segment_file), which are the next
-    /// process's: the master is not told, and gives them up when nobody comes in time. May be repeated; every other operation is refused afterwards.
+
+    /// Leaves the cluster: unmounts all memory and stops. The objects in that memory are lost.
+    ///
+    /// Objects in a [file](crate::ClientConfig::segment_file) stay there for the next process. The
+    /// file is not unmounted. The master drops its objects if no process mounts it in time.
+    ///
+    /// A second call has no effect. Every other operation fails after this call.
     ///
     /// # Errors
-    /// The master could not be told. The client is closed all the same; the master finds out by itself.
+    /// Returns an error if the master cannot be reached. The client is closed nevertheless, and the
+    /// master notices its absence later.
     pub async fn close(&self) -> Result<()> {
         self.inner.closed.send_replace(true);
         let heart = self.inner.heart.lock().take();
         if let Some(heart) = heart {
-            // It stops by itself; waiting keeps it from mounting again what is taken back here.
+            // The task stops by itself. Waiting for it prevents a mount of what is unmounted here.
             let _ = heart.await;
         }
         self.inner.stop_announcing().await;
@@ -41,7 +48,7 @@ impl<T: Transport> Client<T> {
         #[cfg(feature = "disk")]
         self.inner.close_disk(&deadline).await;
         let mut outcome = Ok(());
-        // A mount that was under way is over; the next one sees that the client is closed.
+        // With the lock held, no mount is in progress. A later one sees that the client is closed.
         let _changing = self.inner.mounting.lock().await;
         self.inner.moving.lock().clear();
         for id in self.segments() {

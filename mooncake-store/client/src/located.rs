@@ -1,12 +1,14 @@
 //! Where objects lie that are read in parts, and what may take the place of that.
 //!
-//! Parts are put together by the caller, who may read one now and the next a second later. So what a [`Located`] gives is all of one value. As long
-//! as it has given nothing, a later answer of the master takes the place of the first, whatever value it speaks of; afterwards only an answer
-//! does that speaks of the same one.
+//! Parts are put together by the caller, who may read one now and the next a second later. So what
+//! a [`Located`] gives is all of one value. As long as it has given nothing, a later answer of the
+//! master takes the place of the first, whatever value it speaks of; afterwards only an answer does
+//! that speaks of the same one.
 //!
-//! The owner of a disk gives what lies there under a key, which may be of a later value than the master's answer was. It says a number with it,
-//! so that parts are known to be of one value; only where some of them came from elsewhere, or the owner says no number, the master is asked
-//! whether it still speaks of that copy.
+//! The owner of a disk gives what lies there under a key, which may be of a later value than the
+//! master's answer was. It says a number with it, so that parts are known to be of one value; only
+//! where some of them came from elsewhere, or the owner says no number, the master is asked whether
+//! it still speaks of that copy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,8 +30,8 @@ use crate::state::Inner;
 
 /// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
 ///
-/// What is read of it is of one value: where none of its replicas can be read any more the master is asked again, and an answer about another
-/// value counts only while nothing was read yet.
+/// What is read of it is of one value: where none of its replicas can be read any more the master
+/// is asked again, and an answer about another value counts only while nothing was read yet.
 #[derive(Clone, Debug)]
 pub struct Located {
     pub(crate) place: Arc<Place>,
@@ -82,7 +84,8 @@ pub(crate) struct Asked {
 /// What the master said of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
-    /// Processes that were found before the master was asked: the memory that it named is of none before these.
+    /// Processes that were found before the master was asked: the memory that it named is of none
+    /// before these.
     pub(crate) known: LookUps,
     /// Those that can be read, the best last; before them those on disks.
     replicas: Vec<Replica>,
@@ -122,13 +125,15 @@ impl Answer {
         self.checksum
     }
 
-    /// Whether a later answer about an object of this length speaks of the same value: by its replicas, or by its checksum when all of them are others.
+    /// Whether a later answer about an object of this length speaks of the same value: by its
+    /// replicas, or by its checksum when all of them are others.
     fn is(&self, later: &Answer) -> bool {
         is_same((&self.replicas, self.checksum), (&later.replicas, later.checksum))
             || (self.checksum.is_some() && self.checksum == later.checksum)
     }
 
-    /// Whether a later answer has all of these replicas where they are, as far as they are in memory.
+    /// Whether a later answer has all of these replicas where they are, as far as they are in
+    /// memory.
     fn stands(&self, later: &Answer) -> bool {
         let stays = |then: &Replica| {
             later.replicas.iter().any(|now| now.id == then.id && now.location == then.location)
@@ -147,7 +152,8 @@ impl Place {
     /// Bytes that were read from where that answer said are given to the caller, if they may be.
     ///
     /// # Errors
-    /// `LEASE_EXPIRED`: nobody can tell any more whether they are the object's, or they are of another value than the caller has parts of.
+    /// `LEASE_EXPIRED`: nobody can tell any more whether they are the object's, or they are of
+    /// another value than the caller has parts of.
     pub(crate) fn give(&self, answer: &Answer, now: Moment) -> Result<()> {
         let mut known = self.known.lock();
         if !known.is_open(answer, now) || matches!(known.given, Given::Version(_)) {
@@ -157,7 +163,8 @@ impl Place {
         Ok(())
     }
 
-    /// The same for bytes that an owner has read from its disk for that answer; they are of that version, if it says so.
+    /// The same for bytes that an owner has read from its disk for that answer; they are of that
+    /// version, if it says so.
     ///
     /// # Errors
     /// As [`give`](Self::give).
@@ -181,8 +188,9 @@ impl Place {
         verdict.ok_or_else(|| Error::from(ErrorCode::LeaseExpired))
     }
 
-    /// Bytes about which the master was asked afterwards are given to the caller, if it still speaks of the copy that they were read from: what
-    /// takes its place has another number, and comes to the disk only after it has come to the master.
+    /// Bytes about which the master was asked afterwards are given to the caller, if it still
+    /// speaks of the copy that they were read from: what takes its place has another number, and
+    /// comes to the disk only after it has come to the master.
     ///
     /// # Errors
     /// As [`give`](Self::give).
@@ -271,7 +279,8 @@ impl<T: Transport> Inner<T> {
     /// The object's length, and the answer.
     fn answer(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<(u64, Answer)> {
         let kept = self.kept(key, &list);
-        // The lease began when the master answered; counting from before we asked is on the safe side.
+        // The lease began when the master answered; counting from before we asked is on the safe
+        // side.
         let lease = asked.at.after(list.lease);
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
@@ -295,7 +304,8 @@ impl<T: Transport> Inner<T> {
         Ok((size, Answer { known, replicas, lease, checksum: list.checksum, kept, value: 0 }))
     }
 
-    /// Asks the master again where these objects lie. What became of each: whether there is something new, or that it is gone.
+    /// Asks the master again where these objects lie. What became of each: whether there is
+    /// something new, or that it is gone.
     pub(crate) async fn ask_again(
         &self,
         places: &[Arc<Place>],
@@ -314,7 +324,8 @@ impl<T: Transport> Inner<T> {
         learnt.collect()
     }
 
-    /// Asks the master for later leases on objects that are being read. Answers that hold for longer now.
+    /// Asks the master for later leases on objects that are being read. Answers that hold for
+    /// longer now.
     pub(crate) async fn renew(&self, reading: Vec<Reading>, deadline: Deadline) -> Vec<Renewed> {
         let places: Vec<Arc<Place>> = reading.iter().map(|(place, _)| place.clone()).collect();
         let later = self.ask(&places, &deadline).await;
@@ -429,7 +440,8 @@ mod tests {
             assert_eq!(place.give(&before, Moment(10)).unwrap_err().code(), ErrorCode::LeaseExpired);
             assert_eq!(place.learn(later), same);
         }
-        // Bytes that come in from the answer before the last do not count, if that was about another value.
+        // Bytes that come in from the answer before the last do not count, if that was about
+        // another value.
         let place = place(answer(&[ONE], 1, None));
         let before = place.answer();
         assert!(place.learn(answer(&[TWO], 1, None)));

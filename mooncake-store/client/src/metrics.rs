@@ -176,7 +176,8 @@ impl Metrics {
     }
 }
 
-/// A call that is being counted. Nothing is, where the client has no metrics; a call that is given up is not, either.
+/// A call that is being counted. Nothing is, where the client has no metrics; a call that is given
+/// up is not, either.
 #[derive(Debug)]
 pub(crate) struct Counting<'m> {
     pub(crate) metrics: Option<&'m Metrics>,

@@ -19,8 +19,8 @@ impl<T: Transport> Client<T> {
     /// Offers `bytes` of new host memory to the cluster, besides what it offers already.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for fewer than 1024 bytes, `BUFFER_OVERFLOW` when there is not that much memory, and whatever
-    /// keeps the master from taking it.
+    /// `INVALID_PARAMS` for fewer than 1024 bytes, `BUFFER_OVERFLOW` when there is not that much
+    /// memory, and whatever keeps the master from taking it.
     pub async fn mount(&self, bytes: u64) -> Result<SegmentId> {
         let len = usize::try_from(bytes).ok().filter(|_| bytes >= config::MIN_BUFFER).ok_or_else(|| {
             Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
@@ -51,7 +51,8 @@ impl<T: Transport> Client<T> {
         Ok(id)
     }
 
-    /// Takes memory back. Objects in it are gone at once; an unknown id is fine, so the call may be repeated.
+    /// Takes memory back. Objects in it are gone at once; an unknown id is fine, so the call may be
+    /// repeated.
     ///
     /// # Errors
     /// The master could not be told. The segment stays as it was.
@@ -60,20 +61,24 @@ impl<T: Transport> Client<T> {
         self.inner.unmount(id, &deadline).await
     }
 
-    /// Takes memory back after `grace`: until then objects in it are readable, and none are added. Returns at once; the client must
-    /// live until the time is up, or objects in it are gone with the client.
+    /// Takes memory back after `grace`: until then objects in it are readable, and none are added.
+    /// Returns at once; the client must live until the time is up, or objects in it are gone with
+    /// the client.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` for what is not offered, and whatever keeps the master from being told; the segment then stays as it was.
+    /// `SEGMENT_NOT_FOUND` for what is not offered, and whatever keeps the master from being told;
+    /// the segment then stays as it was.
     pub async fn unmount_after(&self, id: SegmentId, grace: Duration) -> Result<()> {
         self.inner.unmount_after(id, grace).await
     }
 
-    /// Has the master move the only replicas of objects in this client's segments to other members, as far as they have room. Nothing is
-    /// placed in the segments from the first call on. Each call returns how far the move is.
+    /// Has the master move the only replicas of objects in this client's segments to other members,
+    /// as far as they have room. Nothing is placed in the segments from the first call on. Each
+    /// call returns how far the move is.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` or a mismatch of versions if the master is one of Mooncake C++; `SEGMENT_NOT_FOUND` without a segment.
+    /// `NOT_SUPPORTED` or a mismatch of versions if the master is one of Mooncake C++;
+    /// `SEGMENT_NOT_FOUND` without a segment.
     pub async fn drain(&self) -> Result<DrainProgress> {
         let asked = self.inner.master.drain_client(self.inner.id);
         self.inner.deadline().bound("draining", asked).await
@@ -110,7 +115,8 @@ impl<T: Transport> Inner<T> {
         self.usable()?;
         let more = !self.segments.lock().is_empty();
         if more && deadline.bound("ping", self.master.ping(self.id)).await?.need_remount {
-            // By this mount a master that forgot us would know us again, and never ask for the other segments.
+            // By this mount a master that forgot us would know us again, and never ask for the
+            // other segments.
             self.remount_listed(deadline).await?;
         }
         let segment = self.new_segment(&region);
@@ -151,7 +157,8 @@ impl<T: Transport> Inner<T> {
         match self.offer_listed(deadline).await {
             Ok(()) => Ok(id),
             Err(error) => {
-                // Should it have been the answer that was lost, nobody is to be sent to memory that is gone.
+                // Should it have been the answer that was lost, nobody is to be sent to memory that
+                // is gone.
                 let (master, client, limit) = (self.master.clone(), self.id, self.config.timeout);
                 self.runtime.spawn(async move {
                     let _ = tokio::time::timeout(limit, master.unmount(client, id)).await;
@@ -190,7 +197,8 @@ impl<T: Transport> Inner<T> {
         self.runtime.spawn(async move {
             tokio::time::sleep(grace).await;
             let Some(client) = client.upgrade() else { return };
-            // The master lets nobody in by itself; the last call is for one that was restarted meanwhile.
+            // The master lets nobody in by itself; the last call is for one that was restarted
+            // meanwhile.
             if let Err(error) = client.unmount(id, &client.deadline()).await {
                 tracing::warn!(segment = %id, "the grace period is over, and the master cannot be told: {error}");
             }
@@ -201,7 +209,8 @@ impl<T: Transport> Inner<T> {
     pub(crate) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
         self.inventory.lock().await.forget(id);
-        // Only now: while the master knows the segment, writers may come, and completed writes must land.
+        // Only now: while the master knows the segment, writers may come, and completed writes must
+        // land.
         drop_region(self.take(id)).await
     }
 

@@ -11,56 +11,57 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Mounted<T: Transport> {
     pub(crate) segment: Segment,
-    // Dropped when the segment is taken back: from then on the wire refuses whoever still comes.
+    // Dropped when the segment is unmounted. From then on the transport refuses access to it.
     pub(crate) region: Region<T>,
     /// The memory under the region, when this client allocated it.
     pub(crate) own: Option<Arc<HostMemory>>,
-    /// No master before the present one was told of it.
+    /// Whether no master before the present one knew the segment.
     pub(crate) new: bool,
-    /// The present master is known to have it.
+    /// Whether the present master has confirmed the segment.
     pub(crate) confirmed: bool,
-    /// It has objects of before, to be announced.
+    /// Whether the segment holds objects of an earlier master that are to be announced.
     pub(crate) kept: bool,
-    /// It goes when its grace period is over; nobody is offered it any more.
+    /// Whether the segment is unmounted at the end of its grace period and is no longer offered.
     pub(crate) leaving: bool,
 }
 
-/// A segment between two places.
+/// A segment that moves from one address range to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Moving {
     pub(crate) segment: Segment,
-    /// Its place in the list.
+    /// Position in the list of segments.
     pub(crate) at: usize,
     pub(crate) memory: Arc<HostMemory>,
-    /// With its objects.
+    /// Whether the segment keeps its objects.
     pub(crate) kept: bool,
 }
 
 impl<T: Transport> Mounted<T> {
-    /// Its number.
+    /// Returns the identifier of the segment.
     pub(crate) fn id(&self) -> SegmentId {
         self.segment.id
     }
 
-    /// These bytes, if they lie here.
+    /// Returns the bytes at `address` if they lie in this segment.
     pub(crate) fn slice(&self, address: u64, len: u64) -> Option<Slice<T>> {
         let start = self.holds(address, len).then(|| address - self.region.addr())?;
         let range = usize::try_from(start).ok()?..usize::try_from(start + len).ok()?;
         self.region.slice(range).ok()
     }
 
-    /// Whether its memory outlives the process.
+    /// Returns whether the memory outlives the process.
     pub(crate) fn is_lasting(&self) -> bool {
         self.own.as_ref().is_some_and(|memory| memory.is_lasting())
     }
 
-    /// Whether the bytes lie here.
+    /// Returns whether the bytes at `address` lie in this segment.
     pub(crate) fn holds(&self, address: u64, len: u64) -> bool {
         self.region.span().contains(address, len)
     }
 }
 
-/// Deregistering waits for transfers of peers that are under way, so it does not belong on a task's thread.
+/// Deregisters a segment on a blocking thread, because deregistration waits for the transfers of
+/// other clients that are in progress.
 pub(crate) async fn drop_region<T: Transport>(mounted: Option<Mounted<T>>) -> Result<()> {
     let Some(mounted) = mounted else { return Ok(()) };
     tokio::task::spawn_blocking(move || drop(mounted))

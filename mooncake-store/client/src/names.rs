@@ -1,4 +1,4 @@
-//! What a client is called.
+//! Name of a client, and the reservation of its port.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,11 +10,12 @@ use socket2::{Domain, Socket, Type};
 
 use crate::config::{ClientConfig, join_port, split_port};
 
-/// How many ports are tried at random before giving up.
+/// Number of random ports that are tried.
 const DRAWS: usize = 500;
 
-/// The name, and what keeps its port ours as long as we live. `unique` reserves the port on the machine; a client that
-/// stays inside the process needs no more than a number nobody else in it has.
+/// Chooses the name of a client. Also returns the socket that reserves its port. `unique` reserves
+/// the port on the host. A client that is reachable only inside its process needs a number that is
+/// unique in the process.
 pub(crate) fn choose(
     config: &ClientConfig,
     unique: bool,
@@ -27,7 +28,7 @@ pub(crate) fn choose(
     if !unique {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Beyond all ports the numbers go on: it is a name, not an address.
+        // Numbers above all ports are valid here: the result is a name, not an address.
         let port = u64::from(*config.ports.start()) + u64::from(number);
         return Ok((format!("{}:{port}", join_host(host)), None));
     }
@@ -48,7 +49,7 @@ fn join_host(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// Binds the port without listening on it; `None` when it is taken.
+/// Binds a port without listening on it. Returns `None` if the port is in use.
 fn reserve(port: u16) -> Result<Option<ParentOnly<Socket>>> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));

@@ -18,13 +18,15 @@ use mooncake_protocol::api::WriteMode;
 /// What a read into a slice comes to: the length of the value or `None` for a miss, and the slice.
 pub type ReadInto<T> = (Result<Option<usize>>, SliceMut<T>);
 
-/// Writing. Each call takes how the object is to be kept; `&ReplicateConfig::default()` is one evictable copy.
+/// Writing. Each call takes how the object is to be kept; `&ReplicateConfig::default()` is one
+/// evictable copy.
 impl<T: Transport> Client<T> {
     /// Stores a value under a key that is not there yet. One copy, by way of the local buffer.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an empty key or value and for a key that is too long, `NO_AVAILABLE_HANDLE` when the cluster has
-    /// no room, kind `Unavailable` or `Timeout` when it could not be stored in time. Nothing is left behind then.
+    /// `INVALID_PARAMS` for an empty key or value and for a key that is too long,
+    /// `NO_AVAILABLE_HANDLE` when the cluster has no room, kind `Unavailable` or `Timeout` when it
+    /// could not be stored in time. Nothing is left behind then.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
         self.put_with(key, value, &ReplicateConfig::default()).await
     }
@@ -40,8 +42,8 @@ impl<T: Transport> Client<T> {
             .await
     }
 
-    /// [`put`](Self::put) of bytes that stay as they are, so that a wire that does not ask for registered memory (TCP does
-    /// not) sends them without a copy.
+    /// [`put`](Self::put) of bytes that stay as they are, so that a wire that does not ask for
+    /// registered memory (TCP does not) sends them without a copy.
     pub async fn put_bytes(
         &self,
         key: impl AsRef<[u8]>,
@@ -64,7 +66,8 @@ impl<T: Transport> Client<T> {
         put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
     }
 
-    /// [`put`](Self::put) from registered memory: the bytes go from there to where they are kept, without a copy between.
+    /// [`put`](Self::put) from registered memory: the bytes go from there to where they are kept,
+    /// without a copy between.
     pub async fn put_from(
         &self,
         key: impl AsRef<[u8]>,
@@ -74,7 +77,8 @@ impl<T: Transport> Client<T> {
         self.write_one(WriteMode::Put, Operation::PutFrom, key.as_ref(), Payload::Slice(value), config).await
     }
 
-    /// Stores a value in place of the one that is there, if any. Readers see the old one or the new one, never a mixture.
+    /// Stores a value in place of the one that is there, if any. Readers see the old one or the new
+    /// one, never a mixture.
     ///
     /// # Errors
     /// As [`put`](Self::put); kind `Busy` while another write of the key is under way.
@@ -96,7 +100,8 @@ impl<T: Transport> Client<T> {
             .map(drop)
     }
 
-    /// Stores many values: one call to the master before and one after, one posting per member. Each may fail on its own.
+    /// Stores many values: one call to the master before and one after, one posting per member.
+    /// Each may fail on its own.
     ///
     /// # Errors
     /// The outer one means that nothing is known of any.
@@ -152,7 +157,8 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
-    /// [`batch_put_from`](Self::batch_put_from) with each value in pieces that follow each other, wherever they lie.
+    /// [`batch_put_from`](Self::batch_put_from) with each value in pieces that follow each other,
+    /// wherever they lie.
     ///
     /// # Errors
     /// As there.
@@ -165,7 +171,8 @@ impl<T: Transport> Client<T> {
         put::write(&self.inner, WriteMode::Put, Operation::BatchPutFromMultiBuffers, &items, config).await
     }
 
-    /// [`batch_upsert_from`](Self::batch_upsert_from) with each value in pieces that follow each other.
+    /// [`batch_upsert_from`](Self::batch_upsert_from) with each value in pieces that follow each
+    /// other.
     ///
     /// # Errors
     /// As [`batch_put`](Self::batch_put).
@@ -194,19 +201,22 @@ impl<T: Transport> Client<T> {
 
 /// Reading.
 impl<T: Transport> Client<T> {
-    /// The value of a key, `None` when it is not there (any more). The bytes are those of one whole put.
+    /// The value of a key, `None` when it is not there (any more). The bytes are those of one whole
+    /// put.
     ///
     /// They lie in the local buffer while it has room, so let go of them soon.
     ///
     /// # Errors
-    /// `LEASE_EXPIRED` when the bytes came too late to be trusted, twice; kind `Unavailable` or `Timeout` when the
-    /// master does not answer; `BUFFER_OVERFLOW` when there is no memory for the value.
+    /// `LEASE_EXPIRED` when the bytes came too late to be trusted, twice; kind `Unavailable` or
+    /// `Timeout` when the master does not answer; `BUFFER_OVERFLOW` when there is no memory for the
+    /// value.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
         one(self.read_anywhere(Operation::GetBuffer, &[key.as_ref()]).await?)
     }
 
-    /// Reads a value to the front of registered memory, without a copy between. Gives its length, `None` for a miss, and the
-    /// memory, whatever happened. After anything but a length, what is in the memory is not defined.
+    /// Reads a value to the front of registered memory, without a copy between. Gives its length,
+    /// `None` for a miss, and the memory, whatever happened. After anything but a length, what is
+    /// in the memory is not defined.
     ///
     /// # Errors
     /// As [`get`](Self::get), and `INVALID_PARAMS` when the value is longer than the memory.
@@ -217,7 +227,8 @@ impl<T: Transport> Client<T> {
         (asked.and(result), slice)
     }
 
-    /// The values of many keys: one call to the master, one posting per member. Each may fail on its own.
+    /// The values of many keys: one call to the master, one posting per member. Each may fail on
+    /// its own.
     ///
     /// # Errors
     /// The outer one means that nothing is known of any.
@@ -239,8 +250,9 @@ impl<T: Transport> Client<T> {
         (asked, outcomes.into_iter().map(into_slice).collect())
     }
 
-    /// The same, but a miss is an error that says why: `OBJECT_NOT_FOUND` for a key that is not there, and for one whose value nobody
-    /// could give, because its members died, what the last of them failed with.
+    /// The same, but a miss is an error that says why: `OBJECT_NOT_FOUND` for a key that is not
+    /// there, and for one whose value nobody could give, because its members died, what the last of
+    /// them failed with.
     ///
     /// # Errors
     /// As [`batch_get_into`](Self::batch_get_into).
@@ -343,11 +355,12 @@ impl<T: Transport> Client<T> {
 
 /// Removing.
 impl<T: Transport> Client<T> {
-    /// Removes a key; whether it was there. Readers that have begun still finish, or fail, but never see other bytes.
+    /// Removes a key; whether it was there. Readers that have begun still finish, or fail, but
+    /// never see other bytes.
     ///
     /// # Errors
-    /// `OBJECT_HAS_LEASE` while somebody may be reading it (`force` overrides that), `REPLICA_IS_NOT_READY` while it is
-    /// being written, and when the master does not answer.
+    /// `OBJECT_HAS_LEASE` while somebody may be reading it (`force` overrides that),
+    /// `REPLICA_IS_NOT_READY` while it is being written, and when the master does not answer.
     pub async fn remove(&self, key: impl AsRef<[u8]>, force: bool) -> Result<bool> {
         one(self.remove_keys(&[key.as_ref()], force).await?)
     }
@@ -360,7 +373,8 @@ impl<T: Transport> Client<T> {
         self.remove_keys(&slices(keys), force).await
     }
 
-    /// Removes every key that the regular expression finds a match in; how many. Those in use are skipped.
+    /// Removes every key that the regular expression finds a match in; how many. Those in use are
+    /// skipped.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for a pattern that is none, and when the master does not answer.

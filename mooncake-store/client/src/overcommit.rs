@@ -20,10 +20,12 @@ struct Limit {
 }
 
 impl ClientConfig {
-    /// Refuses memory that the host or a control group does not have, unless [`allow_overcommit`](Self::allow_overcommit) is set.
-    /// `held` is the number of bytes that this client offers already; their pages may not be taken yet.
+    /// Refuses memory that the host or a control group does not have, unless
+    /// [`allow_overcommit`](Self::allow_overcommit) is set. `held` is the number of bytes that this
+    /// client offers already; their pages may not be taken yet.
     ///
-    /// Huge pages are reserved when they are mapped, and a segment file is filled at once, so neither needs this check.
+    /// Huge pages are reserved when they are mapped, and a segment file is filled at once, so
+    /// neither needs this check.
     pub(crate) fn check_memory(&self, held: u64, bytes: u64) -> Result<()> {
         let reserved = self.segment_file.is_some() || self.memory.huge_pages != HugePages::Off;
         if self.allow_overcommit || reserved || bytes == 0 || is_planted("overcommit") {
@@ -51,7 +53,8 @@ fn check(limits: &[Limit], held: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Limits that hold for this process. `root` is `/`, but for tests. Files that are absent or unreadable limit nothing.
+/// Limits that hold for this process. `root` is `/`, but for tests. Files that are absent or
+/// unreadable limit nothing.
 fn limits(root: &Path) -> Vec<Limit> {
     let mut limits = Vec::new();
     let origin = root.join("proc/meminfo");

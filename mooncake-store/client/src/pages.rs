@@ -47,8 +47,8 @@ impl ClientPages {
 }
 
 impl<T: Transport> Client<T> {
-    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`, on port 0 wherever there is room. The pages do not keep the
-    /// client.
+    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`, on port 0 wherever
+    /// there is room. The pages do not keep the client.
     ///
     /// # Errors
     /// `RPC_FAIL`: the port is in use, or cannot be taken.
@@ -211,7 +211,8 @@ async fn metrics(State(about): State<About>) -> Response {
     }
 }
 
-/// What a disk holds and has done. Requests and bytes are the kernel's, as the existing system counts them.
+/// What a disk holds and has done. Requests and bytes are the kernel's, as the existing system
+/// counts them.
 #[cfg(feature = "disk")]
 fn show_disk(report: &DiskReport, page: &mut Page) {
     let (store, io) = (&report.store, &report.store.disk);

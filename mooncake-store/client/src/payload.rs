@@ -1,31 +1,34 @@
-//! Values to store: their bytes in whatever memory they lie, and the outcome of storing them.
+//! Values to store, in memory of any kind, and the outcome of a put.
 
 use bytes::Bytes;
-use mooncake_core::{Error, Result};
+#[cfg(feature = "disk")]
+use mooncake_core::Error;
+use mooncake_core::Result;
 use mooncake_transport::{Slice, Transport};
 
 use crate::buffers::Outgoing;
 use crate::checksum::Sum;
 
-/// What became of a put.
+/// Outcome of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// It is stored and readable.
+    /// The object is stored and readable.
     Stored,
-    /// The key was there already, or somebody is writing it; nothing was written.
+    /// The key exists already, or another client is writing it. Nothing was written.
     Existed,
 }
 
 /// Bytes to store.
 #[derive(Debug)]
 pub(crate) enum Payload<'a, T: Transport> {
-    /// Ordinary memory: copied once, into the local buffer.
+    /// Memory that is not registered. The bytes are copied once, into the local buffer.
     Bytes(&'a [u8]),
-    /// Ordinary memory that stays as it is: sent from where it is, when the wire can.
+    /// Immutable memory that is not registered. The bytes are sent without a copy if the transport
+    /// can.
     Shared(&'a Bytes),
-    /// Registered memory: sent from where it is.
+    /// Registered memory. The bytes are sent without a copy.
     Slice(&'a Slice<T>),
-    /// The same, in several pieces that follow each other.
+    /// Registered memory in several consecutive pieces.
     Pieces(&'a [Slice<T>]),
 }
 
@@ -39,7 +42,7 @@ impl<T: Transport> Payload<'_, T> {
         }
     }
 
-    /// The bytes, if they have to go through the local buffer.
+    /// Returns the bytes if they have to be copied to the local buffer.
     pub(crate) fn staged(&self, needs_registration: bool) -> Option<&[u8]> {
         match *self {
             Payload::Bytes(bytes) => Some(bytes),
@@ -48,7 +51,7 @@ impl<T: Transport> Payload<'_, T> {
         }
     }
 
-    /// Copies so many of its bytes, from one on.
+    /// Copies bytes of the value to `into`, beginning at offset `from`.
     #[cfg(feature = "disk")]
     pub(crate) fn copy_to(&self, mut from: usize, mut into: &mut [u8]) -> Result<()> {
         let whole = match *self {
@@ -74,7 +77,7 @@ impl<T: Transport> Payload<'_, T> {
         Ok(())
     }
 
-    /// Of all its bytes.
+    /// Computes the checksum of the value.
     pub(crate) fn checksum(&self) -> Result<u64> {
         let mut sum = Sum::new();
         match *self {
@@ -86,7 +89,7 @@ impl<T: Transport> Payload<'_, T> {
         Ok(sum.value())
     }
 
-    /// How many pieces are sent from where they are.
+    /// Returns the number of pieces that are sent without a copy.
     pub(crate) fn pieces(&self) -> usize {
         match *self {
             Payload::Pieces(slices) => slices.len(),
@@ -94,7 +97,7 @@ impl<T: Transport> Payload<'_, T> {
         }
     }
 
-    /// Length of one piece.
+    /// Returns the length of one piece.
     pub(crate) fn piece_len(&self, piece: usize) -> usize {
         match *self {
             Payload::Pieces(slices) => slices.get(piece).map_or(0, Slice::len),
@@ -102,7 +105,7 @@ impl<T: Transport> Payload<'_, T> {
         }
     }
 
-    /// One piece, if it is sent from where it is.
+    /// Returns one piece if it is sent without a copy.
     pub(crate) fn direct(&self, piece: usize, needs_registration: bool) -> Option<Outgoing<T>> {
         match *self {
             Payload::Slice(slice) => Some(Outgoing::Slice(slice.clone())),

@@ -1,4 +1,4 @@
-//! Members that could not be reached lately, so that each operation does not find out for itself.
+//! Clients that could not be reached recently. Operations fail at once for them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,19 +8,20 @@ use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-/// Longest rest, in multiples of the first.
+/// Longest cooldown, in multiples of the first.
 const MAX_GROWTH: u32 = 8;
 
-/// Who failed and until when it is left alone. The rest doubles with every try in vain: a member that hangs costs each
-/// try its whole time, and the master may take a while to give it up.
+/// Endpoints that failed, and the end of their cooldown. The cooldown doubles with every failed
+/// attempt, because an attempt at a client that hangs takes its whole timeout. The master may need
+/// some time to remove the client.
 #[derive(Debug)]
 pub(crate) struct Unreachable {
     clock: SharedClock,
     cooldown: Duration,
-    /// Number of entries, so that the usual case (none) takes no lock.
+    /// Number of entries. Without entries, no lock is taken.
     count: AtomicUsize,
     resting: Mutex<HashMap<String, Rest>>,
-    /// Of these, the ones the master has not been told of since they last got in somebody's way.
+    /// Endpoints that failed since the last report to the master.
     untold: Mutex<Vec<String>>,
 }
 
@@ -41,7 +42,7 @@ impl Unreachable {
         }
     }
 
-    /// Refuses a member that failed a moment ago (`TRANSFER_FAIL`).
+    /// Returns `TRANSFER_FAIL` for an endpoint in its cooldown.
     pub(crate) fn check(&self, endpoint: &str) -> Result<()> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Ok(());
@@ -56,17 +57,17 @@ impl Unreachable {
                 format!("member {endpoint} could not be reached a moment ago"),
             ));
         }
-        // This operation tries again; the others wait for what it finds.
+        // This operation tries again. Other operations fail until it succeeds.
         rest.until = now.after(self.cooldown * rest.growth);
         rest.growth = (rest.growth * 2).min(MAX_GROWTH);
         Ok(())
     }
 
-    /// It could not be reached.
+    /// Records that an endpoint could not be reached.
     pub(crate) fn failed(&self, endpoint: &str) {
         let now = self.clock.now();
         let mut resting = self.resting.lock();
-        // Members that are gone for good are not asked for again, and need no entry.
+        // Endpoints of removed clients are not used again and need no entry.
         let forget = self.cooldown * (4 * MAX_GROWTH);
         resting.retain(|_, rest| now.since(rest.until) < forget);
         let rest = resting.entry(endpoint.to_owned()).or_insert(Rest { until: now, growth: 1 });
@@ -76,7 +77,7 @@ impl Unreachable {
         self.will_tell(endpoint);
     }
 
-    /// Members to tell the master of, so that it places nothing there.
+    /// Takes the endpoints to report to the master, which then places nothing there.
     pub(crate) fn take_untold(&self) -> Vec<String> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Vec::new();
@@ -91,7 +92,7 @@ impl Unreachable {
         }
     }
 
-    /// It answered.
+    /// Records that an endpoint responded.
     pub(crate) fn answered(&self, endpoint: &str) {
         if self.count.load(Ordering::Acquire) != 0 {
             let mut resting = self.resting.lock();

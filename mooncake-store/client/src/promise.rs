@@ -1,31 +1,31 @@
-//! The longest time for which leases and grants of masters may hold, as far as this client knows.
+//! Longest remaining time of leases and grants of all masters, as far as this client knows.
 //!
-//! A master without snapshots knows nothing of the one before it. Clients tell it for how long readers and writers may still rely on
-//! what earlier masters told them.
+//! A master without snapshots does not know the leases of earlier masters. Clients report how long
+//! readers and writers may still rely on those leases.
 
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 
-/// Longest times that masters promised.
+/// Longest leases that masters have granted.
 #[derive(Debug, Default)]
 pub(crate) struct Promises {
-    /// Longest promise of the present master.
+    /// Longest lease of the present master.
     present: Duration,
-    /// Longest promise of earlier masters, which counts until `until`.
+    /// Longest lease of earlier masters, valid until `until`.
     earlier: Duration,
     until: Moment,
-    /// How long to wait before objects are announced.
+    /// Delay before objects are announced.
     pub(crate) announce_after: Duration,
 }
 
 impl Promises {
-    /// The longest promise that may still hold.
+    /// Returns the longest lease that may still be valid.
     pub(crate) fn longest(&self, now: Moment) -> Duration {
         if now < self.until { self.present.max(self.earlier) } else { self.present }
     }
 
-    /// Takes note of the longest promise of the present master.
+    /// Records the longest lease of the present master.
     pub(crate) fn learn(&mut self, present: Duration, now: Moment) {
         if now >= self.until {
             self.earlier = Duration::ZERO;

@@ -1,9 +1,11 @@
-//! Writing objects: one call for space, one submission per member, one call that makes them readable.
+//! Writing objects: one call for space, one submission per member, one call that makes them
+//! readable.
 //!
-//! Space may be given back to the master only when nothing can be written to it any more. A transfer that failed
-//! because the other side ended it, or that never began, is over; one that ran out of time may still land when its
-//! target wakes up. So a grant is revoked after the former and left alone after the latter: the master takes it back
-//! by itself, long after the last byte can have been under way.
+//! Space may be given back to the master only when nothing can be written to it any more. A
+//! transfer that failed because the other side ended it, or that never began, is over; one that ran
+//! out of time may still land when its target wakes up. So a grant is revoked after the former and
+//! left alone after the latter: the master takes it back by itself, long after the last byte can
+//! have been under way.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -107,8 +109,9 @@ async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
     }
 }
 
-/// Items whose key another item has that is what comes to be stored, and that one: as if they came one after the other it is the first of those
-/// that are put, and the last of those that replace. Space for both would be the same space, of one call.
+/// Items whose key another item has that is what comes to be stored, and that one: as if they came
+/// one after the other it is the first of those that are put, and the last of those that replace.
+/// Space for both would be the same space, of one call.
 fn repeated<T: Transport>(mode: WriteMode, items: &[Item<'_, T>], refused: &Outcomes) -> Vec<(usize, usize)> {
     if items.len() < 2 {
         return Vec::new();
@@ -141,8 +144,8 @@ fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error>
     None
 }
 
-/// Where to ask for space. The master learns of a member's death later than those who talk to it, so after a failure
-/// our own memory comes first, and at last one copy is better than none.
+/// Where to ask for space. The master learns of a member's death later than those who talk to it,
+/// so after a failure our own memory comes first, and at last one copy is better than none.
 fn placement<'c, T: Transport>(
     client: &Inner<T>,
     config: &'c ReplicateConfig,
@@ -224,7 +227,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         Ok(())
     }
 
-    /// The call may be repeated where the master knows it again: one lost answer need not cost the put.
+    /// The call may be repeated where the master knows it again: one lost answer need not cost the
+    /// put.
     async fn ask(
         &self,
         items: &[PutItem<'_>],
@@ -277,9 +281,10 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    /// Finds ways to the members that space was granted at. If a member was found after the master was asked, the grant may be in memory of
-    /// an earlier process. So the master is asked again, and repeats the grant only if it still stands. A master that does not
-    /// [fence writes](crate::api::MasterApi::fences_writes) cannot repeat it.
+    /// Finds ways to the members that space was granted at. If a member was found after the master
+    /// was asked, the grant may be in memory of an earlier process. So the master is asked again,
+    /// and repeats the grant only if it still stands. A master that does not [fence
+    /// writes](crate::api::MasterApi::fences_writes) cannot repeat it.
     async fn reach_owners(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
         let mut reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
         if reached.iter().any(is_newer) && !self.deadline.is_over() {
@@ -328,7 +333,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         })
     }
 
-    /// Ends what has landed, gives back what has not. What may be tried again keeps no outcome, unless `last`.
+    /// Ends what has landed, gives back what has not. What may be tried again keeps no outcome,
+    /// unless `last`.
     async fn finish(mut self, items: &[Item<'_, T>], last: bool, outcomes: &mut Outcomes) {
         self.end(outcomes).await;
         self.keep_files(items, outcomes).await;
@@ -402,8 +408,8 @@ impl<'a, T: Transport> Writing<'a, T> {
                     });
                 }
             }
-            // The end may still come through, so the grant is not given back: another one of the same key must not be
-            // ended by it. The master takes it back in its own time.
+            // The end may still come through, so the grant is not given back: another one of the
+            // same key must not be ended by it. The master takes it back in its own time.
             Err(error) => ended.for_each(|grant| {
                 grant.settled = true;
                 outcomes[grant.item] = Some(Err(error.clone().context(shown(grant.key))));

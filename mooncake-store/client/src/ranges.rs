@@ -1,6 +1,7 @@
-//! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to where they are wanted. As with whole objects a
-//! replica that cannot be read is one the next stands in for, and when all have failed the master is asked once more. What no memory gives is asked
-//! of the owners of disks (`borrow.rs`).
+//! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to
+//! where they are wanted. As with whole objects a replica that cannot be read is one the next
+//! stands in for, and when all have failed the master is asked once more. What no memory gives is
+//! asked of the owners of disks (`borrow.rs`).
 
 mod borrow;
 #[cfg(feature = "disk")]
@@ -50,16 +51,19 @@ pub type RangeOutcome<T> = (Result<()>, SliceMut<T>);
 impl<T: Transport> Client<T> {
     /// Where each key lies, with a lease on it; `None` for a miss.
     ///
-    /// At the first contact with a process that owns a replica, the master is asked again. If the object
-    /// was replaced meanwhile and nothing of it has been read yet, reads return the later value.
+    /// At the first contact with a process that owns a replica, the master is asked again. If the
+    /// object was replaced meanwhile and nothing of it has been read yet, reads return the later
+    /// value.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is neither in memory nor on a client's disk.
+    /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is
+    /// neither in memory nor on a client's disk.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.inner;
         let mut asked = inner.asked();
         let mut answers = self.batch_replicas(keys).await?;
-        // Leases that were over before the master answered are of no use to anybody, and now it does answer.
+        // Leases that were over before the master answered are of no use to anybody, and now it
+        // does answer.
         let now = inner.asked();
         if answers.iter().flatten().flatten().any(|list| asked.at.after(list.lease) <= now.at) {
             asked = now;
@@ -72,12 +76,16 @@ impl<T: Transport> Client<T> {
         Ok(keys.iter().zip(answers).map(located).collect())
     }
 
-    /// Reads ranges of located objects, all at once. A member that fails is stood in for by the next replica; when all have failed, the master
-    /// is asked once more, and what it says then is tried. While bytes are under way, leases that are half over are renewed.
+    /// Reads ranges of located objects, all at once. A member that fails is stood in for by the
+    /// next replica; when all have failed, the master is asked once more, and what it says then is
+    /// tried. While bytes are under way, leases that are half over are renewed.
     ///
-    /// Each range fails on its own: `INVALID_PARAMS` when it does not lie in its object, `LEASE_EXPIRED` when the object was located too long
-    /// ago or the bytes came too late to be trusted, `OBJECT_NOT_FOUND` when it is gone, else as what failed. A range that is the whole object
-    /// is compared with its checksum, as are ranges of one object that are the whole of it together, when this client compares ([`ClientConfig::checksum`](crate::ClientConfig::checksum)).
+    /// Each range fails on its own: `INVALID_PARAMS` when it does not lie in its object,
+    /// `LEASE_EXPIRED` when the object was located too long ago or the bytes came too late to be
+    /// trusted, `OBJECT_NOT_FOUND` when it is gone, else as what failed. A range that is the whole
+    /// object is compared with its checksum, as are ranges of one object that are the whole of it
+    /// together, when this client compares
+    /// ([`ClientConfig::checksum`](crate::ClientConfig::checksum)).
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
@@ -118,7 +126,8 @@ struct Range<T: Transport> {
     too_early: bool,
     /// Replicas not tried yet, those on disks too.
     left: usize,
-    /// Together with how many it may be asked of an owner of a disk: one has refused it with more. 0: not even in one piece with others.
+    /// Together with how many it may be asked of an owner of a disk: one has refused it with more.
+    /// 0: not even in one piece with others.
     company: usize,
     /// What an owner has lent.
     lent: Option<Lent>,
@@ -237,7 +246,8 @@ impl<T: Transport> Range<T> {
     }
 }
 
-/// Compares objects that were read whole, in several parts, with their checksums. Parts of one that differs are open again; whether there were any.
+/// Compares objects that were read whole, in several parts, with their checksums. Parts of one that
+/// differs are open again; whether there were any.
 fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
     let mut parts: HashMap<usize, Vec<usize>> = HashMap::new();
     for (i, range) in ranges.iter().enumerate() {
@@ -271,7 +281,8 @@ fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Asks once more where objects lie of which something could not be read; whether there is anything to try.
+    /// Asks once more where objects lie of which something could not be read; whether there is
+    /// anything to try.
     async fn locate_again(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let open = ranges.iter().filter(|range| range.outcome.is_none());
         let places: HashMap<usize, Arc<Place>> =
@@ -297,7 +308,8 @@ impl<T: Transport> Inner<T> {
         more
     }
 
-    /// Copies what lies in values that this client has kept. What turns out to be damaged is read as if there were none.
+    /// Copies what lies in values that this client has kept. What turns out to be damaged is read
+    /// as if there were none.
     async fn copy_kept(&self, ranges: &mut [Range<T>]) {
         for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
             let answer = range.answer.clone();
@@ -421,7 +433,8 @@ impl<T: Transport> Inner<T> {
         loop {
             tokio::select! {
                 biased;
-                // The caller's own memory has to come back, so it is waited for; a wire ends its transfers in time.
+                // The caller's own memory has to come back, so it is waited for; a wire ends its
+                // transfers in time.
                 flight = flights.next() => {
                     let Some((peer, of, (results, requests))) = flight else { return bytes };
                     let now = clock.now();

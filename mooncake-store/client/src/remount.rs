@@ -1,10 +1,12 @@
-//! Mounting again, after the master forgot this client: it was restarted, or we were silent for too long.
+//! Mounting again, after the master forgot this client: it was restarted, or we were silent for too
+//! long.
 //!
-//! Whoever was granted space by the master before may still write to it, and whoever was told of an object may still read it; the new master knows
-//! nothing of either. So a segment that this client allocated itself comes back at other addresses: what goes to the
-//! old ones is refused by the wire, and the new master may place objects at once. If another master asks, what lies in the segment moves along
-//! and is announced (`inventory`); to the same master, what it lists of it. Memory of the caller's stays where it
-//! is; the master lets it rest.
+//! Whoever was granted space by the master before may still write to it, and whoever was told of an
+//! object may still read it; the new master knows nothing of either. So a segment that this client
+//! allocated itself comes back at other addresses: what goes to the old ones is refused by the
+//! wire, and the new master may place objects at once. If another master asks, what lies in the
+//! segment moves along and is announced (`inventory`); to the same master, what it lists of it.
+//! Memory of the caller's stays where it is; the master lets it rest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +22,8 @@ use crate::deadline::Deadline;
 use crate::mounted::{Mounted, Moving};
 use crate::state::Inner;
 
-/// For how long nothing else may come to lie at addresses that were given up, at least. No grant to a client is used for longer;
-/// a lease may be.
+/// For how long nothing else may come to lie at addresses that were given up, at least. No grant to
+/// a client is used for longer; a lease may be.
 const HOLE: Duration = Duration::from_secs(60);
 
 impl<T: Transport> Inner<T> {
@@ -36,7 +38,8 @@ impl<T: Transport> Inner<T> {
         if forgotten { self.remount_listed(deadline).await } else { self.offer_listed(deadline).await }
     }
 
-    /// Takes everything from a master that keeps no list of its objects, and mounts it again with those of before.
+    /// Takes everything from a master that keeps no list of its objects, and mounts it again with
+    /// those of before.
     pub(crate) async fn mount_anew(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         let ids: Vec<_> = {
@@ -187,7 +190,8 @@ impl<T: Transport> Inner<T> {
         // A master of the existing system counts a client as known only after this call.
         deadline.bound("mounting again", self.master.remount(self.id, &all)).await?;
         if !all.is_empty() {
-            // The master has given up what earlier processes had there, so its answers are about this one.
+            // The master has given up what earlier processes had there, so its answers are about
+            // this one.
             deadline.bound("publishing the mount", self.engine.mounted()).await?;
         }
         let kept: Vec<_> = {

@@ -1,20 +1,23 @@
-//! Where a replica lies, and whether two answers of a master are about the same value.
+//! Locations of replicas, and comparison of the values that two responses of a master describe.
 
 use mooncake_core::replica::{Replica, ReplicaLocation};
 
-/// Whether a later answer of a master speaks of the very value that an earlier one spoke of, with these replicas and this checksum.
+/// Returns whether two responses of a master describe the same value. Each response is given by its
+/// replicas and its checksum.
 ///
-/// One number in common is enough where numbers are of one value. Elsewhere number, place and length must all be what they were,
-/// which a value written over in place by somebody else leaves as they are; its checksum, if it has one, does not.
+/// One common replica identifier is enough if each identifier belongs to one value. Otherwise
+/// identifier, location and length must all be equal. A value that another client overwrites in
+/// place keeps all three, and only its checksum, if it has one, changes.
 pub(crate) fn is_same(then: (&[Replica], Option<u64>), now: (&[Replica], Option<u64>)) -> bool {
     then.1 == now.1 && now.0.iter().any(|now| then.0.iter().any(|then| is_same_copy(then, now)))
 }
 
+/// Returns whether two descriptions of a replica are of the same value.
 pub(crate) fn is_same_copy(then: &Replica, now: &Replica) -> bool {
     now.id == then.id && (now.id.is_of_one_value() || now.location == then.location)
 }
 
-/// Length and owner of a replica, if it lies on a disk whose owner serves it.
+/// Returns the length and the endpoint of a replica on a disk whose client serves it.
 pub(crate) fn on_disk(replica: &Replica) -> Option<(u64, &str)> {
     match &replica.location {
         ReplicaLocation::LocalDisk { size, endpoint, .. } if !endpoint.is_empty() => Some((*size, endpoint)),
@@ -22,7 +25,7 @@ pub(crate) fn on_disk(replica: &Replica) -> Option<(u64, &str)> {
     }
 }
 
-/// Length and path of a replica, if it lies in a file that every client reads.
+/// Returns the length and the path of a replica in a file that every client can read.
 #[cfg(feature = "disk")]
 pub(crate) fn in_file(replica: &Replica) -> Option<(u64, &str)> {
     match &replica.location {

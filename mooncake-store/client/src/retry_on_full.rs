@@ -22,7 +22,8 @@ pub(crate) struct RetryOnFull {
 }
 
 impl RetryOnFull {
-    /// Starts the waiting time of an operation. The last eighth of `deadline` is left for the transfer.
+    /// Starts the waiting time of an operation. The last eighth of `deadline` is left for the
+    /// transfer.
     pub(crate) fn new<T: Transport>(client: &Inner<T>, deadline: &Deadline) -> Self {
         let patience = client.config.clock.now().after(client.config.room_patience);
         Self { until: deadline.portion(7, 8).min(patience), pause: FIRST_PAUSE }

@@ -91,7 +91,8 @@ impl<T: Transport> Writing<'_, T> {
         }
     }
 
-    /// Fails what could not be copied. It was not posted; earlier parts of the same values answer for themselves.
+    /// Fails what could not be copied. It was not posted; earlier parts of the same values answer
+    /// for themselves.
     fn give_up(
         &mut self,
         mut pieces: Vec<Piece>,
@@ -135,7 +136,8 @@ impl<T: Transport> Writing<'_, T> {
         self.post(posting, landing);
     }
 
-    /// Adds bytes for every replica of a grant, unless a part of it has failed: the rest would be for nothing.
+    /// Adds bytes for every replica of a grant, unless a part of it has failed: the rest would be
+    /// for nothing.
     fn add(
         &self,
         posting: &mut Posting<T>,

@@ -1,4 +1,5 @@
-//! Writing objects in parts: space first, then any ranges of it in any order, then all of it readable at once.
+//! Writing objects in parts: space first, then any ranges of it in any order, then all of it
+//! readable at once.
 
 mod flight;
 mod reservation;
@@ -27,12 +28,13 @@ use crate::state::{Client, Owner, is_newer};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 impl<T: Transport> Client<T> {
-    /// Asks for space for each object, of which nothing can be read before [`commit`](Self::commit). A reservation that is neither
-    /// committed nor revoked is taken back by the master in its own time.
+    /// Asks for space for each object, of which nothing can be read before
+    /// [`commit`](Self::commit). A reservation that is neither committed nor revoked is taken back
+    /// by the master in its own time.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is there or named before, and as
-    /// [`put`](Self::put).
+    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is
+    /// there or named before, and as [`put`](Self::put).
     pub async fn reserve<K: AsRef<[u8]>>(
         &self,
         items: &[(K, u64)],
@@ -101,8 +103,9 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
     }
 
-    /// Finds ways to the owners of reserved space. If one was found after the master was asked, the master is asked for the same space
-    /// again: the space may be in memory of an earlier process, and the master repeats the grant only if it still stands.
+    /// Finds ways to the owners of reserved space. If one was found after the master was asked, the
+    /// master is asked for the same space again: the space may be in memory of an earlier process,
+    /// and the master repeats the grant only if it still stands.
     async fn confirm_reserved(
         &self,
         of: &[usize],
@@ -148,13 +151,15 @@ impl<T: Transport> Client<T> {
 
     /// Writes ranges of reserved objects to every replica of theirs, each range for itself.
     ///
-    /// Dropping the future does not stop transfers that have begun. Its ranges count as not written, and the objects cannot be committed
-    /// before these transfers have ended and the ranges are written again.
+    /// Dropping the future does not stop transfers that have begun. Its ranges count as not
+    /// written, and the objects cannot be committed before these transfers have ended and the
+    /// ranges are written again.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a range outside its object, `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation so old that the master may
-    /// have taken it back or that was committed or given back, and whatever keeps the bytes from landing. After a timeout
-    /// (`RPC_TIMEOUT`) the bytes may still land, so the object cannot be committed any more.
+    /// `INVALID_PARAMS` for a range outside its object, `UNAVAILABLE_IN_CURRENT_STATUS` for a
+    /// reservation so old that the master may have taken it back or that was committed or given
+    /// back, and whatever keeps the bytes from landing. After a timeout (`RPC_TIMEOUT`) the bytes
+    /// may still land, so the object cannot be committed any more.
     pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::BatchPutFromMultiBufferRanges);
@@ -209,11 +214,14 @@ impl<T: Transport> Client<T> {
         outcomes
     }
 
-    /// Makes reserved objects readable. All of their bytes must have landed; what was never to be written is whatever lay there.
+    /// Makes reserved objects readable. All of their bytes must have landed; what was never to be
+    /// written is whatever lay there.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation which the master may have taken back, and
-    /// for one that is [incomplete](Reservation::is_incomplete). A range that failed may be written again; after a timeout the object can only be given back.
+    /// The outer one means that nothing is known of any. `UNAVAILABLE_IN_CURRENT_STATUS` for a
+    /// reservation which the master may have taken back, and for one that is
+    /// [incomplete](Reservation::is_incomplete). A range that failed may be written again; after a
+    /// timeout the object can only be given back.
     pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
         let inner = &self.inner;
         inner.usable()?;
@@ -245,11 +253,13 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
     }
 
-    /// Gives the space of reserved objects back and returns whether the master has all of it. Nothing can be written to them afterwards.
+    /// Gives the space of reserved objects back and returns whether the master has all of it.
+    /// Nothing can be written to them afterwards.
     ///
-    /// Space that a timed-out write may still land in stays granted until the master takes it back in its own time. Space that a dropped
-    /// call still writes to is given back in the background when that has ended. Objects so old that their keys may be another
-    /// writer's by now are left alone.
+    /// Space that a timed-out write may still land in stays granted until the master takes it back
+    /// in its own time. Space that a dropped call still writes to is given back in the background
+    /// when that has ended. Objects so old that their keys may be another writer's by now are left
+    /// alone.
     pub async fn give_back(&self, objects: &[&Reservation]) -> bool {
         let deadline = self.inner.deadline();
         let mut all = true;

@@ -1,34 +1,34 @@
-//! The local buffer: registered memory through which values in ordinary memory travel.
+//! Local buffer: registered memory through which values in other memory are copied.
 
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::pool::{BufferPool, PoolBuf, PoolConfig};
 use mooncake_transport::{Region, Transport};
 
-/// Most bytes copied before they are sent: few enough to be sent out of the processor's cache, and enough to keep a wire
-/// busy while the next are copied.
+/// Maximum number of bytes copied before they are sent. They fit into the cache of the processor,
+/// and keep a transport busy while the next bytes are copied.
 const CHUNK: usize = 256 << 10;
-/// A buffer is cut into this many chunks at least, so that several operations find room.
+/// Minimum number of chunks of a buffer, so that several operations can use it.
 const CHUNKS: usize = 4;
 
-/// The local buffer and how it is shared out.
+/// Local buffer, and the limits of its use.
 pub(crate) struct Staging<T: Transport> {
     pool: BufferPool<T>,
     chunk: usize,
 }
 
-/// A part of a value on its way out.
+/// Part of a value that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Which value.
+    /// Index of the value.
     pub(crate) value: usize,
-    /// First byte of it.
+    /// Offset of the part in the value.
     pub(crate) offset: usize,
-    /// How many.
+    /// Length in bytes.
     pub(crate) len: usize,
 }
 
 impl<T: Transport> Staging<T> {
-    /// A buffer over memory that nobody else uses.
+    /// Creates a buffer over memory without other users.
     pub(crate) fn new(region: Region<T>) -> Result<Self> {
         let memory = region
             .exclusive()
@@ -37,23 +37,23 @@ impl<T: Transport> Staging<T> {
         Ok(Self { pool: BufferPool::new(memory, &PoolConfig::default())?, chunk })
     }
 
-    /// Most bytes to fill at a time.
+    /// Returns the maximum number of bytes of one chunk.
     pub(crate) fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Room for what is on its way out, if there is some now.
+    /// Allocates space for bytes to send, if some is free.
     pub(crate) fn room(&self, len: usize) -> Option<PoolBuf<T>> {
         self.pool.try_take(len).ok()
     }
 
-    /// Room for what is on its way out, as soon as there is some.
+    /// Allocates space for bytes to send. Waits until some is free.
     pub(crate) async fn wait_for_room(&self, len: usize) -> Result<PoolBuf<T>> {
         self.pool.take(len).await
     }
 
-    /// Room for a value that is read, unless that would leave the writers too little: values stay as long as the
-    /// caller likes.
+    /// Allocates space for a value that is read, unless too little would be left for writers. The
+    /// caller can hold such a value for any time.
     pub(crate) fn room_for_value(&self, len: usize) -> Option<PoolBuf<T>> {
         let left = self.pool.capacity().saturating_sub(self.pool.used());
         if (len as u64).checked_add(self.chunk as u64)? > left {
@@ -62,7 +62,7 @@ impl<T: Transport> Staging<T> {
         self.room(len)
     }
 
-    /// Bytes in use now.
+    /// Returns the number of bytes in use.
     pub(crate) fn used(&self) -> u64 {
         self.pool.used()
     }
@@ -74,7 +74,8 @@ impl<T: Transport> std::fmt::Debug for Staging<T> {
     }
 }
 
-/// Cuts values up into fills of at most `chunk` bytes, in order; a fill holds parts of several values where they are small.
+/// Divides values into batches of at most `chunk` bytes, in order. A batch holds parts of several
+/// values if they are small.
 #[derive(Debug)]
 pub(crate) struct Cutter<I> {
     values: I,
@@ -83,12 +84,12 @@ pub(crate) struct Cutter<I> {
 }
 
 impl<I: Iterator<Item = (usize, usize)>> Cutter<I> {
-    /// Cuts values given as index and length.
+    /// Creates a cutter for values given by index and length.
     pub(crate) fn new(values: I, chunk: usize) -> Self {
         Self { values, current: None, chunk }
     }
 
-    /// The next fill; false when nothing is left.
+    /// Returns the next batch in `pieces`, or false when no bytes are left.
     pub(crate) fn fill(&mut self, pieces: &mut Vec<Piece>) -> bool {
         pieces.clear();
         let mut room = self.chunk;

@@ -1,4 +1,5 @@
-//! The handle of a client, the state that its clones and tasks share, and connections to other members.
+//! The handle of a client, the state that its clones and tasks share, and connections to other
+//! members.
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
@@ -29,19 +30,23 @@ use crate::peers::Unreachable;
 use crate::promise::Promises;
 use crate::staging::Staging;
 
-/// A member of the cluster. Clones are the same member; [`close`](Client::close) or dropping the last one ends it.
+/// A member of the cluster. Clones are the same member; [`close`](Client::close) or dropping the
+/// last one ends it.
 ///
-/// Every operation ends within [`ClientConfig::timeout`]. What the rest of the cluster suffers comes out as one of three
-/// things: a *miss* (`None`), a put that was not stored (an error of kind `NoSpace`, `Unavailable` or `Timeout`), or an
-/// answer that came too late to be trusted (`Expired`). None of them needs more than carrying on without the object.
+/// Every operation ends within [`ClientConfig::timeout`]. What the rest of the cluster suffers
+/// comes out as one of three things: a *miss* (`None`), a put that was not stored (an error of kind
+/// `NoSpace`, `Unavailable` or `Timeout`), or an answer that came too late to be trusted
+/// (`Expired`). None of them needs more than carrying on without the object.
 ///
-/// A miss is also what a read comes to when every replica's owner is dead: the master may take some seconds to learn
-/// of it. A put whose space was granted at a dead member is placed elsewhere, as long as there is time.
+/// A miss is also what a read comes to when every replica's owner is dead: the master may take some
+/// seconds to learn of it. A put whose space was granted at a dead member is placed elsewhere, as
+/// long as there is time.
 ///
-/// All futures may be dropped at any point. A put that is dropped half-way is taken back in the background.
+/// All futures may be dropped at any point. A put that is dropped half-way is taken back in the
+/// background.
 ///
-/// A thread that blocks on one operation after the other is woken sooner when it does so [`here`](mooncake_transport::here()):
-/// `runtime.block_on(here(client.get(key)))`.
+/// A thread that blocks on one operation after the other is woken sooner when it does so
+/// [`here`](mooncake_transport::here()): `runtime.block_on(here(client.get(key)))`.
 pub struct Client<T: Transport = TransportSet> {
     pub(crate) inner: Arc<Inner<T>>,
 }
@@ -61,13 +66,14 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) moving: Mutex<Vec<Moving>>,
     pub(crate) inventory: tokio::sync::Mutex<Inventory>,
     pub(crate) promises: parking_lot::Mutex<Promises>,
-    /// Task that announces the objects of earlier masters, as long as `announcing_turn` is its turn.
+    /// Task that announces the objects of earlier masters, as long as `announcing_turn` is its
+    /// turn.
     pub(crate) announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
     pub(crate) announcing_turn: AtomicU64,
     /// Notified when the announcement is to stop.
     pub(crate) announcing_stopped: Arc<tokio::sync::Notify>,
-    /// Lock held while segments are mounted and unmounted, so that the lists of the master and of this
-    /// client change in the same order.
+    /// Lock held while segments are mounted and unmounted, so that the lists of the master and of
+    /// this client change in the same order.
     pub(crate) mounting: tokio::sync::Mutex<()>,
     #[cfg(feature = "disk")]
     pub(crate) disk: Mutex<Option<Running<T>>>,
@@ -115,13 +121,14 @@ impl<T: Transport> Client<T> {
         &self.inner.engine
     }
 
-    /// Bytes of the local buffer in use now: transfers under way, and values that [`get`](Client::get) gave out and that
-    /// are still held.
+    /// Bytes of the local buffer in use now: transfers under way, and values that
+    /// [`get`](Client::get) gave out and that are still held.
     pub fn local_buffer_used(&self) -> u64 {
         self.inner.staging.as_ref().map_or(0, Staging::used)
     }
 
-    /// Returns the statistics of the hot cache, or `None` without one ([`ClientConfig::hot_cache`]).
+    /// Returns the statistics of the hot cache, or `None` without one
+    /// ([`ClientConfig::hot_cache`]).
     pub fn hot_cache(&self) -> Option<HotCacheStats> {
         self.inner.cache.as_ref().map(HotCache::stats)
     }
@@ -182,7 +189,8 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Ways to the owners of memory that the master granted, each for itself. `known` is from before the master was asked.
+    /// Ways to the owners of memory that the master granted, each for itself. `known` is from
+    /// before the master was asked.
     pub(crate) async fn reach_granted(
         &self,
         endpoints: &[String],
@@ -253,7 +261,8 @@ impl<T: Transport> Inner<T> {
 const MOUNT_PAUSES: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
 
-/// Endpoint of the owner of memory. If the master named the memory: what the engine knew before the master was asked.
+/// Endpoint of the owner of memory. If the master named the memory: what the engine knew before the
+/// master was asked.
 pub(crate) type Owner = (String, Option<LookUps>);
 
 /// A way to the owner of memory that an answer of the master names, good for that memory only.
@@ -264,7 +273,8 @@ pub(crate) type Reached<T> = Result<Target<T>, Unreached>;
 pub(crate) enum Unreached {
     /// The member does not answer.
     Failed(Error),
-    /// The member was found after the master was asked, so the answer may be about an earlier process. The master has to be asked again.
+    /// The member was found after the master was asked, so the answer may be about an earlier
+    /// process. The master has to be asked again.
     Newer(Error),
 }
 

@@ -1,4 +1,5 @@
-//! Copies and moves between segments: asking for them, and making those that the master wants of this client.
+//! Copies and moves between segments: asking for them, and making those that the master wants of
+//! this client.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,17 +22,20 @@ const FETCHED: u64 = 16;
 pub(crate) const AT_ONCE: usize = 4;
 /// Pause before a copy that found no room is tried again, times the number of tries.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two looks at whether a member answers that a copy was too late for, and how many. After ten minutes the master drops it.
+/// Between two looks at whether a member answers that a copy was too late for, and how many. After
+/// ten minutes the master drops it.
 const PROBE: Duration = Duration::from_secs(1);
 const PROBES: usize = 600;
 
 /// Copies, moved and made elsewhere: asked for here, made by whoever has the bytes.
 impl<T: Transport> Client<T> {
-    /// Asks for another copy of an object in each of the segments named; [`task`](Self::task) tells how it goes.
+    /// Asks for another copy of an object in each of the segments named; [`task`](Self::task) tells
+    /// how it goes.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` (no target, one that is not mounted, a key that is not UTF-8), `OBJECT_NOT_FOUND`,
-    /// `UNAVAILABLE_IN_CURRENT_STATUS`, `TASK_PENDING_LIMIT_EXCEEDED`, and what keeps the master from answering.
+    /// `INVALID_PARAMS` (no target, one that is not mounted, a key that is not UTF-8),
+    /// `OBJECT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS`, `TASK_PENDING_LIMIT_EXCEEDED`, and what
+    /// keeps the master from answering.
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
         let inner = &self.inner;
         inner.usable()?;
@@ -50,8 +54,8 @@ impl<T: Transport> Client<T> {
         inner.deadline().bound("asking for a move", call).await
     }
 
-    /// Drops copies of objects that this client wrote and nobody reads now: those in the segment named, or all for an empty
-    /// name. The keys of which something was dropped.
+    /// Drops copies of objects that this client wrote and nobody reads now: those in the segment
+    /// named, or all for an empty name. The keys of which something was dropped.
     ///
     /// # Errors
     /// `NOT_SUPPORTED`, and what keeps the master from answering.
@@ -102,7 +106,8 @@ impl Payload {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Fetches what the master wants done and begins with it. Part of the heartbeat, so it waits for nothing else.
+    /// Fetches what the master wants done and begins with it. Part of the heartbeat, so it waits
+    /// for nothing else.
     pub(crate) async fn take_tasks(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         if self.segments.lock().is_empty() || self.working.available_permits() == 0 {
             return Ok(());
@@ -236,7 +241,8 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Outcome of several writes to one grant: a timeout before any other failure, since the bytes of that write may still land.
+/// Outcome of several writes to one grant: a timeout before any other failure, since the bytes of
+/// that write may still land.
 fn may_land_first(results: Vec<Result<()>>) -> Result<()> {
     let late = |error: &Error| error.kind() == ErrorKind::Timeout && !is_planted("copy-hides-late-writes");
     results.into_iter().filter_map(Result::err).min_by_key(|error| !late(error)).map_or(Ok(()), Err)
@@ -250,9 +256,10 @@ struct Begun {
     tenant: String,
 }
 
-/// Revokes a copy some of whose bytes may still be on their way, so that its object can be replaced and removed again. That is, once the
-/// members it goes to answer: then they have taken what was sent to them before, and the master lets the space rest for a while besides. With
-/// a member that does not come back the copy is over anyway.
+/// Revokes a copy some of whose bytes may still be on their way, so that its object can be replaced
+/// and removed again. That is, once the members it goes to answer: then they have taken what was
+/// sent to them before, and the master lets the space rest for a while besides. With a member that
+/// does not come back the copy is over anyway.
 async fn revoke_later<T: Transport>(client: Weak<Inner<T>>, begun: Begun, to: Vec<Replica>) {
     let mut waiting: Vec<_> = to.iter().filter_map(|replica| replica.location.memory()).collect();
     for _ in 0..PROBES {

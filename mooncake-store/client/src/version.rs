@@ -1,11 +1,14 @@
-//! Which masters this client speaks with.
+//! Versions of masters that this client supports.
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-/// Versions whose calls this client makes. More than one, once their shapes are in the table of messages.
+/// Versions of the protocol that this client supports.
 pub const MASTER_VERSIONS: &[&str] = &["2.0.0"];
 
-/// `INVALID_VERSION`, naming both, unless the master's version is one of [`MASTER_VERSIONS`].
+/// Checks that the version of the master is one of [`MASTER_VERSIONS`].
+///
+/// # Errors
+/// Returns `INVALID_VERSION` with both versions otherwise.
 pub fn check(master: &str) -> Result<()> {
     if MASTER_VERSIONS.contains(&master) {
         return Ok(());

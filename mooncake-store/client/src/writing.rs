@@ -13,74 +13,75 @@ use crate::buffers::Outgoing;
 use crate::deadline::Deadline;
 use crate::state::Inner;
 
-/// Granted space that has neither been made readable nor given back.
+/// Granted space whose write has neither ended nor been revoked.
 pub(crate) struct Grant<'a> {
-    /// Which item it is for.
+    /// Index of the item that the space is for.
     pub(crate) item: usize,
     pub(crate) key: &'a [u8],
-    /// Of the value, when this client computes them.
+    /// Checksum of the value, if this client computes checksums.
     pub(crate) checksum: Option<u64>,
-    /// Why the bytes are not there.
+    /// Reason why the bytes were not written.
     pub(crate) failure: Option<Error>,
-    /// They may still come.
+    /// Whether bytes may still arrive in the space.
     pub(crate) late: bool,
-    /// Readable, given back, or to be left alone.
+    /// Whether the write has ended, was revoked, or is left to the master.
     pub(crate) settled: bool,
-    /// The file that the value is to be in, too.
+    /// File that also stores the value.
     pub(crate) file: Option<String>,
 }
 
 impl Grant<'_> {
-    /// The bytes are not there, and nothing of them is under way.
+    /// Records a failure after which no byte can arrive any more.
     pub(crate) fn fail(&mut self, error: Error) {
         self.failure.get_or_insert(error);
     }
 
-    /// A transfer failed. The wire answers for its end, unless all it knows is that time is up.
+    /// Records a failed transfer. After a timeout its bytes may still arrive.
     pub(crate) fn lose(&mut self, error: Error) {
         self.late |= error.kind() == ErrorKind::Timeout;
         self.fail(error);
     }
 }
 
-/// Puts between start and end. Dropped before that, it lets what is under way land and then gives the space back.
+/// Puts between their start and their end. If dropped before the end, it waits in the background
+/// for the transfers in progress and then revokes the grants.
 pub(crate) struct Writing<'a, T: Transport> {
     pub(crate) client: &'a Arc<Inner<T>>,
     pub(crate) deadline: &'a Deadline,
     pub(crate) attempt: Attempt,
-    /// Keys that space was asked for, without an answer yet.
+    /// Keys of the request for space that has no response yet.
     pub(crate) asking: Vec<&'a [u8]>,
     pub(crate) grants: Vec<Grant<'a>>,
     pub(crate) targets: Vec<Target>,
     pub(crate) endpoints: Vec<String>,
-    /// What the engine knew before the master was asked for space.
+    /// Look-ups that the engine had made before the request for space.
     pub(crate) known: LookUps,
-    /// Ways to the members, in the order of `endpoints`.
+    /// Connections to the targets, in the order of `endpoints`.
     pub(crate) peers: Vec<Result<engine::Target<T>>>,
     pub(crate) flights: VecDeque<Flight<T>>,
-    /// Some replica is of a kind that is not written from here.
+    /// Whether some replica is of a kind that this client does not write.
     pub(crate) others: bool,
 }
 
 /// One replica to write.
 pub(crate) struct Target {
-    /// For which grant.
+    /// Index of the grant.
     pub(crate) grant: usize,
-    /// At which member.
+    /// Index of the endpoint.
     pub(crate) peer: usize,
-    /// Its first address there.
+    /// First address of the replica at that endpoint.
     pub(crate) remote: u64,
 }
 
-/// A submission under way.
+/// A submission in progress.
 pub(crate) struct Flight<T: Transport> {
     pub(crate) results: Results<Vec<Request<T, Outgoing<T>>>>,
-    /// Grant and member of each transfer.
+    /// Grant and endpoint of each transfer.
     pub(crate) of: Vec<(usize, usize)>,
 }
 
 impl<T: Transport> Flight<T> {
-    /// Outcome of each transfer, with the grant it was for.
+    /// Waits for all transfers. Returns the outcome of each with its grant.
     pub(crate) async fn landed(self) -> impl Iterator<Item = (usize, Result<()>)> {
         let (results, _) = self.results.await;
         self.of.into_iter().map(|(grant, _)| grant).zip(results)

@@ -434,7 +434,7 @@ async fn answers_that_are_none_are_refused_by_name() {
     });
     let twice = [version_reply(1), version_reply(1)].concat();
     for (script, code, says) in [
-        (claims, ErrorCode::RpcFail, "4294967295 bytes; at most"),
+        (claims, ErrorCode::RpcFail, "len=4294967295 max="),
         (version_reply(5), ErrorCode::RpcFail, "asked 1, answered 5"),
         (version_reply(1)[..20].to_vec(), ErrorCode::RpcFail, "closed by the other side"),
         (Vec::new(), ErrorCode::RpcFail, "closed by the other side"),

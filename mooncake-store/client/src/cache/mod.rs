@@ -1,21 +1,27 @@
-//! The local hot cache: values that this client has read from other members more than once, kept to be read again without a wire.
+//! The local hot cache: values that this client has read from other members more than once, kept to
+//! be read again without a wire.
 //!
-//! A read asks the master all the same, and with the answer comes what decides whether the bytes kept are the value asked for.
-//! Address and length do not: space is used again. The numbers of the replicas do, where each is of one value for all time: a master of ours
-//! draws where it begins to count, so that no two masters, and no two lives of one, give out the same, and changes the number when it lets
-//! space be written over in place. So bytes that were once read whole, under a lease, from a replica of that number are the value of every later
-//! answer that names it, whatever others have written or removed meanwhile; nothing has to be told to this client, and no lease is
+//! A read asks the master all the same, and with the answer comes what decides whether the bytes
+//! kept are the value asked for. Address and length do not: space is used again. The numbers of the
+//! replicas do, where each is of one value for all time: a master of ours draws where it begins to
+//! count, so that no two masters, and no two lives of one, give out the same, and changes the
+//! number when it lets space be written over in place. So bytes that were once read whole, under a
+//! lease, from a replica of that number are the value of every later answer that names it, whatever
+//! others have written or removed meanwhile; nothing has to be told to this client, and no lease is
 //! needed to copy what is its own.
 //!
-//! A master of the existing system counts from 1 in each life, and a value of the same length is written over under its old number.
-//! What is known then is what the existing client knows: its own puts, upserts and removes make it forget the key (before and after the call, and
-//! what is being fetched as well), a mount after the master forgot it makes it forget everything, and number, place, length and checksum must be
-//! what they were. What another client writes over in place, without a checksum, is seen only when the value has been evicted here. So the cache is
-//! off unless it is asked for, and with checksums on (`ClientConfig::checksum`) this is closed, too: the master's answer carries the new
-//! value's.
+//! A master of the existing system counts from 1 in each life, and a value of the same length is
+//! written over under its old number. What is known then is what the existing client knows: its own
+//! puts, upserts and removes make it forget the key (before and after the call, and what is being
+//! fetched as well), a mount after the master forgot it makes it forget everything, and number,
+//! place, length and checksum must be what they were. What another client writes over in place,
+//! without a checksum, is seen only when the value has been evicted here. So the cache is off
+//! unless it is asked for, and with checksums on (`ClientConfig::checksum`) this is closed, too:
+//! the master's answer carries the new value's.
 //!
-//! Keys come in by being asked for: a sketch counts what came from afar, and who has come often enough is fetched once more in the
-//! background, straight into memory of the cache, so that the reader keeps neither its buffer nor its time for it.
+//! Keys come in by being asked for: a sketch counts what came from afar, and who has come often
+//! enough is fetched once more in the background, straight into memory of the cache, so that the
+//! reader keeps neither its buffer nor its time for it.
 
 mod table;
 
@@ -37,7 +43,8 @@ use crate::config::HotCacheConfig;
 
 /// Values that are fetched at once.
 const COMING: usize = 2;
-/// Who makes room drops this many times what it needs at most: space that is still being copied from comes back later.
+/// Who makes room drops this many times what it needs at most: space that is still being copied
+/// from comes back later.
 const DROPS: u64 = 4;
 
 /// What the hot cache holds and has done.

@@ -1,13 +1,13 @@
 //! Settings of the local cache of values that are read often.
 
-/// How much of what is read from other members a client keeps.
+/// Settings of the cache for values that a client reads from other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HotCacheConfig {
-    /// Bytes of memory for it. Zero: nothing is kept.
+    /// Size of the cache in bytes. Zero disables the cache.
     pub bytes: u64,
-    /// Longest value that is kept, in bytes.
+    /// Longest value that is cached, in bytes.
     pub longest: u64,
-    /// A key is kept from this read on; 255 at most.
+    /// Number of reads after which a key is cached; 255 at most.
     pub admission: u32,
 }
 

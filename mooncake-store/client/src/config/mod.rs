@@ -31,12 +31,13 @@ pub(crate) const DEFAULT_BUFFER: u64 = 16 << 20;
 /// How a client joins and behaves. Every field has a default that works on one machine.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Name other members know it by, `host` or `host:port`. Without a port one is drawn from
-    /// [`ports`](Self::ports).
+    /// Name of this client in the cluster, `host` or `host:port`. Without a port, the client takes
+    /// one of [`ports`](Self::ports).
     pub local_hostname: String,
-    /// `P2PHANDSHAKE` (no directory: a member is found at its handshake port) or the URL of a metadata server.
+    /// `P2PHANDSHAKE` (clients find each other at their handshake ports) or the URL of a metadata
+    /// service.
     pub metadata: String,
-    /// What [`metadata`](Self::metadata) does not say of a directory: whose keys are ours, and the login of a Redis server.
+    /// Further options of the metadata service: key prefix and Redis credentials.
     pub directory: DirectoryOptions,
     /// Where we answer who connects to us. Its host gives way to [`advertise`](Self::advertise).
     pub handshake: HandshakePort,
@@ -46,53 +47,67 @@ pub struct ClientConfig {
     pub advertise: Option<std::net::IpAddr>,
     /// Bytes offered to the cluster. Zero: a pure requester.
     pub segment: u64,
-    /// Bytes of registered memory through which values in ordinary memory travel. Zero: only registered memory can be
-    /// put from and read into.
+    /// Bytes of registered memory through which values in other memory are copied. With zero, only
+    /// registered memory can be the source of a put or the target of a read.
     pub local_buffer: u64,
     /// How the segment and the local buffer are allocated.
     pub memory: HostMemoryOptions,
-    /// Whether more memory may be offered than is available: `MemAvailable` of the host, and what the memory limits of the process's control groups leave
-    ///. Pages are taken when they are first written, so that a segment that is too large is noticed only when the kernel ends
-    /// the process. True by default: the program decides. `mooncake_client` and the Python package refuse such segments unless they are told otherwise.
+    /// Whether a segment may be larger than the available memory. Available memory is the least of
+    /// `MemAvailable` of the host and the rest of the limits of the control groups of the process.
+    ///
+    /// Pages are allocated at the first write. A segment that is too large is therefore noticed
+    /// only when the kernel ends the process. True by default. `mooncake_client` and the Python
+    /// package set false unless they are configured otherwise.
     pub allow_overcommit: bool,
-    /// Bytes between members in one process are copied and take no wire.
+    /// Whether bytes between clients of one process are copied without a transport.
     pub copy_in_process: bool,
-    /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared with it when they are read as a
-    /// whole. Costs a pass over the bytes on either side.
+    /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared
+    /// with it when they are read as a whole. Costs a pass over the bytes on either side.
     pub checksum: bool,
-    /// Memory is shared with members on this host, so that bytes between them are copied once and take no wire. Members that
-    /// do not, or cannot, are reached over the wire as ever.
+    /// Whether this client shares memory with clients on the same host. Bytes between them are
+    /// copied once. Other clients are reached by a transport.
     pub share_memory: bool,
-    /// Whether objects in memory that this client allocated stay when the master is restarted: the client announces them to the new one. What was stored
-    /// or removed within the last two or three seconds may be missing, or be there again. Costs a pass over the bytes of objects that stay that long,
-    /// in at most a tenth of one core's time. A master of the existing system, and one in the client's own process, know nothing of it.
+    /// Whether objects in memory that this client allocated survive a restart of the master. The
+    /// client announces them to the new master.
+    ///
+    /// An object that was stored within the last three seconds may be missing. An object that was
+    /// removed in that time may be present again. The client reads the bytes of long-lived objects
+    /// once, in at most a tenth of the time of one core. A master of Mooncake C++ and an embedded
+    /// master do not support this.
     pub outlive_master: bool,
-    /// A file on tmpfs or hugetlbfs that the segment is memory of. None by default: it is memory of the process. With a file, the objects in it are there again
-    /// when the process has died, or was closed, and another one was started with the same file within the time to live of clients; it must have the
-    /// same [`segment`](Self::segment) bytes. What was stored within the last two or three seconds may be missing. Others on this host reach it over the wire, and not in
-    /// shared memory. Wants [`outlive_master`](Self::outlive_master), and a master of ours; not to be had together with [`offload`](Self::offload).
+    /// A file on tmpfs or hugetlbfs that the segment is memory of. None by default: it is memory of
+    /// the process. With a file, the objects in it are there again when the process has died, or
+    /// was closed, and another one was started with the same file within the time to live of
+    /// clients; it must have the same [`segment`](Self::segment) bytes. What was stored within the
+    /// last two or three seconds may be missing. Others on this host reach it over the wire, and
+    /// not in shared memory. Wants [`outlive_master`](Self::outlive_master), and a master of ours;
+    /// not to be had together with [`offload`](Self::offload).
     pub segment_file: Option<SegmentFile>,
-    /// Whether what the client does is counted (`Client::metrics`, the pages of the `http` feature). Costs some additions a call.
+    /// Whether what the client does is counted (`Client::metrics`, the pages of the `http`
+    /// feature). Costs some additions a call.
     pub metrics: bool,
     /// Time between two summaries of that in the log. Zero: none.
     pub metrics_interval: Duration,
     /// Label `cluster_id` of its metrics, unless empty.
     pub cluster_id: String,
-    /// Of the replicas on other hosts, those on faster wires are read first, and do not take turns with others.
+    /// Of the replicas on other hosts, those on faster wires are read first, and do not take turns
+    /// with others.
     pub score_replicas: bool,
-    /// Memory for values that are often read from other members. None by default. With a master of ours what is read is never
-    /// another value than the master's answer speaks of; with one of the existing system, which cannot tell values apart, what somebody else
-    /// writes over in place may be read as it was before, unless values have checksums.
+    /// Memory for values that are often read from other members. None by default. With a master of
+    /// ours what is read is never another value than the master's answer speaks of; with one of the
+    /// existing system, which cannot tell values apart, what somebody else writes over in place may
+    /// be read as it was before, unless values have checksums.
     pub hot_cache: HotCacheConfig,
-    /// A disk for objects that memory has no room for. None by default. Wants the `disk` feature, and a master with `--enable_offload`.
+    /// A disk for objects that memory has no room for. None by default. Wants the `disk` feature,
+    /// and a master with `--enable_offload`.
     pub offload: Option<OffloadConfig>,
     /// Tenant of every key.
     pub tenant: String,
-    /// Longest time any one operation takes, whatever happens to the others; in it fall master calls, connecting,
-    /// transfers and retries.
+    /// Longest time any one operation takes, whatever happens to the others; in it fall master
+    /// calls, connecting, transfers and retries.
     pub timeout: Duration,
-    /// Longest time a put goes on asking for room when there is none, within [`timeout`](Self::timeout): leases end, others remove,
-    /// members join. Zero: it asks once.
+    /// Longest time a put goes on asking for room when there is none, within
+    /// [`timeout`](Self::timeout): leases end, others remove, members join. Zero: it asks once.
     pub room_patience: Duration,
     /// Longest time [`connect`](super::ClientBuilder::connect) takes.
     pub connect_timeout: Duration,
@@ -192,8 +207,9 @@ impl ClientConfig {
     }
 }
 
-/// Longest an operation may take. No write ends, and none is posted, later than this after space for it was asked for:
-/// before the key can be somebody else's (30 s), and well before the space can (600 s).
+/// Longest an operation may take. No write ends, and none is posted, later than this after space
+/// for it was asked for: before the key can be somebody else's (30 s), and well before the space
+/// can (600 s).
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(25);
 
 fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
@@ -211,8 +227,8 @@ fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
     Ok(())
 }
 
-/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; the port is absent when it is not
-/// a number.
+/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; the port is
+/// absent when it is not a number.
 pub fn split_port(name: &str) -> (&str, Option<u16>) {
     if let Some(rest) = name.strip_prefix('[') {
         let Some((host, tail)) = rest.split_once(']') else { return (name, None) };
@@ -230,7 +246,8 @@ pub fn join_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// What the master knows a host by: the name without its port, empty for names that mean "this machine" anywhere.
+/// What the master knows a host by: the name without its port, empty for names that mean "this
+/// machine" anywhere.
 pub fn host_id(local_hostname: &str) -> &str {
     match split_port(local_hostname).0 {
         "localhost" | "127.0.0.1" | "0.0.0.0" | "::1" | "::" => "",

@@ -1,41 +1,44 @@
-//! What a client is told about its disk.
+//! Settings of the disk of a client.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
 
-/// A disk of a client's, for objects that memory has no room for. The defaults are the existing system's.
+/// Settings of a disk that stores objects for which memory has no space. The defaults are those of
+/// Mooncake C++.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OffloadConfig {
-    /// Directory of its files; it is made if need be. One client at a time.
+    /// Directory of the files. It is created if it does not exist. One client uses it at a time.
     pub path: PathBuf,
-    /// Most bytes it takes there (2 TiB), and never more than 90 % of what the file system has.
+    /// Maximum number of bytes in the directory (2 TiB), at most 90 % of the file system.
     pub capacity: u64,
-    /// Most objects (10,000,000).
+    /// Maximum number of objects (10,000,000).
     pub max_objects: usize,
-    /// Memory through which others read from the disk, in bytes (1280 MiB).
+    /// Size of the buffer through which other clients read from the disk, in bytes (1280 MiB).
     pub buffer: u64,
-    /// How long what lies there may be read (5 s).
+    /// Time for which other clients may read an object in the buffer (5 s).
     pub lend: Duration,
-    /// Most time between two questions to the master about what is to be written (10 s); a master of ours is asked with every ping.
+    /// Longest time between two requests to the master for objects to write (10 s). A master that
+    /// numbers its responses is asked with every ping.
     pub interval: Duration,
-    /// Fill of the disk, as a part of its capacity, above which it is emptied down to the second after each of them (0.9 and 0.8). `None`: objects go only
-    /// when others need their place.
+    /// Watermarks of eviction, as fractions of the capacity (0.9 and 0.8). Above the first, objects
+    /// are evicted down to the second. With `None`, objects are evicted only for the space of
+    /// others.
     pub watermarks: Option<(f64, f64)>,
-    /// I/O by threads even where the kernel has io_uring.
+    /// Whether threads perform the I/O even if the kernel supports io_uring.
     pub threads: bool,
-    /// Longest that anything waits for the disk (30 s): what is written, and removed. Readers wait a third of it, and are refused at once when the disk
-    /// has answered nothing for a sixth.
+    /// Longest time that a write or removal waits for the disk (30 s). A reader waits a third of
+    /// this time. It is refused at once if the disk has completed nothing for a sixth of this time.
     pub patience: Duration,
-    /// Whether others may read from the disk (true). What nobody can read is written all the same.
+    /// Whether other clients may read from the disk (true). Objects are written in either case.
     pub serve: bool,
-    /// What goes wrong with it, in a test.
+    /// Faults of the disk in a test.
     #[cfg(all(feature = "disk", feature = "testkit"))]
     pub faults: Option<DiskFaults>,
 }
 
-/// A disk that misbehaves as a test tells it to (feature `testkit`).
+/// Faults that a test injects into a disk (feature `testkit`).
 #[cfg(all(feature = "disk", feature = "testkit"))]
 #[derive(Clone, Debug)]
 pub struct DiskFaults(pub std::sync::Arc<dyn mooncake_disk::IoFaults>);
@@ -48,7 +51,7 @@ impl PartialEq for DiskFaults {
 }
 
 impl OffloadConfig {
-    /// A disk in that directory.
+    /// Returns the default settings for a disk in a directory.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -66,7 +69,10 @@ impl OffloadConfig {
         }
     }
 
-    /// Refuses nonsense by name (`INVALID_PARAMS`).
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// Returns `INVALID_PARAMS` with the name of the first invalid setting.
     pub(crate) fn validate(&self) -> Result<()> {
         let wrong = |what: &str| Err(Error::invalid(format!("offload: {what}")));
         if self.path.as_os_str().is_empty() {

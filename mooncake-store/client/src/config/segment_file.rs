@@ -5,14 +5,16 @@ use std::path::PathBuf;
 /// A file whose memory is the segment, so that objects in it outlive the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentFile {
-    /// The file, on tmpfs or hugetlbfs; made when it is not there. A memfd that was passed on is `/proc/self/fd/<number>`.
+    /// Path of the file, on tmpfs or hugetlbfs. The file is created if it does not exist. The path
+    /// of an inherited memfd is `/proc/self/fd/<number>`.
     pub path: PathBuf,
-    /// Where is written down what lies in it, on a file system that takes writes (hugetlbfs does not).
+    /// Path of the index of the objects in the file. Its file system must support `write`, which
+    /// hugetlbfs does not.
     pub index: PathBuf,
 }
 
 impl SegmentFile {
-    /// That file, and its name with `.objects` behind it for the index.
+    /// Returns the settings for the file at `path`. The index has the suffix `.objects`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let mut index = path.clone().into_os_string();

@@ -1,7 +1,9 @@
-//! Files on a file system that clients share (`--root_fs_dir`): what is put is written there behind the put, and read from there when nothing else has it.
+//! Files on a file system that clients share (`--root_fs_dir`): what is put is written there behind
+//! the put, and read from there when nothing else has it.
 //!
-//! A file is the value and nothing else. It is written under a name that nobody reads, synced, and renamed: a name that the master tells readers of is
-//! that of whole files only. A reader takes it for the value if its length is, and if nobody touched it meanwhile.
+//! A file is the value and nothing else. It is written under a name that nobody reads, synced, and
+//! renamed: a name that the master tells readers of is that of whole files only. A reader takes it
+//! for the value if its length is, and if nobody touched it meanwhile.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -81,7 +83,8 @@ pub struct FileReport {
     pub written: u64,
     /// Their bytes.
     pub written_bytes: u64,
-    /// Values that got no file: too many were waiting, there was no space, or the file system failed.
+    /// Values that got no file: too many were waiting, there was no space, or the file system
+    /// failed.
     pub refused: u64,
     /// Files dropped for others.
     pub evicted: u64,
@@ -310,7 +313,8 @@ impl Files {
         Ok(())
     }
 
-    /// Makes a folder below the one that holds the cluster's, which must be there: where it is not mounted nothing is written.
+    /// Makes a folder below the one that holds the cluster's, which must be there: where it is not
+    /// mounted nothing is written.
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         match std::fs::create_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -335,7 +339,8 @@ impl Files {
             }
             opened => opened?,
         };
-        // Others believe the file by its length, so its bytes come before its name, whatever becomes of this machine.
+        // Others believe the file by its length, so its bytes come before its name, whatever
+        // becomes of this machine.
         let written = file.write_all(bytes).and_then(|()| file.sync_data());
         let written = written.and_then(|()| std::fs::rename(&aside, path));
         if written.is_err() {
@@ -390,7 +395,8 @@ impl Files {
     pub(crate) async fn open(&self, path: &str, len: u64, deadline: &Deadline) -> Result<Opened> {
         let path = self.inside(path)?;
         let open = move || {
-            // A name that leads elsewhere, or to something that waits for a writer, is no file of a value.
+            // A name that leads elsewhere, or to something that waits for a writer, is no file of a
+            // value.
             let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
             let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
             Stamp::of(&file).map(|stamp| (file, stamp))
@@ -403,7 +409,8 @@ impl Files {
         Ok(Opened { file: Arc::new(file), stamp })
     }
 
-    /// Reads a part of a file in pieces, each given to `take` with where it begins in the part. At the end the file must be what it was.
+    /// Reads a part of a file in pieces, each given to `take` with where it begins in the part. At
+    /// the end the file must be what it was.
     pub(crate) async fn read(
         &self,
         opened: &Opened,
@@ -442,7 +449,8 @@ impl Files {
         tracing::debug!(path, "a file was not read: {error}");
     }
 
-    /// Does something with a file on a thread that may wait for it. What hangs keeps its place among those that read, and costs the caller its time.
+    /// Does something with a file on a thread that may wait for it. What hangs keeps its place
+    /// among those that read, and costs the caller its time.
     async fn ask<R: Send + 'static>(
         &self,
         work: impl FnOnce() -> io::Result<R> + Send + 'static,

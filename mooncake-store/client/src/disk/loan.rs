@@ -1,4 +1,4 @@
-//! Owners of disks, and what they have lent.
+//! Connections to clients that serve disks, and the buffers that they lend.
 
 use mooncake_core::clock::Moment;
 use mooncake_protocol::client::{RpcClient, RpcOptions};
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Owners whose connections are kept; with more, all are opened anew.
+/// Maximum number of cached connections. Above it, all of them are discarded.
 const KEPT: usize = 1024;
 
 /// Connections to owners of disks.
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
     pub(crate) known: Mutex<HashMap<String, Arc<Owner>>>,
-    /// Objects they have lent.
+    /// Number of objects that owners have lent.
     pub(crate) lent: AtomicU64,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Owners {
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) rpc: RpcClient,
-    /// It is of the existing system: it lends whole objects only.
+    /// Whether the owner is a client of Mooncake C++, which lends whole objects only.
     pub(crate) whole: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Owners {
     }
 }
 
-/// A part of an object that is wanted.
+/// Part of an object to read from a disk.
 #[derive(Debug)]
 pub(crate) struct Wanted<'k> {
     pub(crate) key: &'k [u8],
@@ -55,19 +55,19 @@ pub(crate) struct Wanted<'k> {
     pub(crate) range: Range<u64>,
 }
 
-/// Objects, or parts of them, in memory of an owner's, given back when this is dropped.
+/// Objects, or parts of objects, in the buffer of an owner. They are returned on drop.
 #[derive(Debug)]
 pub(crate) struct Loan {
     pub(crate) owner: Arc<Owner>,
     pub(crate) runtime: Handle,
     pub(crate) batch: u64,
-    /// Where each lies.
+    /// Address of each object or part.
     pub(crate) addresses: Vec<u64>,
-    /// Of which value each is, if the owner says that.
+    /// Version of each object, if the owner reports versions.
     pub(crate) versions: Vec<u64>,
-    /// What is opened to reach that memory.
+    /// Endpoint to open for access to the buffer.
     pub(crate) endpoint: String,
-    /// Until when it may be read.
+    /// Time until which the buffer may be read.
     pub(crate) until: Moment,
 }
 
@@ -75,7 +75,7 @@ impl Drop for Loan {
     fn drop(&mut self) {
         let (owner, batch) = (self.owner.clone(), self.batch);
         self.runtime.spawn(async move {
-            // Otherwise the owner takes it back by itself.
+            // After an error, the owner reclaims the buffer when the loan expires.
             let _ = owner.rpc.call(&ReturnObjects { batch }).await;
         });
     }

@@ -1,4 +1,5 @@
-//! Objects on disks: keeping them on one's own, serving them from there, and asking others for theirs.
+//! Objects on disks: keeping them on one's own, serving them from there, and asking others for
+//! theirs.
 
 #[cfg(feature = "disk")]
 mod files;

@@ -1,4 +1,5 @@
-//! A disk of this client's: its store, the memory others read it through, and what was done with it.
+//! A disk of this client's: its store, the memory others read it through, and what was done with
+//! it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -33,7 +34,8 @@ pub(crate) struct Disk<T: Transport> {
     pub(crate) counts: Counts,
     /// There is something for the master to hear, or to say.
     pub(crate) wake: tokio::sync::Notify,
-    /// Whether the cluster has tenants. Without, all objects are the default one's, whoever asks for them.
+    /// Whether the cluster has tenants. Without, all objects are the default one's, whoever asks
+    /// for them.
     pub(crate) tenants: AtomicBool,
     /// Work that its time was up for and that the disk has not come to the end of.
     pub(crate) behind: AtomicUsize,
@@ -87,7 +89,8 @@ pub struct DiskReport {
     pub offloaded: u64,
     /// Bytes of these.
     pub offloaded_bytes: u64,
-    /// Objects that it wanted and that could not be written: gone meanwhile, no space, or the disk failed.
+    /// Objects that it wanted and that could not be written: gone meanwhile, no space, or the disk
+    /// failed.
     pub refused: u64,
     /// Objects that came back to memory.
     pub promoted: u64,
@@ -150,7 +153,8 @@ impl<T: Transport> Disk<T> {
         listing
     }
 
-    /// Reads parts of objects, each of the length the reader knows, into memory that peers may read for a while. All or none.
+    /// Reads parts of objects, each of the length the reader knows, into memory that peers may read
+    /// for a while. All or none.
     pub(crate) async fn lend(&self, wanted: Vec<Wanted>) -> Result<LentParts> {
         let outcome = match self.is_stalled() {
             true => Err(unanswered()),
@@ -209,13 +213,15 @@ impl<T: Transport> Disk<T> {
         Ok(LentParts { lent, versions })
     }
 
-    /// Longest a reader waits for room in the memory it reads from, and for the disk: readers have their own, mostly shorter times.
+    /// Longest a reader waits for room in the memory it reads from, and for the disk: readers have
+    /// their own, mostly shorter times.
     fn readers_wait(&self) -> Duration {
         self.config.patience / 3
     }
 
-    /// Whether it has answered nothing for so long that it is asked for nothing more. That is sooner than readers give up, so what they leave behind is
-    /// never more than the memory they read from.
+    /// Whether it has answered nothing for so long that it is asked for nothing more. That is
+    /// sooner than readers give up, so what they leave behind is never more than the memory they
+    /// read from.
     fn is_stalled(&self) -> bool {
         self.store.stalled_for() >= self.config.patience / 6
     }
@@ -238,7 +244,8 @@ impl<T: Transport> Disk<T> {
         usable
     }
 
-    /// Does something with the disk, to its end, and waits for that for a while. `RPC_TIMEOUT`: it goes on, and until it is over the disk is not usable.
+    /// Does something with the disk, to its end, and waits for that for a while. `RPC_TIMEOUT`: it
+    /// goes on, and until it is over the disk is not usable.
     pub(crate) async fn work<R: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = R> + Send + 'static,

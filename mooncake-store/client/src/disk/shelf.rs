@@ -58,8 +58,8 @@ impl<T: Transport> Shelf<T> {
         self.space.allocator.lock().used()
     }
 
-    /// Room for all of these lengths at once, as soon as there is some. `BUFFER_OVERFLOW` for more than there is in all, `NO_AVAILABLE_HANDLE` when nothing
-    /// came free in that time.
+    /// Room for all of these lengths at once, as soon as there is some. `BUFFER_OVERFLOW` for more
+    /// than there is in all, `NO_AVAILABLE_HANDLE` when nothing came free in that time.
     pub(crate) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<Place<T>>> {
         let bytes = lens.iter().fold(0u64, |sum, len| sum.saturating_add(len.next_multiple_of(ALIGN)));
         if bytes > self.region.len() as u64 {
@@ -105,7 +105,8 @@ impl<T: Transport> Shelf<T> {
     fn place(&self, room: Room, len: u64) -> Result<Place<T>> {
         // Inside of a region, whose length is an address's.
         let start = room.extent.offset as usize;
-        // SAFETY: the allocator has given these bytes to nobody else, and gets them back after the slice: it is the field before.
+        // SAFETY: the allocator has given these bytes to nobody else, and gets them back after the
+        // slice: it is the field before.
         let slice = unsafe { self.region.slice_mut_unchecked(start..start + len as usize)? };
         Ok(Place { slice, _room: room })
     }

@@ -1,5 +1,6 @@
-//! What lies in a segment that outlives its process, as it is written down: a header, then changes, each with a checksum. A process that is killed leaves a
-//! last change that is cut off; what comes before it counts.
+//! What lies in a segment that outlives its process, as it is written down: a header, then changes,
+//! each with a checksum. A process that is killed leaves a last change that is cut off; what comes
+//! before it counts.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +85,8 @@ pub(crate) fn begin(header: &Header) -> Vec<u8> {
 pub(crate) enum Contents {
     /// An index of this version.
     Known(Found),
-    /// An index that this version cannot read: another version wrote it, or it is damaged. The text says which.
+    /// An index that this version cannot read: another version wrote it, or it is damaged. The text
+    /// says which.
     Unreadable(String),
     /// No index.
     Foreign,

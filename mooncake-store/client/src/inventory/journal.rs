@@ -17,7 +17,8 @@ pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes down what is known. It need not reach a disk: it is to outlive the process, not the machine.
+/// Writes down what is known. It need not reach a disk: it is to outlive the process, not the
+/// machine.
 #[derive(Debug)]
 pub(crate) struct Journal {
     pub(crate) path: PathBuf,
@@ -54,7 +55,8 @@ impl Journal {
         self.anew = true;
     }
 
-    /// What has changed. The last line says how far it is heard: one that is cut off is of what is asked for again.
+    /// What has changed. The last line says how far it is heard: one that is cut off is of what is
+    /// asked for again.
     pub(crate) fn append(
         &mut self,
         (epoch, heard): (u64, u64),

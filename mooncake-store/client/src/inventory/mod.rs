@@ -95,7 +95,8 @@ impl Inventory {
         }
     }
 
-    /// What was summed up before the last round of questions is now known to have been there throughout.
+    /// What was summed up before the last round of questions is now known to have been there
+    /// throughout.
     pub(crate) fn seal(&mut self) {
         for id in self.summed.drain(..) {
             if let Some(entry) = self.entries.get_mut(&id) {
@@ -105,7 +106,8 @@ impl Inventory {
         }
     }
 
-    /// All there was to tell has been told: what the master took before, and did not tell of, has gone again.
+    /// All there was to tell has been told: what the master took before, and did not tell of, has
+    /// gone again.
     pub(crate) fn heard_all(&mut self) {
         let gone = self.kept.extract_if(|_, entry| entry.announced);
         let gone = gone.map(|(place, _)| place).collect::<Vec<_>>();
@@ -124,9 +126,10 @@ impl Inventory {
         *self = Self::default();
     }
 
-    /// A master asks for the segments. To another master than before, what is known for sure is announced. The same master took this
-    /// client for dead: what is announced to it is [what it lists itself](Inner::fetch_expired), and only the sums count. Returns
-    /// whether it is the same.
+    /// A master asks for the segments. To another master than before, what is known for sure is
+    /// announced. The same master took this client for dead: what is announced to it is [what it
+    /// lists itself](crate::state::Inner::fetch_expired), and only the sums count. Returns whether
+    /// it is the same.
     pub(crate) fn turn_over(&mut self, epoch: u64) -> bool {
         let same = self.epoch == Some(epoch);
         let entries = std::mem::take(&mut self.entries);
@@ -166,7 +169,8 @@ impl Inventory {
         let place = (stored.segment, stored.offset);
         let value = (stored.epoch, stored.number);
         let known = self.sums.get(&place).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
-        // An object that was not summed up in time is what it was, too: the master has handed out nothing of a dead segment.
+        // An object that was not summed up in time is what it was, too: the master has handed out
+        // nothing of a dead segment.
         let sum = known.or(stored.checksum);
         let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
         let (announced, offered, expired) = (false, false, true);

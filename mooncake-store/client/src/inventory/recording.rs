@@ -92,7 +92,8 @@ impl Inventory {
         }
     }
 
-    /// All that is known for sure is to be announced, as lying in another segment. What the master was offered and has not told of is none of it.
+    /// All that is known for sure is to be announced, as lying in another segment. What the master
+    /// was offered and has not told of is none of it.
     pub(crate) fn keep_all(&mut self, segment: SegmentId) {
         let told = std::mem::take(&mut self.entries).into_values().filter(|entry| entry.sealed);
         let kept = std::mem::take(&mut self.kept).into_values().filter(|entry| !entry.offered);

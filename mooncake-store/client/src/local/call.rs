@@ -1,4 +1,5 @@
-//! One call of a light client: a request and its answer on a connection that nobody else uses meanwhile.
+//! One call of a light client: a request and its answer on a connection that nobody else uses
+//! meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,9 @@ use mooncake_protocol::pack::Pack;
 const SOON: Duration = Duration::from_micros(100);
 
 impl Inner {
-    /// Makes a call. `held` is memory that it names: it comes back with the answer. When the call is given up before that, because its time is
-    /// over or its future is dropped, `held` stays set aside until the owner has ended it.
+    /// Makes a call. `held` is memory that it names: it comes back with the answer. When the call
+    /// is given up before that, because its time is over or its future is dropped, `held` stays set
+    /// aside until the owner has ended it.
     pub(super) async fn call<H: Send + 'static>(
         &self,
         verb: Verb,
@@ -87,7 +89,8 @@ impl Inner {
             };
             match outcome.await {
                 Ok(head) => break receive_rest(stream, head).await?,
-                // The owner closes idle connections to make room for others. It closes none that it serves, so the call is not made.
+                // The owner closes idle connections to make room for others. It closes none that it
+                // serves, so the call is not made.
                 Err(error) if is_reused && is_closed(&error) => {
                     flight.asked = false;
                     *stream = flight.up.new_connection().await?;
@@ -127,7 +130,8 @@ impl<H: Send + 'static> Drop for Flight<H> {
             return;
         };
         let up = self.up.clone();
-        // Until the owner answers, or its end of the connection is closed: it makes calls to their end before it closes one.
+        // Until the owner answers, or its end of the connection is closed: it makes calls to their
+        // end before it closes one.
         self.runtime.spawn(async move {
             if receive(&mut stream).await.is_ok() {
                 up.put_back(stream);

@@ -21,10 +21,11 @@ use super::{DEFAULT_PORT, default_path};
 /// How a light client joins its owner.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
-    /// The owner: the path of its socket, or `host:port` or `port` for the path that owners take by themselves.
+    /// The owner: the path of its socket, or `host:port` or `port` for the path that owners take by
+    /// themselves.
     pub address: String,
-    /// Bytes of memory through which values travel that are not in shared memory already. A value for which it has no room gets
-    /// memory of its own.
+    /// Bytes of memory through which values travel that are not in shared memory already. A value
+    /// for which it has no room gets memory of its own.
     pub buffer: u64,
     /// How memory is allocated.
     pub memory: HostMemoryOptions,
@@ -52,8 +53,8 @@ impl LocalConfig {
         Self { address: address.into(), ..Self::default() }
     }
 
-    /// Where the socket is, and who may serve it: at a path that was named, whoever does; at one that anybody could take, only our own user
-    /// or root.
+    /// Where the socket is, and who may serve it: at a path that was named, whoever does; at one
+    /// that anybody could take, only our own user or root.
     fn socket(&self) -> Result<(PathBuf, Trust)> {
         if self.address.contains('/') {
             return Ok((PathBuf::from(&self.address), Trust::Anybody));
@@ -69,17 +70,18 @@ impl LocalConfig {
     }
 }
 
-/// A member's deputy: makes the calls of a [`Client`](crate::Client) through an owner on this host, with memory that both see. Clones are the
-/// same light client; the last one dropped ends it.
+/// A member's deputy: makes the calls of a [`Client`](crate::Client) through an owner on this host,
+/// with memory that both see. Clones are the same light client; the last one dropped ends it.
 ///
-/// Values in memory of [`alloc`](Self::alloc), or in memory that was [`register`](Self::register)ed, are not copied on their way;
-/// others are copied once.
+/// Values in memory of [`alloc`](Self::alloc), or in memory that was
+/// [`register`](Self::register)ed, are not copied on their way; others are copied once.
 ///
-/// Every operation ends within [`LocalConfig::timeout`]. While no owner answers, all fail at once with `RPC_FAIL`; when one is
-/// back at the same path they work again. All futures may be dropped at any point: memory that a call names stays set aside until the owner has
-/// ended it.
+/// Every operation ends within [`LocalConfig::timeout`]. While no owner answers, all fail at once
+/// with `RPC_FAIL`; when one is back at the same path they work again. All futures may be dropped
+/// at any point: memory that a call names stays set aside until the owner has ended it.
 ///
-/// It lives on the tokio runtime it was connected on, which must keep running: the owner takes silence for death.
+/// It lives on the tokio runtime it was connected on, which must keep running: the owner takes
+/// silence for death.
 #[derive(Clone)]
 pub struct LocalClient {
     pub(super) inner: Arc<Inner>,
@@ -101,8 +103,9 @@ impl LocalClient {
     /// Joins the owner.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an address that is none, kind `Unavailable` when nobody serves it, `INVALID_VERSION` (both versions are named)
-    /// when it is of another release, `NO_AVAILABLE_HANDLE` when the owner has a limit that would be passed.
+    /// `INVALID_PARAMS` for an address that is none, kind `Unavailable` when nobody serves it,
+    /// `INVALID_VERSION` (both versions are named) when it is of another release,
+    /// `NO_AVAILABLE_HANDLE` when the owner has a limit that would be passed.
     pub async fn connect(config: LocalConfig) -> Result<Self> {
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a light client is connected on a tokio runtime, and there is none here")

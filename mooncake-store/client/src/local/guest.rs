@@ -47,7 +47,8 @@ struct Locations {
 }
 
 impl<T: Transport> Guest<T> {
-    /// A light client; `first` is the number of the first object it locates, one that no other light client's has.
+    /// A light client; `first` is the number of the first object it locates, one that no other
+    /// light client's has.
     pub(super) fn new(process: Option<i32>, user: Option<u32>, first: u64) -> Self {
         Self {
             process,
@@ -168,7 +169,8 @@ impl<T: Transport> Guest<T> {
         Ok(seat)
     }
 
-    /// It is gone: its connections close after what they are doing, and its memory goes with the last transfer.
+    /// It is gone: its connections close after what they are doing, and its memory goes with the
+    /// last transfer.
     pub(super) fn leave(&self) {
         self.left.send_replace(true);
         let mut memories = self.memories.write();

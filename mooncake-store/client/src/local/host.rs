@@ -26,7 +26,8 @@ pub(super) struct Owner<T: Transport> {
 }
 
 impl<T: Transport> Owner<T> {
-    /// Returns the largest number of light clients under the present limit of descriptors: one at least.
+    /// Returns the largest number of light clients under the present limit of descriptors: one at
+    /// least.
     pub(super) fn most_guests(&self) -> usize {
         let places = within_descriptors(self.config.places(), DESCRIPTOR_SHARE);
         match is_planted("controls-take-all-places") {

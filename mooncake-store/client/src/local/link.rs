@@ -1,4 +1,5 @@
-//! A light client's connection to its owner: who it is there, which memory it has there, signs of life, and the way back.
+//! A light client's connection to its owner: who it is there, which memory it has there, signs of
+//! life, and the way back.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,7 +75,8 @@ impl Up {
     }
 }
 
-/// Finds the owner. The future keeps the connection, and finds the owner again, until the light client is gone.
+/// Finds the owner. The future keeps the connection, and finds the owner again, until the light
+/// client is gone.
 pub(super) async fn start(
     path: &Path,
     trust: Trust,
@@ -114,7 +116,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps the connection alive; ends well when the light client is gone, and with an error when the owner is.
+    /// Keeps the connection alive; ends well when the light client is gone, and with an error when
+    /// the owner is.
     async fn attend(&mut self, control: &Control) -> Result<()> {
         loop {
             tokio::select! {

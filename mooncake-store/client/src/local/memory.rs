@@ -1,4 +1,5 @@
-//! A light client's memory: what its owner was told of, a pool of it for values, and pieces for those the pool has no room for.
+//! A light client's memory: what its owner was told of, a pool of it for values, and pieces for
+//! those the pool has no room for.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,7 +52,8 @@ impl Inner {
         }))
     }
 
-    /// Room for that many bytes: in the pool, or for itself; failing both, in the pool as soon as there is some.
+    /// Room for that many bytes: in the pool, or for itself; failing both, in the pool as soon as
+    /// there is some.
     pub(super) async fn room(&self, len: usize, deadline: &Deadline) -> Result<LocalBuf> {
         if let Some(buffer) = self.pool.as_ref().and_then(|pool| pool.try_take(len)) {
             return Ok(buffer);
@@ -95,15 +97,18 @@ impl LocalClient {
     /// Room for a value to be put, in memory that the owner sees.
     ///
     /// # Errors
-    /// `NO_AVAILABLE_HANDLE` when the owner takes no more memory, `BUFFER_OVERFLOW` when the machine has none, `INVALID_PARAMS` for no bytes.
+    /// `NO_AVAILABLE_HANDLE` when the owner takes no more memory, `BUFFER_OVERFLOW` when the
+    /// machine has none, `INVALID_PARAMS` for no bytes.
     pub async fn alloc(&self, len: usize) -> Result<LocalBuf> {
         self.inner.room(len, &self.inner.deadline()).await
     }
 
-    /// Shares memory of the caller's with the owner until the last handle of the region is dropped: objects move into and out of it
-    /// without a copy. It must lie in shared memory that is listed ([`HostMemoryOptions::shared`], or a
-    /// [`SharedMapping`](mooncake_core::memory::SharedMapping)), in a file whose size is sealed. Whole pages are shared. A device's memory is
-    /// not shared, but taken all the same: its bytes are copied.
+    /// Shares memory of the caller's with the owner until the last handle of the region is dropped:
+    /// objects move into and out of it without a copy. It must lie in shared memory that is listed
+    /// ([`HostMemoryOptions::shared`], or a
+    /// [`SharedMapping`](mooncake_core::memory::SharedMapping)), in a file whose size is sealed.
+    /// Whole pages are shared. A device's memory is not shared, but taken all the same: its bytes
+    /// are copied.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for other memory, `NO_AVAILABLE_HANDLE` when the owner takes no more.

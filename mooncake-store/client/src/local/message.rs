@@ -1,7 +1,8 @@
 //! Data connections: a call and its answer, one at a time.
 //!
-//! Each is a head of 8 bytes (length of the body, what it is, three zeroes) and a body in struct_pack, the encoding of the calls to a
-//! master. Memory is named by the number it was shared under, offset and length; no value is ever in a body.
+//! Each is a head of 8 bytes (length of the body, what it is, three zeroes) and a body in
+//! struct_pack, the encoding of the calls to a master. Memory is named by the number it was shared
+//! under, offset and length; no value is ever in a body.
 
 use std::borrow::Cow;
 
@@ -25,10 +26,11 @@ pub enum Verb {
     Write = 1,
     /// [`Read`]: read objects to the front of memory. An [`Item`] each; `a` is the length.
     Read = 2,
-    /// [`Fetch`]: read objects of unknown length into one piece of memory. An [`Item`] each; `a` is the length, `b` where it is
-    /// in that memory, or [`NO_ROOM`].
+    /// [`Fetch`]: read objects of unknown length into one piece of memory. An [`Item`] each; `a` is
+    /// the length, `b` where it is in that memory, or [`NO_ROOM`].
     Fetch = 3,
-    /// [`Keys`]: where objects lie. An [`Item`] each; `a` is the length, `b` the number to read it by.
+    /// [`Keys`]: where objects lie. An [`Item`] each; `a` is the length, `b` the number to read it
+    /// by.
     Locate = 4,
     /// [`Ranges`]: read ranges of located objects. An [`Item`] each.
     Ranges = 5,
@@ -40,7 +42,8 @@ pub enum Verb {
     RemoveMatching = 8,
     /// [`Keys`]: the replicas of objects. [`Replicas`].
     Replicas = 9,
-    /// [`struct@Copy`]: ask for a copy, or for a move if there is a source. One [`Item`]; `a` and `b` are the task.
+    /// [`struct@Copy`]: ask for a copy, or for a move if there is a source. One [`Item`]; `a` and
+    /// `b` are the task.
     Copy = 10,
     /// [`TaskOf`]: where a task stands. [`TaskInfo`].
     Task = 11,
@@ -313,7 +316,8 @@ fn said(error: &Error) -> String {
     all.strip_suffix(&number).unwrap_or(&all).to_owned()
 }
 
-/// Reads a body as what the verb takes, or as an answer to it, and writes it again: for tests of what a stranger may send.
+/// Reads a body as what the verb takes, or as an answer to it, and writes it again: for tests of
+/// what a stranger may send.
 ///
 /// # Errors
 /// It is none.

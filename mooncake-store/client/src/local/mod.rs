@@ -1,14 +1,17 @@
 //! One member of the cluster for many processes of a host.
 //!
-//! The *owner* ([`LocalServer`], in the program `mooncake_client`) is an ordinary [`Client`](crate::Client) that also listens at a Unix
-//! socket. A *light client* ([`LocalClient`]) has no memory in the cluster and opens no connection but to that socket: it makes memory of
-//! its own (memfds whose size is sealed), hands the owner the file descriptors, and names ranges of it in its calls. The owner maps
-//! the same pages and moves objects out of and into them, so no byte crosses the socket, and a value in such memory is not copied on its way.
+//! The *owner* ([`LocalServer`], in the program `mooncake_client`) is an ordinary
+//! [`Client`](crate::Client) that also listens at a Unix socket. A *light client* ([`LocalClient`])
+//! has no memory in the cluster and opens no connection but to that socket: it makes memory of its
+//! own (memfds whose size is sealed), hands the owner the file descriptors, and names ranges of it
+//! in its calls. The owner maps the same pages and moves objects out of and into them, so no byte
+//! crosses the socket, and a value in such memory is not copied on its way.
 //!
-//! A light client divides its memory up by itself; the owner only remembers which files it was given. When the
-//! socket of a light client closes (a death closes it) or stays silent, the owner lets go of its memory as soon as the transfers that use it
-//! have ended. When the owner dies, calls of light clients fail, and they go on with the next owner at the same path: memory and addresses
-//! stay what they were.
+//! A light client divides its memory up by itself; the owner only remembers which files it was
+//! given. When the socket of a light client closes (a death closes it) or stays silent, the owner
+//! lets go of its memory as soon as the transfers that use it have ended. When the owner dies,
+//! calls of light clients fail, and they go on with the next owner at the same path: memory and
+//! addresses stay what they were.
 //!
 //! | file | what |
 //! |---|---|

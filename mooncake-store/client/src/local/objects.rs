@@ -1,5 +1,5 @@
-//! The verbs of a light client. They mean what those of [`Client`](crate::Client) mean, and fail as they do; all fail with `RPC_FAIL`
-//! while no owner answers.
+//! The verbs of a light client. They mean what those of [`Client`](crate::Client) mean, and fail as
+//! they do; all fail with `RPC_FAIL` while no owner answers.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -50,7 +50,8 @@ pub struct LocalRange<T: Transport> {
     pub into: SliceMut<T>,
 }
 
-/// What became of a read: how it ended, and the memory, unless the owner may still be writing to it.
+/// What became of a read: how it ended, and the memory, unless the owner may still be writing to
+/// it.
 type Ended<R, T> = (Result<R>, Option<SliceMut<T>>);
 
 /// Writing.
@@ -115,7 +116,8 @@ impl LocalClient {
         Ok(all_done(self.write_bytes(WriteMode::Upsert, &items, config).await?))
     }
 
-    /// Stores many values, each in pieces that follow each other. Pieces in shared memory are not copied.
+    /// Stores many values, each in pieces that follow each other. Pieces in shared memory are not
+    /// copied.
     ///
     /// # Errors
     /// As [`batch_put`](Self::batch_put).
@@ -226,7 +228,8 @@ enum Sink<T: Transport> {
 }
 
 impl Inner {
-    /// Where the owner is to put what is wanted in `into`. A slice that it cannot see stays with the caller.
+    /// Where the owner is to put what is wanted in `into`. A slice that it cannot see stays with
+    /// the caller.
     async fn sink<T: Transport>(
         &self,
         into: SliceMut<T>,
@@ -260,7 +263,8 @@ impl<T: Transport> Sink<T> {
 
 /// Reading.
 impl LocalClient {
-    /// The value of a key, in memory that the owner filled; `None` when it is not there. Let go of it soon: the buffer holds only so much.
+    /// The value of a key, in memory that the owner filled; `None` when it is not there. Let go of
+    /// it soon: the buffer holds only so much.
     ///
     /// # Errors
     /// As [`Client::get`](crate::Client::get).
@@ -383,7 +387,8 @@ impl LocalClient {
             .unwrap_or_else(|| (Err(Error::internal("an answer without an item")), None))
     }
 
-    /// [`get_into`](Self::get_into) of many keys. Slices come back, but for those that the owner may still be writing to.
+    /// [`get_into`](Self::get_into) of many keys. Slices come back, but for those that the owner
+    /// may still be writing to.
     pub async fn batch_get_into<K: AsRef<[u8]>, T: Transport>(
         &self,
         items: Vec<(K, SliceMut<T>)>,
@@ -524,7 +529,8 @@ impl LocalClient {
     /// Removes each key; whether it was there.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any; the others as [`Client::remove`](crate::Client::remove).
+    /// The outer one means that nothing is known of any; the others as
+    /// [`Client::remove`](crate::Client::remove).
     pub async fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<Result<bool>>> {
         let items = self.ask(Verb::Remove, keys, force, &self.inner.deadline()).await?;
         Ok(items.into_iter().map(|item| item.result().map(|(gone, _)| gone != 0)).collect())
@@ -605,7 +611,8 @@ struct Aim<T: Transport> {
 /// For every read either what is known already, or the slice that its bytes are copied to.
 struct Rest<T: Transport>(Vec<Kept<T>>);
 
-/// The slice that bytes are copied to, if they are; or why there is no place for them, and the slice.
+/// The slice that bytes are copied to, if they are; or why there is no place for them, and the
+/// slice.
 type Kept<T> = Result<Option<SliceMut<T>>, (Error, SliceMut<T>)>;
 
 impl<T: Transport> Aim<T> {

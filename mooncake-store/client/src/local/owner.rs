@@ -80,7 +80,8 @@ impl<T: Transport> LocalServer<T> {
 impl<T: Transport> Drop for LocalServer<T> {
     fn drop(&mut self) {
         self.owner.stopped.send_replace(true);
-        // The path may be another owner's by now only if somebody removed ours, and then it is theirs to look after.
+        // The path may be another owner's by now only if somebody removed ours, and then it is
+        // theirs to look after.
         let _ = std::fs::remove_file(&self.owner.config.path);
     }
 }
@@ -115,7 +116,8 @@ async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixLis
         });
     }
     drop(listener);
-    // Those that are in the middle of a call finish it: memory must not be let go of under a transfer.
+    // Those that are in the middle of a call finish it: memory must not be let go of under a
+    // transfer.
     connections.finish(Duration::MAX).await;
 }
 
@@ -128,7 +130,8 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: 
         () = set(&mut stopped) => return Ok(()),
     };
     let (bytes, _) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
-    // Control connections keep their places: the number of light clients and their silence are limited.
+    // Control connections keep their places: the number of light clients and their silence are
+    // limited.
     if !place.work() {
         return Ok(());
     }

@@ -1,7 +1,9 @@
-//! The control connection of a light client, and the opening of its data connections: records of 64 bytes, little-endian.
+//! The control connection of a light client, and the opening of its data connections: records of 64
+//! bytes, little-endian.
 //!
-//! The head (magic number, version, kind) is the same in every version, so that two that do not fit can say so. The light client
-//! speaks, the owner answers each record with one of its own, in order.
+//! The head (magic number, version, kind) is the same in every version, so that two that do not fit
+//! can say so. The light client speaks, the owner answers each record with one of its own, in
+//! order.
 
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -16,7 +18,8 @@ pub const VERSION: u16 = 1;
 pub enum Record {
     /// A light client is here. Answered with [`Welcome`](Record::Welcome).
     Hello,
-    /// The connection is to carry calls of the light client of that number. Answered with [`Done`](Record::Done).
+    /// The connection is to carry calls of the light client of that number. Answered with
+    /// [`Done`](Record::Done).
     Join {
         /// The number it was welcomed with.
         guest: Uuid,
@@ -119,7 +122,8 @@ impl Record {
         out
     }
 
-    /// Reads one. `INVALID_VERSION`, naming both, for one of another version; `INVALID_PARAMS` for what is none.
+    /// Reads one. `INVALID_VERSION`, naming both, for one of another version; `INVALID_PARAMS` for
+    /// what is none.
     pub fn decode(bytes: &[u8; RECORD_LEN]) -> Result<Self> {
         let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));

@@ -26,8 +26,9 @@ const ALIGN: u64 = 64;
 /// Longest buffer that is kept for the next call.
 const KEPT: usize = 1 << 16;
 
-/// Serves one connection until it closes, the light client is gone, or the owner stops. A call that has begun is made to its end, whoever
-/// is gone meanwhile: a transfer must not be left alone with memory that somebody else may have next.
+/// Serves one connection until it closes, the light client is gone, or the owner stops. A call that
+/// has begun is made to its end, whoever is gone meanwhile: a transfer must not be left alone with
+/// memory that somebody else may have next.
 pub(super) async fn run<T: Transport>(
     owner: &Arc<Owner<T>>,
     seat: Seat<T>,
@@ -153,8 +154,9 @@ fn slice<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<Slice<T>>
 
 fn slice_mut<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<SliceMut<T>> {
     let (region, range) = guest.range(place)?;
-    // SAFETY: the light client divides its memory up, and lends no byte of it to two calls; one that breaks that rule gets a mixture of
-    // both values, in memory of its own. Nothing here looks at these bytes but by copying them.
+    // SAFETY: the light client divides its memory up, and lends no byte of it to two calls; one
+    // that breaks that rule gets a mixture of both values, in memory of its own. Nothing here looks
+    // at these bytes but by copying them.
     unsafe { region.slice_mut_unchecked(range) }
 }
 

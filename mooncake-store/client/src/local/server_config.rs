@@ -8,10 +8,12 @@ use std::time::Duration;
 pub struct LocalServerConfig {
     /// Path of the socket.
     pub path: PathBuf,
-    /// Its permissions. With those of its user alone, the kernel's word on who connects is asked for as well.
+    /// Its permissions. With those of its user alone, the kernel's word on who connects is asked
+    /// for as well.
     pub mode: u32,
-    /// Light clients served at once. Their control connections take at most half of the places of the socket, so that there is
-    /// always one for a call. Where the socket is open to several users, one user has at most half of the light clients.
+    /// Light clients served at once. Their control connections take at most half of the places of
+    /// the socket, so that there is always one for a call. Where the socket is open to several
+    /// users, one user has at most half of the light clients.
     pub max_clients: usize,
     /// Bytes one of them may share.
     pub max_memory: u64,
@@ -35,7 +37,8 @@ impl Default for LocalServerConfig {
 }
 
 impl LocalServerConfig {
-    /// Returns the number of connections: of each light client one for control, and one for each call under way.
+    /// Returns the number of connections: of each light client one for control, and one for each
+    /// call under way.
     pub(super) fn places(&self) -> usize {
         self.max_clients.saturating_mul(self.max_calls as usize + 1)
     }

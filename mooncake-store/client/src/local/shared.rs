@@ -107,8 +107,8 @@ impl Pool {
     }
 }
 
-/// Memory that a light client and its owner see, for a value to be put or one that was read: what is written here is stored without
-/// another copy. It is given back when it is dropped.
+/// Memory that a light client and its owner see, for a value to be put or one that was read: what
+/// is written here is stored without another copy. It is given back when it is dropped.
 pub struct LocalBuf {
     // Before the bytes: when they are the last of a piece of memory, the owner is told first.
     memory: Arc<Share>,

@@ -1,4 +1,5 @@
-//! Asking the owners of disks for objects: they read them into memory of theirs, and lend that for a while.
+//! Asking the owners of disks for objects: they read them into memory of theirs, and lend that for
+//! a while.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,7 +23,8 @@ impl<T: Transport> Client<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Whole objects of a disk, all or none. The outer error means that the owner does not answer; its own refusal is inside.
+    /// Whole objects of a disk, all or none. The outer error means that the owner does not answer;
+    /// its own refusal is inside.
     pub(crate) async fn borrow_objects(
         &self,
         endpoint: &str,
@@ -40,7 +42,8 @@ impl<T: Transport> Inner<T> {
         Ok(answer.and_then(|lent| self.loan(owner, lent, Vec::new(), asked, objects.len())))
     }
 
-    /// The same for parts of objects. Where the owner lends no parts, they are whole in its memory, and the addresses those of the parts.
+    /// The same for parts of objects. Where the owner lends no parts, they are whole in its memory,
+    /// and the addresses those of the parts.
     pub(crate) async fn borrow_parts(
         &self,
         endpoint: &str,

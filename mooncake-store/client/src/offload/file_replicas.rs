@@ -1,4 +1,5 @@
-//! Files beside the calls: written behind puts, read where nothing else is left, dropped with what is removed.
+//! Files beside the calls: written behind puts, read where nothing else is left, dropped with what
+//! is removed.
 
 use std::sync::Arc;
 
@@ -27,14 +28,16 @@ pub(crate) struct FilePut {
 }
 
 impl<T: Transport> Client<T> {
-    /// What was done with files on a file system that clients share; `None` where the master has none (`--root_fs_dir`).
+    /// What was done with files on a file system that clients share; `None` where the master has
+    /// none (`--root_fs_dir`).
     pub fn files(&self) -> Option<FileReport> {
         self.inner.files.as_deref().map(Files::report)
     }
 }
 
 impl<T: Transport> Inner<T> {
-    /// Has a value that was stored written to its file, behind the caller's back. It comes back when that cannot be.
+    /// Has a value that was stored written to its file, behind the caller's back. It comes back
+    /// when that cannot be.
     pub(crate) async fn keep_in_file(
         self: &Arc<Self>,
         put: FilePut,
@@ -63,7 +66,8 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Many keys were removed, and it is not known which: the master is asked about those with files of ours.
+    /// Many keys were removed, and it is not known which: the master is asked about those with
+    /// files of ours.
     pub(crate) fn look_after_files(self: &Arc<Self>) {
         let Some(files) = self.files.clone() else { return };
         let own = files.own();
@@ -86,7 +90,8 @@ impl<T: Transport> Inner<T> {
         });
     }
 
-    /// Files of these keys cannot be read, however often the master names them: it is told, so that the keys are not taken for ever.
+    /// Files of these keys cannot be read, however often the master names them: it is told, so that
+    /// the keys are not taken for ever.
     pub(crate) fn report_files(self: &Arc<Self>, keys: Vec<Vec<u8>>) {
         if keys.is_empty() {
             return;
@@ -124,7 +129,8 @@ async fn write<T: Transport>(
         }
     };
     if !there {
-        // The value is another's by now, or gone: so is its file, before somebody takes it for what it is not.
+        // The value is another's by now, or gone: so is its file, before somebody takes it for what
+        // it is not.
         files.forget(&put.key, std::path::Path::new(&put.path)).await;
     }
     drop(waiting);

@@ -1,4 +1,5 @@
-//! The heartbeat of a disk: what the master wants written, what it wants back in memory, and what it is to hear.
+//! The heartbeat of a disk: what the master wants written, what it wants back in memory, and what
+//! it is to hear.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -22,7 +23,8 @@ use crate::state::{Client, Inner};
 use mooncake_protocol::server::RunningServer;
 use mooncake_protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
-/// Objects copied out of memory and reported together, at most; and their bytes, unless one alone is longer.
+/// Objects copied out of memory and reported together, at most; and their bytes, unless one alone
+/// is longer.
 const TOGETHER: usize = 256;
 const BYTES_TOGETHER: i64 = 32 << 20;
 /// Objects written at a time.
@@ -224,7 +226,8 @@ async fn report_departed<T: Transport>(
     Ok(())
 }
 
-/// Writes what the master wants on disk, and says how it went. While some are written, the next are copied out of memory.
+/// Writes what the master wants on disk, and says how it went. While some are written, the next are
+/// copied out of memory.
 async fn write_out<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
@@ -425,7 +428,8 @@ async fn drop_disk<T: Transport>(disk: Arc<Disk<T>>) {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Stops serving the disk, and takes it back. What lies there stays, and may be another client's from now on.
+    /// Stops serving the disk, and takes it back. What lies there stays, and may be another
+    /// client's from now on.
     pub(crate) async fn close_disk(&self, deadline: &Deadline) {
         let Some(Running { disk, stop, task }) = self.disk.lock().take() else { return };
         stop.send_replace(true);

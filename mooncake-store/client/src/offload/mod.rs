@@ -1,4 +1,5 @@
-//! Objects on disks and in shared files: writing them, bringing them back, and borrowing them from their owners.
+//! Objects on disks and in shared files: writing them, bringing them back, and borrowing them from
+//! their owners.
 
 mod borrow;
 #[cfg(feature = "disk")]

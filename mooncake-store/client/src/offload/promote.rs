@@ -34,7 +34,8 @@ pub(crate) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>
 async fn bring_back<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>, item: &OffloadItem) -> Result<()> {
     let caller = Caller { client: client.id, tenant: &item.tenant, attempt: 0 };
     let moved = move_up(client, disk, item, caller).await;
-    // What ran out of time may still land, so its space is left to the master, which waits long enough.
+    // What ran out of time may still land, so its space is left to the master, which waits long
+    // enough.
     if moved.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout) {
         return moved;
     }

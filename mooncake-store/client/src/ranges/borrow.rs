@@ -1,4 +1,5 @@
-//! Parts of objects that no memory gives: the owners of disks read them into memory of theirs, and lend that for a while.
+//! Parts of objects that no memory gives: the owners of disks read them into memory of theirs, and
+//! lend that for a while.
 
 use std::sync::Arc;
 
@@ -14,7 +15,8 @@ use crate::located::{Place, Verdict, name};
 use crate::replicas::on_disk;
 use crate::state::Inner;
 
-/// Ranges of an object that are no further apart are asked for as one: an owner checks what it reads in pieces as long as this.
+/// Ranges of an object that are no further apart are asked for as one: an owner checks what it
+/// reads in pieces as long as this.
 const GAP: u64 = 64 << 10;
 
 /// What an owner is asked for: pieces of objects, and which ranges lie in each.
@@ -38,7 +40,8 @@ impl Piece {
 }
 
 impl<T: Transport> Range<T> {
-    /// Where to read it next, unless only a disk has it: of which member, and from which address on.
+    /// Where to read it next, unless only a disk has it: of which member, and from which address
+    /// on.
     pub(super) fn next_place(&mut self) -> Option<(String, u64)> {
         if let Some(lent) = &self.lent {
             return Some((lent.loan.endpoint.clone(), lent.address));
@@ -68,7 +71,8 @@ impl<T: Transport> Range<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Asks the owners of disks for what is open, each for some of it; whether there is something to read now, or to ask on.
+    /// Asks the owners of disks for what is open, each for some of it; whether there is something
+    /// to read now, or to ask on.
     pub(super) async fn borrow(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let asked = plan(ranges);
         if asked.is_empty() {
@@ -85,7 +89,8 @@ impl<T: Transport> Inner<T> {
         for (Asking { endpoint, pieces, .. }, lent) in asked.iter().zip(lent) {
             match lent {
                 Ok(Ok(loan)) => hand_out(ranges, endpoint, pieces, loan),
-                // One of them is missing, or they are too much: fewer at a time, and then each by itself.
+                // One of them is missing, or they are too much: fewer at a time, and then each by
+                // itself.
                 Ok(Err(_)) if pieces.len() > 1 || pieces[0].of.len() > 1 => {
                     for &i in pieces.iter().flat_map(|piece| &piece.of) {
                         ranges[i].left += 1;

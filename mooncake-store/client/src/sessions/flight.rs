@@ -14,7 +14,8 @@ use crate::state::Inner;
 /// The transfers of one call, and for each transfer its member and its range.
 type Transfers<T> = (Vec<(usize, usize)>, Results<Vec<Request<T, Slice<T>>>>);
 
-/// One call of [`Client::write_ranges`](super::Client::write_ranges). Dropped before its end, it leaves its ranges unwritten.
+/// One call of [`Client::write_ranges`](super::Client::write_ranges). Dropped before its end, it
+/// leaves its ranges unwritten.
 pub(super) struct Flight<'a, T: Transport> {
     client: &'a Arc<Inner<T>>,
     writes: &'a [RangeWrite<'a, T>],
@@ -24,7 +25,8 @@ pub(super) struct Flight<'a, T: Transport> {
 }
 
 impl<'a, T: Transport> Flight<'a, T> {
-    /// Notes the beginning of every write that is not refused. Those of closed reservations become refused.
+    /// Notes the beginning of every write that is not refused. Those of closed reservations become
+    /// refused.
     pub(super) fn begin(
         client: &'a Arc<Inner<T>>,
         writes: &'a [RangeWrite<'a, T>],

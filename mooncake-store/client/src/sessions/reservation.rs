@@ -34,8 +34,9 @@ impl Reservation {
         self.size
     }
 
-    /// Whether [`Client::commit`] would refuse the object: a write of it is under way, a range of it was not written since a write of
-    /// that range failed or was dropped, or a write timed out and may still land.
+    /// Whether [`Client::commit`](crate::Client::commit) would refuse the object: a write of it is
+    /// under way, a range of it was not written since a write of that range failed or was dropped,
+    /// or a write timed out and may still land.
     pub fn is_incomplete(&self) -> bool {
         self.written.is_incomplete()
     }

@@ -1,8 +1,10 @@
 //! Which ranges of a reserved object are written, and whether bytes may still land in its space.
 //!
-//! A range counts as unwritten from before its transfers begin until a write of it has succeeded. Calls are futures that callers may drop at any
-//! await, and a dropped call does not stop its transfers: a task waits for their end. Only then the range can be written again with effect,
-//! and only then the space can be given back. After a timeout the end is unknown, so the space is left to the master.
+//! A range counts as unwritten from before its transfers begin until a write of it has succeeded.
+//! Calls are futures that callers may drop at any await, and a dropped call does not stop its
+//! transfers: a task waits for their end. Only then the range can be written again with effect, and
+//! only then the space can be given back. After a timeout the end is unknown, so the space is left
+//! to the master.
 
 use std::ops::Range;
 
@@ -73,7 +75,8 @@ impl Written {
         Ok(())
     }
 
-    /// Refuses all later writes, and returns whether the space can be given back now. If a write is under way, the task that waits for its end gives it back.
+    /// Refuses all later writes, and returns whether the space can be given back now. If a write is
+    /// under way, the task that waits for its end gives it back.
     pub(super) fn give_up(&self) -> bool {
         let mut state = self.0.lock();
         state.closed = true;
@@ -95,7 +98,8 @@ impl Written {
         Some(begun)
     }
 
-    /// Notes the end of write `begun`. A successful write also makes up for those of the same bytes that had ended before it began.
+    /// Notes the end of write `begun`. A successful write also makes up for those of the same bytes
+    /// that had ended before it began.
     pub(super) fn end(&self, begun: u64, succeeded: bool, may_land: bool) {
         let mut state = self.0.lock();
         state.may_land |= may_land;
@@ -112,7 +116,8 @@ impl Written {
         });
     }
 
-    /// Whether the space was given up while a write was under way and can be given back now. Returns true once.
+    /// Whether the space was given up while a write was under way and can be given back now.
+    /// Returns true once.
     pub(super) fn take_given_up(&self) -> bool {
         let mut state = self.0.lock();
         let now = state.given_up && !state.is_under_way();
