@@ -59,7 +59,7 @@ Tests
   ci            all of the above and all checks, as .ci/run does
 
 Checks
-  lint          rustfmt, spelling, clippy, rustdoc; warnings are errors
+  lint          rustfmt, spelling, `arrows`, `prose`, clippy, rustdoc; warnings are errors
   arrows        cycles between the modules of a crate, and dependencies between crates that
                 ARCHITECTURE.md does not name (words choose crates, --summary leaves out the uses)
   prose         the rules of CONTRIBUTING.md for comments, documents and texts of programs (words
@@ -136,6 +136,9 @@ fn lint() -> Result {
     step("format");
     cargo(&["fmt", "--all", "--check"]).run()?;
     spelling::check()?;
+    step("arrows and prose");
+    arrows::check(&[])?;
+    prose::check(&[])?;
     step("clippy");
     clippy(&["--workspace", "--all-targets"])?;
     // Targets with `test = false` are not among all targets.
@@ -164,7 +167,7 @@ fn examples() -> Result {
         step(&format!("example {name}"));
         programs.run(&format!("examples/{name}"), &[]).run()?;
     }
-    // A trace of the real shape from a seed, once plainly and once with a client killed in the middle.
+    // A trace of the real shape from a seed, once plainly and once with a client killed half-way.
     let replay = || {
         programs.run("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
     };
@@ -204,7 +207,6 @@ fn ci() -> Result {
     // Steps aside use the processors that other steps leave idle while they wait.
     let miri = aside::Aside::start(&["miri"])?;
     lint()?;
-    // Turned on when the tree has no violation: `arrows::check(&[])?; prose::check(&[])?;`
     header::check()?;
     python::install_torch()?;
     step("test");

@@ -58,8 +58,8 @@ pub(crate) fn memcheck() -> Result {
         .run()
 }
 
-/// `cargo xtask wheel`: builds the wheel for distribution, linked by zig against the C library of old
-/// systems, then installs and tests it in an empty environment.
+/// `cargo xtask wheel`: builds the wheel for distribution, linked by zig against the C library of
+/// old systems, then installs and tests it in an empty environment.
 pub(crate) fn wheel() -> Result {
     step("wheel");
     let (tools, fresh) = (target_dir().join("wheel-tools"), target_dir().join("wheel-venv"));
@@ -120,8 +120,8 @@ pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static st
     ])
 }
 
-/// Lets Mooncake C++ use the numpy of this environment, and the torch if there is one; the `mooncake`
-/// of Mooncake C++ comes first.
+/// Lets Mooncake C++ use the numpy of this environment, and the torch if there is one; the
+/// `mooncake` of Mooncake C++ comes first.
 pub(crate) fn share_packages(ours: &str, peer: &str) -> Result {
     let packages =
         |python: &str| command(python, &["-c", PACKAGES]).output().map(|out| out.trim().to_owned());
@@ -135,8 +135,8 @@ pub(crate) fn is_usable() -> bool {
     command("python3", &["-c", USABLE]).output().is_ok()
 }
 
-/// Installs the package as a user does. Returns the interpreter of its environment. Without a Python,
-/// prints so.
+/// Installs the package as a user does. Returns the interpreter of its environment. Without a
+/// Python, prints so.
 pub(crate) fn install() -> Result<Option<String>> {
     step("python package");
     if !is_usable() {

@@ -63,8 +63,8 @@ impl Run {
         self
     }
 
-    /// Runs the program with nothing to read, and copies its output, whatever the program does to its
-    /// standard output.
+    /// Runs the program with nothing to read, and copies its output, whatever the program does to
+    /// its standard output.
     pub(crate) fn run_through_a_pipe(mut self) -> Result {
         self.command.stdin(Stdio::null()).stdout(Stdio::piped());
         let fault = |e| format!("cannot start `{}`: {e}", self.shown);
@@ -134,7 +134,8 @@ impl Programs {
         Ok(Self("debug"))
     }
 
-    /// Builds these programs for measurements. One choice of features, so that nothing is built twice.
+    /// Builds these programs for measurements. One choice of features, so that nothing is built
+    /// twice.
     pub(crate) fn fast(names: &[&str]) -> Result<Self> {
         let features = "mooncake-engine/cli,mooncake-store/cli";
         let build = cargo(&["build", "--release", "--workspace", "--features", features]);
@@ -151,8 +152,8 @@ impl Programs {
     }
 }
 
-/// Returns the path of the test program of this name, from the output of `cargo test --no-run`. Only
-/// one crate may have a program of the name: cargo does not print the crate.
+/// Returns the path of the test program of this name, from the output of `cargo test --no-run`.
+/// Only one crate may have a program of the name: cargo does not print the crate.
 pub(crate) fn test_program(said: &str, name: &str) -> Result<String> {
     let start = format!("Executable tests/{name}");
     let is_named = |line: &str| {
@@ -173,7 +174,8 @@ pub(crate) fn listed(program: &str, words: &[&str]) -> Result<Vec<String>> {
     Ok(said.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Shell function that runs a test program of which so many tests, the first word, must run and pass.
+/// Shell function that runs a test program of which so many tests, the first word, must run and
+/// pass.
 pub(crate) const COUNTED: &str = r#"
 counted() {
     wanted=$1
@@ -189,8 +191,8 @@ counted() {
 }
 "#;
 
-/// Returns the script that lets [`COUNTED`] run the tests of a program that these words name, of which
-/// there must be some.
+/// Returns the script that lets [`COUNTED`] run the tests of a program that these words name, of
+/// which there must be some.
 pub(crate) fn counted(program: &str, words: &[&str]) -> Result<String> {
     let wanted = listed(program, words)?.len();
     if wanted == 0 {
