@@ -88,7 +88,7 @@ fn malformed_responses_are_refused_by_name() {
         ("cannot be sealed", Box::new(|to| send(to, &Record::Board.encode(), Some(to.as_fd())))),
         ("sealed", Box::new(|to| send(to, &Record::Board.encode(), Some(small.as_fd())))),
         (
-            "at most",
+            "too many regions",
             Box::new(|to| {
                 board(to);
                 head(to, u32::MAX);

@@ -202,7 +202,7 @@ mod tests {
         table.read(base + 199, &mut byte).unwrap();
         assert_eq!(byte, [7]);
         for (addr, len, word) in [
-            (base + 100, 0, "zero"),
+            (base + 100, 0, "no bytes"),
             (base + 99, 1, "one registered"),
             (base + 199, 2, "one registered"),
             (base + 300, 1, "one registered"),
