@@ -292,7 +292,7 @@ def test_setup_does_not_wait_for_an_invalid_address():
     begun = time.monotonic()
     for address in ("", "nonsense", "127.0.0.1", ":50051", "127.0.0.1:0", "127.0.0.1:99999", "127.0.0.1:x", "[::1"):
         assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address) == -600
-        assert "give host:port" in store.last_error().message
+        assert "expected host:port" in store.last_error().message
     assert time.monotonic() - begun < 20, "waiting for an address would take as long for each of them"
 
 
