@@ -125,7 +125,7 @@ impl LastError {
 impl From<&Error> for LastError {
     fn from(error: &Error) -> Self {
         let message = error.to_string();
-        let after = ["member ", "target "].iter().find_map(|word| message.split_once(word));
+        let after = ["peer ", "target "].iter().find_map(|word| message.split_once(word));
         let peer = after.map_or("", |(_, rest)| {
             rest.split(|c: char| c.is_whitespace() || c == ',').next().unwrap_or("").trim_end_matches(':')
         });

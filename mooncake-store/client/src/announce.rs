@@ -1,10 +1,11 @@
-//! What lies in this client's segments, so that it outlives the master: learned from the master,
-//! announced to the next one.
+//! Objects in this client's segments that outlive the master. The client learns of them from the
+//! master and announces them to the next one.
 //!
-//! The master says what came and went. That alone would not do: what a master did in its last
-//! moments nobody heard of, and space may have been used again. So each object's bytes are summed
-//! up, and the sum counts once the master has been asked again and the object was still there.
-//! Whoever announces it later looks at the bytes again.
+//! The master reports which objects are new and which are gone. These reports alone are not enough.
+//! The last changes of a master are never reported, and space may have been reused. The client
+//! therefore computes a checksum of each object. The checksum is valid once the master has been
+//! asked again and the object was still there. Before the client announces an object, it checks the
+//! bytes again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,24 +27,27 @@ use crate::inventory::{Entry, Inventory, Place};
 use crate::state::{Client, Inner};
 use mooncake_protocol::wire::StoredReplica;
 
-/// Of each ping interval, this much at most goes into summing up what is new.
+/// Divisor of the ping interval. At most this part of each interval is used for checksums of new
+/// objects.
 const SUMMING: u32 = 10;
-/// Objects that are looked at and announced together: so many, or so many bytes.
+/// Maximum number of objects that are checked and announced together.
 const BATCH: usize = 1024;
+/// Number of bytes at which a batch of objects is full.
 const BATCH_BYTES: u64 = 64 << 20;
-/// Batches that are looked at at the same time.
+/// Number of batches that are checked concurrently.
 const AT_ONCE: usize = 4;
-/// So many are announced before the master is asked what came and went meanwhile. It holds twice as
-/// much for a client.
+/// Maximum number of objects that are announced before the master is asked for changes. The master
+/// holds twice as many changes for a client.
 const MOST_UNHEARD: usize = 1 << 18;
-/// Extents in one call.
+/// Maximum number of extents in one RPC.
 const EXTENTS: usize = 16 << 10;
-/// Before what was not announced is tried again.
+/// Pause before a failed announcement is repeated.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Objects take space in steps of this many bytes.
+/// Granularity of the space of an object, in bytes.
 const GRAIN: u64 = 64;
 
-/// Whether a master lacks a call of the inventory, or has the call of another version.
+/// Returns whether an error means that the master lacks an RPC of the inventory or has another
+/// version of it.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
 }
@@ -54,7 +58,7 @@ pub(crate) fn log_refusal(error: &Error) {
 }
 
 impl<T: Transport> Client<T> {
-    /// How many objects in this client's memory would outlive the master now. See
+    /// Returns the number of objects in this client's memory that would outlive the master now. See
     /// [`ClientConfig::outlive_master`](crate::ClientConfig::outlive_master).
     pub async fn lasting_objects(&self) -> usize {
         let inventory = self.inner.inventory.lock().await;
@@ -64,8 +68,8 @@ impl<T: Transport> Client<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Asks the master for changes for the first time, so that what is mounted from now on is
-    /// recorded. Without it, nothing is.
+    /// Asks the master for changes for the first time. The master records the segments that are
+    /// mounted after this request, and no others.
     pub(crate) async fn begin_inventory(&self, deadline: &Deadline) -> Result<()> {
         self.exchange_promise(deadline).await?;
         if !self.config.outlive_master {
@@ -90,7 +94,7 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Asks the master for the replicas that it listed when it took this client for dead.
+    /// Requests the replicas that the master listed when this client expired.
     async fn fetch_expired(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
         let own: Vec<SegmentId> = {
             let segments = self.segments.lock();
@@ -111,7 +115,7 @@ impl<T: Transport> Inner<T> {
                     Err(error) => return Err(error),
                 };
                 if Some(page.epoch) != inventory.epoch {
-                    // Another master: the next ping finds out.
+                    // The response comes from another master. The next ping detects that.
                     return Ok(());
                 }
                 let now = self.config.clock.now();
@@ -129,18 +133,18 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Hears what came and went, and sums up what is new. Returns whether the segments must be
-    /// mounted anew.
+    /// Requests the changes from the master, and computes checksums of new objects. Returns whether
+    /// the segments must be mounted again.
     ///
-    /// A master that does not know this client says so to the next ping, and everything is mounted
-    /// again. One that was asked twice and knows this client all the same was told of the segments
-    /// while they were being mounted at the master before it, and so without a list of their
-    /// objects.
+    /// A master that does not know this client reports that in its response to the next ping, and
+    /// all segments are mounted again. A new master that responds twice does know this client. It
+    /// received the segments while they were being mounted at the previous master, and so without a
+    /// list of their objects.
     pub(crate) async fn take_inventory(&self, deadline: &Deadline) -> Result<bool> {
         let mut inventory = self.inventory.lock().await;
         let Some(epoch) = inventory.epoch else { return Ok(false) };
-        // To hear of what it was just told can wait until all of it is served, or the master holds
-        // much for us.
+        // The report on objects that were just announced can wait. It is requested when all objects
+        // are served, or when the master holds many changes for this client.
         let fresh = std::mem::take(&mut inventory.fresh);
         inventory.unheard += fresh;
         if fresh > 0 && inventory.unheard < MOST_UNHEARD && self.is_announcing() {
@@ -166,7 +170,7 @@ impl<T: Transport> Inner<T> {
         self.sum_up(&mut inventory).await.map(|()| false)
     }
 
-    /// Sums up what has not been, for a short time.
+    /// Computes missing checksums, for a limited time.
     async fn sum_up(&self, inventory: &mut Inventory) -> Result<()> {
         let limit = self.config.ping_interval / SUMMING;
         let (clock, until) = (self.config.clock.clone(), self.config.clock.now().after(limit));
@@ -197,7 +201,7 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// The bytes of an object, if its segment is still there.
+    /// Returns the bytes of an object if its segment is still mounted.
     fn bytes_of(&self, stored: &StoredReplica) -> Option<Slice<T>> {
         let segments = self.segments.lock();
         let mounted = segments.iter().find(|mounted| mounted.id() == stored.segment)?;
@@ -206,7 +210,7 @@ impl<T: Transport> Inner<T> {
         mounted.region.slice(start..end).ok()
     }
 
-    /// Mounts a segment with the objects that are to be announced, whose space stays theirs.
+    /// Mounts a segment with the objects that are to be announced. Their space stays reserved.
     pub(crate) async fn offer_kept(
         &self,
         segment: &mooncake_core::replica::Segment,
@@ -224,7 +228,7 @@ impl<T: Transport> Inner<T> {
             let inventory = self.inventory.lock().await;
             inventory.kept_in(segment.id).filter_map(extent).collect()
         };
-        // In this order an allocator cuts all of them from the front of what is left.
+        // In this order, an allocator cuts all extents from the front of the remaining space.
         extents.sort_unstable_by_key(|extent| extent.offset);
         let mut parts = extents.chunks(EXTENTS).peekable();
         loop {
@@ -235,7 +239,8 @@ impl<T: Transport> Inner<T> {
                 Ok(()) if last => return Ok(()),
                 Ok(()) => {}
                 Err(error) if error.code() == ErrorCode::InvalidParams => {
-                    // Two of them overlap, say. Nothing here can be trusted then.
+                    // The extents are invalid: two of them may overlap, for example. None of the
+                    // objects can be trusted then.
                     tracing::warn!(segment = %segment.id, "objects of before cannot be kept: {error}");
                     self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
                     let release = self.master.release_kept(self.id, segment.id);
@@ -246,14 +251,14 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Looks at the objects of before in the segments given and announces those that are what they
-    /// were. In the background.
+    /// Checks the kept objects in the given segments in the background, and announces those that
+    /// are unchanged.
     pub(crate) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
         let turn = self.announcing_turn.load(Relaxed);
         let client = Arc::downgrade(self);
         let (after, stopped) = (self.promises.lock().announce_after, self.announcing_stopped.clone());
         let task = self.runtime.spawn(async move {
-            // The clients of a master that was restarted announce one after another.
+            // Clients of a restarted master announce one after another.
             let stop = stopped.notified();
             tokio::pin!(stop);
             stop.as_mut().enable();
@@ -271,7 +276,8 @@ impl<T: Transport> Inner<T> {
                     if client.announcing_turn.load(Relaxed) != turn || client.usable().is_err() {
                         return;
                     }
-                    // Until it is heard, the master keeps their space for them.
+                    // The master reserves the space of the objects until the announcement reaches
+                    // it.
                     tracing::warn!(%segment, "objects of before are not announced yet: {error}");
                     drop(client);
                     tokio::time::sleep(PAUSE).await;
@@ -285,7 +291,7 @@ impl<T: Transport> Inner<T> {
         self.announcing.lock().as_ref().is_some_and(|task| !task.is_finished())
     }
 
-    /// Waits until nobody looks at objects of before any more.
+    /// Stops the check of kept objects and waits for its end.
     pub(crate) async fn stop_announcing(&self) {
         self.announcing_turn.fetch_add(1, Relaxed);
         self.announcing_stopped.notify_waiters();
@@ -299,7 +305,7 @@ impl<T: Transport> Inner<T> {
         let mut kept: VecDeque<Place> = {
             let inventory = self.inventory.lock().await;
             let mut kept: Vec<_> = inventory.kept_in(segment).filter(|entry| !entry.announced).collect();
-            // The oldest first: what comes last will be evicted last.
+            // The oldest objects are announced first, because the last ones are evicted last.
             kept.sort_unstable_by_key(|entry| (entry.stored.epoch, entry.stored.number));
             kept.into_iter().map(|entry| (segment, entry.stored.offset)).collect()
         };
@@ -347,7 +353,7 @@ impl<T: Transport> Inner<T> {
         batch
     }
 
-    /// How many the master took.
+    /// Announces objects. Returns the number of objects that the master accepted.
     async fn announce_batch(&self, batch: Vec<Entry>) -> Result<usize> {
         let (expired, kept): (Vec<_>, Vec<_>) = batch.into_iter().partition(|entry| entry.expired);
         let mut taken = 0;
@@ -366,7 +372,8 @@ impl<T: Transport> Inner<T> {
             StoredReplica { soft_pin_ms: left, ..entry.stored }
         };
         let batch: Vec<_> = batch.into_iter().map(tell).collect();
-        // Held, so that what the master says of them is heard afterwards.
+        // The lock is held during the request, so that reports of the master about these objects
+        // are applied afterwards.
         let mut inventory = self.inventory.lock().await;
         inventory.offer(&batch);
         let asked = async {
@@ -397,7 +404,7 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// The space an object takes.
+/// Returns the space that an object takes.
 fn extent(entry: &Entry) -> Option<Extent> {
     let len = entry.stored.len.checked_next_multiple_of(GRAIN)?;
     Some(Extent { offset: entry.stored.offset, len })
@@ -409,7 +416,7 @@ fn sum_of<T: Transport>(slice: &Slice<T>) -> Option<u64> {
     Some(sum.value())
 }
 
-/// Sums, and what was left when the time was over.
+/// Computes checksums until the time is over. Returns the checksums, and the objects that are left.
 fn sums_until<T: Transport>(
     batch: Vec<(ReplicaId, Slice<T>)>,
     clock: &SharedClock,
@@ -418,7 +425,7 @@ fn sums_until<T: Transport>(
     let mut sums = Vec::with_capacity(batch.len());
     let mut left = Vec::new();
     for (id, slice) in batch {
-        // One at least, however short the time.
+        // At least one checksum is computed, even if the time is already over.
         if sums.is_empty() || clock.now() < until {
             sums.extend(sum_of(&slice).map(|sum| (id, sum)));
         } else {
@@ -428,7 +435,8 @@ fn sums_until<T: Transport>(
     (sums, left)
 }
 
-/// Those whose bytes are what they were, and where the others lay.
+/// Compares checksums. Returns the objects that are unchanged, and the positions of the others. An
+/// expired object without a checksum counts as unchanged.
 fn check<T: Transport>(batch: Vec<(Entry, Option<Slice<T>>)>) -> (Vec<Entry>, Vec<Place>) {
     let (mut same, mut other) = (Vec::with_capacity(batch.len()), Vec::new());
     for (entry, slice) in batch {

@@ -1,4 +1,4 @@
-//! One request for space, and the return of that space to the master.
+//! Requests for space, and the return of the space to the master.
 
 use mooncake_core::clock::Moment;
 use mooncake_core::replica::ReplicaType;
@@ -16,7 +16,7 @@ pub(crate) const OURS_FOR: Duration = Duration::from_secs(25);
 /// Pause between two attempts to revoke a grant while the master does not respond.
 pub(crate) const REVOKE_PAUSE: Duration = Duration::from_millis(500);
 
-/// One request for space, and the number by which the master recognizes later calls about it.
+/// Request for space, and the number by which the master recognizes later calls about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
     pub(crate) mode: WriteMode,

@@ -14,8 +14,8 @@ use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
 /// Bytes copied before the task yields to others: about 60 microseconds.
 pub(crate) const COPIED_AT_ONCE: usize = 1 << 20;
 
-/// What one write sends. Clones are the same bytes, so that several replicas are written from one
-/// copy.
+/// Bytes that one write sends. Clones share the bytes, so that several replicas are written from
+/// one copy.
 pub(crate) enum Outgoing<T: Transport> {
     /// Registered memory of the caller.
     Slice(Slice<T>),
@@ -39,9 +39,9 @@ impl<T: Transport> Part<T> {
     }
 }
 
-// SAFETY: slices and `Bytes` answer for themselves. A part is inside its buffer (`new`), whose
-// bytes stay where they are until the last part is gone, and nobody can write them: that takes the
-// buffer alone, and it is shared.
+// SAFETY: slices and `Bytes` are valid sources. A part lies inside its buffer (`new`), whose bytes
+// stay in place until the last part is dropped. No code can write the bytes, because that requires
+// exclusive ownership of the buffer, which is shared.
 unsafe impl<T: Transport> Source<T> for Outgoing<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         match self {
@@ -131,11 +131,11 @@ impl<T: Transport> Incoming<T> {
 
 fn fill(place: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
     let room = place.get_mut(at..at + bytes.len());
-    room.ok_or_else(|| Error::internal("a value longer than its place"))?.copy_from_slice(bytes);
+    room.ok_or_else(|| Error::internal("value is longer than its buffer"))?.copy_from_slice(bytes);
     Ok(())
 }
 
-// SAFETY: buffers, vectors and slices answer for themselves; a front is inside its slice
+// SAFETY: buffers, vectors and slices are valid sources. A front lies inside its slice
 // (`Front::new`).
 unsafe impl<T: Transport> Source<T> for Incoming<T> {
     fn local(&self) -> Local<'_, T::Registration> {
@@ -150,5 +150,5 @@ unsafe impl<T: Transport> Source<T> for Incoming<T> {
     }
 }
 
-// SAFETY: every arm is a sink.
+// SAFETY: every variant holds a valid sink.
 unsafe impl<T: Transport> Sink<T> for Incoming<T> {}

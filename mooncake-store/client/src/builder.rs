@@ -1,4 +1,4 @@
-//! How a client joins.
+//! Construction of a client, and its entry into the cluster.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -38,22 +38,22 @@ use mooncake_protocol::frame::FrameError;
 use mooncake_protocol::place::Place;
 use mooncake_protocol::remote::RemoteMaster;
 
-/// The cluster of masters that are told no name for theirs.
+/// Cluster name of masters for which no other name is configured.
 #[cfg(feature = "metadata-etcd")]
 const DEFAULT_CLUSTER: &str = "mooncake_cluster";
-/// Pause between two tries to reach a master that is not there yet.
+/// Pause between two attempts to reach the master.
 const RETRY: Duration = Duration::from_millis(100);
-/// How often an embedded master is given the time to do what is due.
+/// Interval at which an embedded master does its due work.
 const TICK: Duration = Duration::from_millis(10);
 
 impl Client {
-    /// Begins to describe a client. See [`ClientBuilder`].
+    /// Returns a builder with the default settings. See [`ClientBuilder`].
     pub fn builder() -> ClientBuilder {
         ClientBuilder::new()
     }
 }
 
-/// Which master to join.
+/// Address or instance of the master of a client.
 #[derive(Clone)]
 pub struct MasterHandle(Kind);
 
@@ -74,23 +74,27 @@ struct Embedded {
 }
 
 impl MasterHandle {
-    /// The master at `host:port`; or, of several, the one that leads: `etcd://host:port`, or
-    /// several with semicolons or commas between them (feature `metadata-etcd`). Of several
-    /// clusters there, [`ClientConfig::cluster_id`] says which.
+    /// Returns a handle of the master at `host:port`, or of the leader among several masters.
+    ///
+    /// With the feature `metadata-etcd`, `etcd://host:port` follows the leader. Several addresses
+    /// of etcd are separated by semicolons or commas. [`ClientConfig::cluster_id`] selects the
+    /// cluster.
     pub fn remote(address: impl Into<String>) -> Self {
         Self(Kind::Remote(address.into()))
     }
 
-    /// A master in this process, called without sockets. Clients that are given handles of the same
-    /// master find each other, over the loopback network unless they are told to use another wire.
-    /// While one of them lives, the master's [`do_due_work`](EmbeddedMaster::do_due_work) is
-    /// called; its clock becomes theirs.
+    /// Returns a handle of a master in this process, which is called without sockets.
+    ///
+    /// Clients with handles of the same master find each other. They use the loopback network
+    /// unless another transport is configured. The clock of the master becomes the clock of its
+    /// clients. While one of the clients exists, [`do_due_work`](EmbeddedMaster::do_due_work) is
+    /// called periodically.
     pub fn embedded<M: EmbeddedMaster>(master: Arc<M>) -> Self {
         static CLUSTERS: Mutex<Vec<(usize, Weak<Embedded>)>> = Mutex::new(Vec::new());
         let address = Arc::as_ptr(&master).addr();
         let mut clusters = CLUSTERS.lock();
         clusters.retain(|(_, cluster)| cluster.strong_count() > 0);
-        // A cluster that lives keeps its master, so that no other can have the address.
+        // A cluster keeps its master alive, so no other master has the same address.
         if let Some(known) = clusters.iter().find_map(|(at, c)| c.upgrade().filter(|_| *at == address)) {
             return Self(Kind::Embedded(known));
         }
@@ -107,7 +111,7 @@ impl MasterHandle {
         Self(Kind::Embedded(cluster))
     }
 
-    /// Anything that answers as a master does.
+    /// Returns a handle of a master that the caller implements.
     pub fn custom(master: Arc<dyn MasterApi>) -> Self {
         Self(Kind::Custom(master))
     }
@@ -141,31 +145,31 @@ impl std::fmt::Debug for MasterHandle {
     }
 }
 
-/// Where a client's wires come from.
+/// Source of the transport of a client.
 pub trait Wires: Send {
-    /// What they come to.
+    /// Type of the transport.
     type Transport: Transport;
 
-    /// Opens them.
+    /// Opens the transport.
     ///
     /// # Errors
-    /// Whatever keeps them from opening, by name.
+    /// Returns the error of the transport that cannot be opened, with its name.
     fn open(self, setting: &Setting<'_>) -> Result<Arc<Self::Transport>>;
 
-    /// The engine to use, where there is one already.
+    /// Returns the engine to use, if it exists already.
     fn engine(&self) -> Option<Engine<Self::Transport>> {
         None
     }
 }
 
-/// What wires are opened with.
+/// Context in which a transport is opened.
 #[derive(Debug)]
 pub struct Setting<'a> {
     config: &'a ClientConfig,
     near: Option<LoopbackNet>,
 }
 
-/// The wires built in: those given, or the ones the configuration names.
+/// Built-in transports: those that the caller chose, or those that the configuration names.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltIn(Option<TransportOptions>);
 
@@ -183,7 +187,7 @@ impl Wires for BuiltIn {
     }
 }
 
-/// A wire of the caller's.
+/// Transport that the caller supplies.
 #[derive(Debug)]
 pub struct Given<T>(Arc<T>);
 
@@ -195,7 +199,7 @@ impl<T: Transport> Wires for Given<T> {
     }
 }
 
-/// An engine of the caller's, with its wires.
+/// Engine that the caller supplies, with its transport.
 #[derive(Debug)]
 pub struct Shared<T: Transport>(Engine<T>);
 
@@ -211,7 +215,7 @@ impl<T: Transport> Wires for Shared<T> {
     }
 }
 
-/// Describes a client; [`connect`](ClientBuilder::connect) makes it.
+/// Builder of a client. [`connect`](ClientBuilder::connect) makes the client.
 #[derive(Debug)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClientBuilder<W: Wires = BuiltIn> {
@@ -223,7 +227,8 @@ pub struct ClientBuilder<W: Wires = BuiltIn> {
 }
 
 impl ClientBuilder {
-    /// A client of a master on this machine, with 16 MiB offered and 16 MiB of local buffer.
+    /// Returns a builder for a master on this host. The client offers 16 MiB and has 16 MiB of
+    /// local buffer.
     pub fn new() -> Self {
         Self {
             config: ClientConfig::default(),
@@ -234,21 +239,21 @@ impl ClientBuilder {
         }
     }
 
-    /// Chooses the built-in wires one by one, instead of by [`protocol`](Self::protocol).
+    /// Chooses the built-in transports one by one, instead of by [`protocol`](Self::protocol).
     pub fn wires(mut self, options: TransportOptions) -> Self {
         self.wires = BuiltIn(Some(options));
         self
     }
 
-    /// Uses a wire of the caller's instead of the built-in ones. Its deadlines must be moments of
-    /// the client's clock.
+    /// Uses a transport of the caller instead of the built-in ones. The transport must take
+    /// deadlines as times of the clock of the client.
     pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
         let Self { config, master, directory, clock, wires: _ } = self;
         ClientBuilder { config, master, directory, clock, wires: Given(transport) }
     }
 
-    /// Uses an engine that is there already: its registered memory, ports, directory and clock. The
-    /// client leaves it open when it closes.
+    /// Uses an engine of the caller with its registered memory, ports, directory and clock. The
+    /// client leaves the engine open when it closes.
     pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<Shared<T>> {
         let Self { config, master, wires: _, .. } = self;
         let (directory, clock) = (Some(engine.directory().clone()), Some(engine.clock().clone()));
@@ -263,169 +268,170 @@ impl Default for ClientBuilder {
 }
 
 impl<W: Wires> ClientBuilder<W> {
-    /// Everything at once. The clock in it counts only for masters outside this process.
+    /// Sets all settings. The clock in `config` is used only with masters outside this process.
     pub fn config(mut self, config: ClientConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// The master: `host:port`, an embedded one, or whatever else [`MasterHandle`] can be.
+    /// Sets the master: an address `host:port`, an embedded master, or another [`MasterHandle`].
     pub fn master(mut self, master: impl Into<MasterHandle>) -> Self {
         self.master = master.into();
         self
     }
 
-    /// [`ClientConfig::metadata`]. Not needed with an embedded master, which is a directory itself.
+    /// Sets [`ClientConfig::metadata`]. An embedded master needs no metadata service.
     pub fn metadata(mut self, metadata: impl Into<String>) -> Self {
         self.config.metadata = metadata.into();
         self
     }
 
-    /// [`ClientConfig::directory`].
+    /// Sets [`ClientConfig::directory`].
     pub fn directory_options(mut self, options: DirectoryOptions) -> Self {
         self.config.directory = options;
         self
     }
 
-    /// [`ClientConfig::handshake`].
+    /// Sets [`ClientConfig::handshake`].
     pub fn handshake(mut self, port: HandshakePort) -> Self {
         self.config.handshake = port;
         self
     }
 
-    /// A directory of the caller's, in place of [`metadata`](Self::metadata).
+    /// Uses a directory of the caller in place of [`metadata`](Self::metadata).
     pub fn directory(mut self, directory: Directory) -> Self {
         self.directory = Some(directory);
         self
     }
 
-    /// [`ClientConfig::local_hostname`].
+    /// Sets [`ClientConfig::local_hostname`].
     pub fn local_hostname(mut self, name: impl Into<String>) -> Self {
         self.config.local_hostname = name.into();
         self
     }
 
-    /// [`ClientConfig::advertise`].
+    /// Sets [`ClientConfig::advertise`].
     pub fn advertise(mut self, address: IpAddr) -> Self {
         self.config.advertise = Some(address);
         self
     }
 
-    /// [`ClientConfig::segment`].
+    /// Sets [`ClientConfig::segment`].
     pub fn segment(mut self, bytes: u64) -> Self {
         self.config.segment = bytes;
         self
     }
 
-    /// [`ClientConfig::local_buffer`].
+    /// Sets [`ClientConfig::local_buffer`].
     pub fn local_buffer(mut self, bytes: u64) -> Self {
         self.config.local_buffer = bytes;
         self
     }
 
-    /// [`ClientConfig::memory`].
+    /// Sets [`ClientConfig::memory`].
     pub fn memory(mut self, options: HostMemoryOptions) -> Self {
         self.config.memory = options;
         self
     }
 
-    /// [`ClientConfig::allow_overcommit`].
+    /// Sets [`ClientConfig::allow_overcommit`].
     pub fn allow_overcommit(mut self, yes: bool) -> Self {
         self.config.allow_overcommit = yes;
         self
     }
 
-    /// [`ClientConfig::protocol`].
+    /// Sets [`ClientConfig::protocol`].
     pub fn protocol(mut self, protocol: impl Into<String>) -> Self {
         self.config.protocol = protocol.into();
         self
     }
 
-    /// [`ClientConfig::copy_in_process`].
+    /// Sets [`ClientConfig::copy_in_process`].
     pub fn copy_in_process(mut self, yes: bool) -> Self {
         self.config.copy_in_process = yes;
         self
     }
 
-    /// [`ClientConfig::checksum`].
+    /// Sets [`ClientConfig::checksum`].
     pub fn checksum(mut self, yes: bool) -> Self {
         self.config.checksum = yes;
         self
     }
 
-    /// [`ClientConfig::outlive_master`].
+    /// Sets [`ClientConfig::outlive_master`].
     pub fn outlive_master(mut self, yes: bool) -> Self {
         self.config.outlive_master = yes;
         self
     }
 
-    /// [`ClientConfig::segment_file`], with its index beside it.
+    /// Sets [`ClientConfig::segment_file`]. The index lies beside the file.
     pub fn segment_file(mut self, path: impl Into<std::path::PathBuf>) -> Self {
         self.config.segment_file = Some(SegmentFile::new(path));
         self
     }
 
-    /// [`ClientConfig::hot_cache`], of so many bytes.
+    /// Sets the size of [`ClientConfig::hot_cache`] in bytes.
     pub fn hot_cache(mut self, bytes: u64) -> Self {
         self.config.hot_cache.bytes = bytes;
         self
     }
 
-    /// [`ClientConfig::offload`].
+    /// Sets [`ClientConfig::offload`].
     pub fn offload(mut self, disk: OffloadConfig) -> Self {
         self.config.offload = Some(disk);
         self
     }
 
-    /// [`ClientConfig::share_memory`].
+    /// Sets [`ClientConfig::share_memory`].
     pub fn share_memory(mut self, yes: bool) -> Self {
         self.config.share_memory = yes;
         self
     }
 
-    /// [`ClientConfig::cluster_id`].
+    /// Sets [`ClientConfig::cluster_id`].
     pub fn cluster_id(mut self, id: impl Into<String>) -> Self {
         self.config.cluster_id = id.into();
         self
     }
 
-    /// [`ClientConfig::tenant`].
+    /// Sets [`ClientConfig::tenant`].
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.config.tenant = tenant.into();
         self
     }
 
-    /// [`ClientConfig::timeout`].
+    /// Sets [`ClientConfig::timeout`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.config.timeout = timeout;
         self
     }
 
-    /// [`ClientConfig::room_patience`].
+    /// Sets [`ClientConfig::room_patience`].
     pub fn room_patience(mut self, patience: Duration) -> Self {
         self.config.room_patience = patience;
         self
     }
 
-    /// [`ClientConfig::connect_timeout`].
+    /// Sets [`ClientConfig::connect_timeout`].
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
     }
 
-    /// [`ClientConfig::clock`].
+    /// Sets the clock of the client in place of [`ClientConfig::clock`].
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// Joins the cluster: finds the master, opens the wires, offers the segment. Runs on the
-    /// current tokio runtime, and so do the client's own tasks.
+    /// Connects to the master, opens the transports, and mounts the segment. The client and its
+    /// tasks run on the current tokio runtime.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for what cannot work and for a port in use, `INVALID_VERSION` for a master
-    /// of another version, kind `Unavailable` or `Timeout` when no master answers within
-    /// [`ClientConfig::connect_timeout`]; each says what to do.
+    /// Returns `INVALID_PARAMS` for invalid settings and for a port in use. Returns
+    /// `INVALID_VERSION` for a master of another version. Returns an error of kind `Unavailable` or
+    /// `Timeout` if no master responds within [`ClientConfig::connect_timeout`]. Each error text
+    /// says what to do.
     pub async fn connect(self) -> Result<Client<W::Transport>> {
         let Self { mut config, master, directory, clock, wires } = self;
         let runtime = Handle::try_current().map_err(|_| {
@@ -449,7 +455,7 @@ impl<W: Wires> ClientBuilder<W> {
         let files = shared_files(&api, &deadline).await;
 
         let mut rng = Rng::from_os();
-        // Before other memory can come to lie where it was.
+        // The file is mapped before other memory can occupy the earlier address of the segment.
         let lasting = take_file(&config, ClientId(Uuid::new(rng.next_u64(), rng.next_u64()))).await?;
         let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
         let (name, reserved) = names::choose(&config, between, &mut rng)?;
@@ -545,7 +551,7 @@ impl<W: Wires> ClientBuilder<W> {
     }
 }
 
-/// The folder for files that all clients share. A master that does not say has none.
+/// Returns the directory of the files that all clients share, or `None` if the master names none.
 #[cfg(feature = "disk")]
 async fn shared_files(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Option<Arc<Files>> {
     match deadline.bound("where files lie", master.storage()).await {
@@ -557,7 +563,7 @@ async fn shared_files(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Optio
     }
 }
 
-/// Takes the file of the segment, if it is to have one.
+/// Opens the file of the segment, if one is configured.
 async fn take_file(config: &ClientConfig, client: ClientId) -> Result<Option<Opened>> {
     let Some(wanted) = config.segment_file.clone() else { return Ok(None) };
     let len =
@@ -602,7 +608,7 @@ impl MasterHandle {
     }
 }
 
-/// Where the master of an address is, or of the leader of a cluster.
+/// Returns the location of the master at an address, or of the leader of a cluster.
 pub fn place(address: &str, cluster: &str) -> Result<Place> {
     let Some((scheme, _)) = address.split_once("://") else {
         HostPort::exact(address).map_err(|error| error.context("the master"))?;
@@ -618,19 +624,20 @@ pub fn place(address: &str, cluster: &str) -> Result<Place> {
     Err(Error::new(
         ErrorCode::NotSupported,
         format!(
-            "master {address:?}: {scheme:?} is not built in; there is host:port, and with feature `metadata-etcd` \
+            "master {address:?}: {scheme:?} is not built in; there is host:port, and with feature \
+                 `metadata-etcd` \
              etcd://host:port for the one of several that leads"
         ),
     ))
 }
 
-/// Whether the answer to an RPC was one of an HTTP server.
+/// Returns whether an HTTP server responded to an RPC.
 fn speaks_http(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
     matches!(source, Some(FrameError::Magic(b'H')))
 }
 
-/// Refuses an own name under which nobody finds this host.
+/// Checks that the host name of this client resolves. Other nodes cannot find the client otherwise.
 async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
     let host = split_port(name).0;
     if is_planted("unresolved-name") || host.parse::<IpAddr>().is_ok() {
@@ -648,7 +655,7 @@ async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
     )))
 }
 
-/// Waits until a master of a known version answers: it may be starting just now, too.
+/// Waits until a master of a supported version responds. The master may still be starting.
 async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
     let mut last = None;
     while !deadline.is_over() {
@@ -659,7 +666,7 @@ async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
                 return Err(Error::invalid(text).with_source(error));
             }
             Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) => {
-                // The reason it is not there says more than that time is up.
+                // At the deadline, an earlier error is kept, because it names the reason.
                 if last.is_none() || !deadline.is_over() {
                     last = Some(error);
                 }
@@ -671,11 +678,11 @@ async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
     Err(last.unwrap_or_else(|| Error::from(ErrorCode::RpcTimeout)))
 }
 
-/// An embedded master has nobody else to give it time.
+/// Calls the tick function of an embedded master, which has no thread of its own.
 async fn keep_ticking(cluster: Arc<Embedded>, mut closed: watch::Receiver<bool>) {
     loop {
         tokio::select! {
-            // An error means that the client is gone.
+            // An error means that the client was dropped.
             _ = closed.wait_for(|closed| *closed) => return,
             () = tokio::time::sleep(TICK) => (cluster.tick)(),
         }

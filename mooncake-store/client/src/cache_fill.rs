@@ -1,4 +1,4 @@
-//! The hot cache as reads and writes use it, and the reads that fill it.
+//! Use of the hot cache by reads and writes, and the reads that fill the cache.
 
 use bytes::Bytes;
 use mooncake_core::Result;
@@ -13,32 +13,33 @@ use crate::get;
 use crate::state::Inner;
 
 impl<T: Transport> Inner<T> {
-    /// The bytes kept of the value that the answer is about.
+    /// Returns the cached bytes of the value that a response of the master describes.
     pub(crate) fn kept(&self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         self.cache.as_ref()?.find(key, list)
     }
 
-    /// Nothing of these keys is kept any more.
+    /// Removes keys from the cache.
     pub(crate) fn forget<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>) {
         if let Some(cache) = &self.cache {
             cache.forget(keys);
         }
     }
 
-    /// Nothing is kept any more.
+    /// Removes all keys from the cache.
     pub(crate) fn forget_all(&self) {
         if let Some(cache) = &self.cache {
             cache.clear();
         }
     }
 
-    /// Whether bytes from there take a wire, as far as its name tells.
+    /// Returns whether bytes from an endpoint need a transport, as far as the host name shows.
     pub(crate) fn is_afar(&self, endpoint: &str) -> bool {
         let shared = cfg!(feature = "transport-shm") && self.config.share_memory;
         endpoint != self.endpoint && !(shared && self.is_near(endpoint))
     }
 
-    /// A value has come from afar: it may be worth keeping.
+    /// Counts a value that was read over a transport. Fetches the value into the cache if it is
+    /// read often.
     pub(crate) fn came(self: &Arc<Self>, key: &[u8], len: u64) {
         let Some(cache) = &self.cache else { return };
         if len > cache.config.longest.min(cache.config.bytes) {
@@ -48,7 +49,7 @@ impl<T: Transport> Inner<T> {
         if u32::from(table.count(key)) < cache.config.admission.min(255) {
             return;
         }
-        // Who comes while others are being fetched is asked for again if it matters.
+        // A key above the limit of concurrent fetches is skipped. Its next read tries again.
         let Ok(turn) = cache.coming.clone().try_acquire_owned() else { return };
         if !table.begin(key) {
             return;
@@ -69,7 +70,7 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Reads a value into memory of the cache, as it is now.
+/// Reads the present value of a key into memory of the cache.
 async fn fetch<T: Transport>(
     client: &Arc<Inner<T>>,
     cache: &HotCache<T>,

@@ -10,14 +10,14 @@ use crate::metrics::{Begun, CALLED, Counting, Metrics, Operation};
 use crate::state::{Client, Inner};
 
 impl<T: Transport> Inner<T> {
-    /// So many keys were looked for and not there.
+    /// Counts keys that were requested and do not exist.
     pub(crate) fn missed(&self, keys: usize) {
         if let Some(metrics) = &self.metrics {
             metrics.read.other.fetch_add(keys as u64, Relaxed);
         }
     }
 
-    /// Begins to count a call, as what it is or as the one that it is part of.
+    /// Begins to count a call. A call that is part of another call is counted as the other call.
     pub(crate) fn counting(&self, operation: Operation) -> Counting<'_> {
         let metrics = self.metrics.as_deref();
         let this = Begun(operation, None);
@@ -39,18 +39,18 @@ impl<T: Transport> Inner<T> {
 }
 
 impl<T: Transport> Client<T> {
-    /// What was counted so far; `None` when it was told not to
+    /// Returns the metrics of this client, or `None` if they are disabled
     /// ([`ClientConfig::metrics`](crate::ClientConfig::metrics)).
     pub fn metrics(&self) -> Option<&Metrics> {
         self.inner.metrics.as_deref()
     }
 
-    /// Begins a call of another shape than those of this client, for whoever offers such.
+    /// Begins a call that consists of several calls of this client, for programs with another API.
     pub fn begin(&self, operation: Operation) -> Begun {
         Begun(operation, self.metrics().map(|metrics| metrics.clock.now()))
     }
 
-    /// Makes calls that are counted as that one, from its beginning on.
+    /// Runs calls that are counted as the call `begun`, from its start time on.
     pub async fn counted<F: Future>(&self, begun: Begun, calls: F) -> F::Output {
         match self.metrics() {
             Some(_) => CALLED.scope(begun, calls).await,

@@ -1,4 +1,4 @@
-//! One time limit for everything an operation does.
+//! Time limit of a whole operation.
 
 use std::future::Future;
 use std::time::Duration;

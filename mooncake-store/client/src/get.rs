@@ -1,9 +1,9 @@
-//! Reading objects: one call for where they lie, one submission per member, straight to where the
-//! bytes are wanted.
+//! Reads of whole objects. One RPC locates all objects, one submission per client reads them, and
+//! the bytes go directly to their target.
 //!
-//! A replica that cannot be read is one the next stands in for; when all have failed the master is
-//! asked once more, since it may know better by then. Bytes count only if the lease held until the
-//! last of them had arrived.
+//! If a replica cannot be read, the next replica is tried. If all replicas have failed, the master
+//! is asked once more, because its response may have changed. Bytes count only if the lease was
+//! valid until the last of them had arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,35 +31,36 @@ use crate::replicas::in_file;
 use crate::replicas::on_disk;
 use crate::state::{Inner, Owner};
 
-/// How often the master is asked where an object lies.
+/// Maximum number of requests to the master for the locations of an object.
 const ROUNDS: usize = 2;
-/// How often the master is asked again because a member was found after it was asked.
+/// Maximum number of additional requests if a client was found after the master was asked.
 const LATE_ROUNDS: usize = 2;
-/// From this length on a value gets pages of its own when the local buffer has no room for it.
+/// Minimum length in bytes of a value that gets pages of its own if the local buffer is full.
 const OWN_PAGES: usize = 64 << 10;
 
-/// Where the caller wants a value.
+/// Target that the caller chooses for a value.
 pub(crate) enum Want<T: Transport> {
-    /// Wherever there is room.
+    /// Memory that this client allocates.
     Anywhere,
-    /// At the front of this slice.
+    /// The first bytes of this slice.
     Into(SliceMut<T>),
 }
 
-/// What became of one read.
+/// Outcome of one read.
 pub(crate) struct Outcome<T: Transport> {
-    /// Length of the value; `None` is a miss.
+    /// Length of the value in bytes, or `None` for a miss.
     pub(crate) result: Result<Option<usize>>,
-    /// Why it is a miss, where somebody should have had it.
+    /// Reason of a miss if the master named replicas and none of them could be read.
     pub(crate) lost: Option<Error>,
-    /// The value, or the caller's slice. Absent only for a miss or failure without one.
+    /// Memory with the value, or the slice of the caller. `None` only after a miss or a failure
+    /// without memory.
     pub(crate) place: Option<Incoming<T>>,
-    /// The caller's slice, when nothing was read into it.
+    /// Slice of the caller, if nothing was read into it.
     pub(crate) slice: Option<SliceMut<T>>,
 }
 
-/// Reads every key, each for itself. The outer error means that nothing is known of any; the slices
-/// come back in any case.
+/// Reads every key. Each key has an outcome of its own. The outer error means that no outcome is
+/// known. The slices are returned in every case.
 pub(crate) async fn read<T: Transport>(
     client: &Arc<Inner<T>>,
     operation: Operation,
@@ -85,7 +86,7 @@ pub(crate) async fn read<T: Transport>(
                 copy_kept(client, &mut reads).await;
                 fetch(client, &mut reads, &deadline, &mut counting).await;
             }
-            // What the first round came to stands.
+            // The outcomes of the first round stay valid.
             Err(error) if round == 0 => asked = Err(error),
             Err(_) => break,
         }
@@ -111,8 +112,8 @@ pub(crate) async fn read<T: Transport>(
     (asked, outcomes)
 }
 
-/// Reads one value that was located, to room of just its length, for the client itself: nothing is
-/// counted, and nothing that is kept is looked at. `None` when no replica could be read.
+/// Reads one located value into a buffer of exactly its length, for the client itself. The read is
+/// not counted and does not use the cache. Returns `None` if no replica could be read.
 pub(crate) async fn read_to<T: Transport>(
     client: &Arc<Inner<T>>,
     key: &[u8],
@@ -129,43 +130,44 @@ pub(crate) async fn read_to<T: Transport>(
     Ok(outcome.result?.and(outcome.place.and_then(Incoming::into_bytes)))
 }
 
-/// One key's way through a read.
+/// State of the read of one key.
 struct Read<'a, T: Transport> {
     key: &'a [u8],
     want: Option<Want<T>>,
     place: Option<Incoming<T>>,
-    /// The place is the caller's.
+    /// True if `place` is memory of the caller.
     lent: bool,
-    /// Replicas not tried yet, the best last.
+    /// Replicas in memory that were not tried yet, the best last.
     replicas: Vec<MemoryLocation>,
-    /// Files that have it and were not tried yet.
+    /// Files that contain the value and were not tried yet.
     #[cfg(feature = "disk")]
     files: Vec<String>,
-    /// The file that could not be read last, and how often the master has named it.
+    /// File that could not be read last, and the number of times that the master has named it.
     #[cfg(feature = "disk")]
     gone: Option<(String, usize)>,
-    /// The owners of disks that have it and were not asked yet.
+    /// Endpoints of owners of disks that have the value and were not asked yet.
     disks: Vec<String>,
-    /// Together with how many it may be asked for: an owner has refused it with more.
+    /// Maximum number of objects in one request to an owner of a disk. The maximum is lowered when
+    /// an owner refuses more.
     company: usize,
-    /// What an owner has lent.
+    /// Loan of an owner of a disk, if the value is read from one.
     loan: Option<Arc<Loan>>,
     lease: Moment,
-    /// What the engine knew when the master was asked.
+    /// Look-ups that the engine had made before the master was asked.
     known: LookUps,
-    /// The master was asked before a member was found, and has to be asked again.
+    /// True if a client was found after the master was asked. The master has to be asked again.
     too_early: bool,
-    /// What the bytes must come to, when this client compares.
+    /// Expected checksum of the value, if this client compares checksums.
     checksum: Option<u64>,
-    /// The value, as this client has kept it.
+    /// Copy of the value in the cache of this client.
     kept: Option<Bytes>,
-    /// A wire was needed.
+    /// True if the value came over a network transport.
     from_afar: bool,
     state: State,
 }
 
 enum State {
-    /// Not known, or known to have failed in a way that the master may have an answer to.
+    /// No outcome yet, or a failure that a later response of the master may resolve.
     Pending(Option<Error>),
     Found(usize),
     Missing,
@@ -201,7 +203,7 @@ impl<'a, T: Transport> Read<'a, T> {
         matches!(self.state, State::Pending(_))
     }
 
-    /// Whether there is something to try by the present answer.
+    /// Returns whether the read has no outcome yet and may use the present response.
     fn open(&self) -> bool {
         self.pending() && !self.too_early
     }
@@ -225,7 +227,7 @@ impl<'a, T: Transport> Read<'a, T> {
         Outcome { result, lost, place: self.place, slice }
     }
 
-    /// Takes in the master's answer.
+    /// Stores the response of the master.
     fn located(&mut self, client: &Inner<T>, answer: Result<ReplicaList>, asked: Asked) {
         (self.known, self.too_early) = (asked.known, false);
         let list = match answer {
@@ -233,7 +235,7 @@ impl<'a, T: Transport> Read<'a, T> {
             Err(error) => {
                 self.state = match error.kind() {
                     ErrorKind::NotFound => State::Missing,
-                    // Being written: it is not there yet.
+                    // An object that is still being written counts as missing.
                     ErrorKind::Busy if error.code() == ErrorCode::ReplicaIsNotReady => State::Missing,
                     _ => State::Failed(error),
                 };
@@ -275,7 +277,7 @@ impl<'a, T: Transport> Read<'a, T> {
             len.ok_or_else(|| Error::internal(format!("the master speaks of a value of {size} bytes")))?;
         let place = match (self.want.take(), self.place.take()) {
             (Some(Want::Into(slice)), _) => self.front(slice, len)?,
-            // Found again: the place of the first try does if the value is still as long.
+            // The memory of the first try is used again if the value still has the same length.
             (_, Some(Incoming::Into(front))) => self.front(front.into_slice(), len)?,
             (_, Some(place)) if Source::<T>::local(&place).span.len == len => place,
             _ => client.place(len)?,
@@ -300,7 +302,8 @@ async fn locate<T: Transport>(
     deadline: &Deadline,
 ) -> Result<()> {
     let keys: Vec<&[u8]> = pending.iter().map(|&i| reads[i].key).collect();
-    // The lease began when the master answered; counting from before we asked is on the safe side.
+    // The lease began when the master responded. A lease counted from before the request ends
+    // earlier, which is safe.
     let asked = client.asked();
     let call = client.master.locate(&client.config.tenant, &keys);
     let answers = deadline.bound("replica list", call).await?;
@@ -312,8 +315,7 @@ async fn locate<T: Transport>(
     Ok(())
 }
 
-/// Copies the values that this client has kept. One that turns out to be damaged is read as if
-/// there were none.
+/// Copies values from the cache of this client. A damaged value is read from its replicas instead.
 async fn copy_kept<T: Transport>(client: &Inner<T>, reads: &mut [Read<'_, T>]) {
     for read in reads.iter_mut().filter(|read| read.pending()) {
         let Some(bytes) = read.kept.take() else { continue };
@@ -327,7 +329,8 @@ async fn copy_kept<T: Transport>(client: &Inner<T>, reads: &mut [Read<'_, T>]) {
     }
 }
 
-/// Reads what has been located, from one replica after the other until one gives the bytes.
+/// Reads located objects. Tries one replica of each after the other until a replica returns the
+/// bytes.
 async fn fetch<T: Transport>(
     client: &Arc<Inner<T>>,
     reads: &mut [Read<'_, T>],
@@ -360,17 +363,18 @@ async fn fetch<T: Transport>(
             return;
         }
         let peers = client.reach_owners(&owners, deadline).await;
-        // A member that keeps us waiting must not use up the time of the one that stands in for it.
+        // A slow client must not use up the time of the replica that is tried after it.
         let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
         let (since, mut bytes) = (counting.moving(), 0);
-        // One ticket per member, so that a slow one does not cost the others their leases.
+        // Each client has a ticket of its own, so that a slow one does not cost the others their
+        // leases.
         let mut flights = FuturesUnordered::new();
         for (peer, reached) in peers.iter().enumerate() {
             let (mut of, mut requests) = (Vec::new(), Vec::new());
             for (i, _, at) in wanted.iter().filter(|(_, p, _)| *p == peer) {
                 match (reached, reads[*i].place.take()) {
                     (Ok(reached), Some(place)) => {
-                        // Until it lands.
+                        // The state holds until the transfer ends.
                         reads[*i].state = State::Pending(Some(late("a transfer")));
                         of.push(*i);
                         requests.push(Request::new(reached, at.address, place));
@@ -388,8 +392,8 @@ async fn fetch<T: Transport>(
                 flights.push(async move { (peer, of, results.await) });
             }
         }
-        // The caller's own memory has to come back, so it is waited for; a wire ends its transfers
-        // in time.
+        // Transfers to memory of the caller are always waited for, because the memory has to be
+        // returned. A transport ends its transfers in time.
         let ours = reads.iter().all(|read| !read.lent);
         loop {
             let landed = if ours {
@@ -410,8 +414,9 @@ async fn fetch<T: Transport>(
     }
 }
 
-/// Asks the owners of disks for what no memory gave, each for some of it; whether there is
-/// something to read now, or to ask on.
+/// Asks the owners of disks for values that no replica in memory returned. Each request has a
+/// limited number of objects. Returns whether there is something to read now, or another owner to
+/// ask.
 async fn borrow<T: Transport>(
     client: &Arc<Inner<T>>,
     reads: &mut [Read<'_, T>],
@@ -435,7 +440,7 @@ async fn borrow<T: Transport>(
         company = company.min(read.company);
         read.disks.pop();
     }
-    // One that is frozen leaves the time that the bytes of the others need.
+    // An owner that does not respond must not use up the time for the transfers from the others.
     let asking = Deadline::until(&client.config.clock, deadline.portion(1, 2));
     let asking = &asking;
     let lent = futures::future::join_all(asked.iter().map(|(endpoint, some, _)| {
@@ -451,7 +456,8 @@ async fn borrow<T: Transport>(
                 let loan = Arc::new(loan);
                 some.iter().zip(&loan.addresses).for_each(|(&i, address)| reads[i].borrowed(&loan, *address));
             }
-            // One of them is missing, or they are too much: fewer at a time.
+            // An object is missing or the request is too large, so the next request has fewer
+            // objects.
             Ok(Err(_)) if some.len() > 1 => {
                 for &i in some {
                     reads[i].disks.push(endpoint.clone());
@@ -459,7 +465,7 @@ async fn borrow<T: Transport>(
                 }
             }
             Ok(Err(error)) | Err(error) => {
-                // Whatever the reason, the disk has lost them, or as good as.
+                // Every reason counts as loss of the copy on this disk.
                 let error = Error::new(ErrorCode::TransferFail, error.to_string());
                 some.iter().for_each(|&i| reads[i].state = State::Pending(Some(error.clone())));
             }
@@ -468,7 +474,8 @@ async fn borrow<T: Transport>(
     !asked.is_empty() && !deadline.is_over()
 }
 
-/// Reads from files what nothing else gave; whether there were any to try.
+/// Reads values from files that no other replica returned. Returns whether there was a file to try
+/// and time is left.
 #[cfg(feature = "disk")]
 async fn read_files<T: Transport>(
     client: &Arc<Inner<T>>,
@@ -511,7 +518,7 @@ impl<T: Transport> Read<'_, T> {
         let size = self.place.as_ref().map_or(0, |place| Source::<T>::local(place).span.len as u64);
         let (protocol, endpoint) = (String::new(), loan.endpoint.clone());
         self.replicas.push(MemoryLocation { size, address, protocol, endpoint });
-        // Of the object it is a copy, so only the loan counts.
+        // The loan is a copy of the object, so only the end of the loan counts.
         self.lease = loan.until;
         self.loan = Some(loan.clone());
     }
@@ -525,12 +532,13 @@ impl<T: Transport> Read<'_, T> {
             }
             _ => Ok(()),
         };
-        // After the lease they may well be another object's.
+        // After the end of the lease, the bytes may belong to another object and are not compared.
         let result = result.and_then(|()| if now < self.lease { compared() } else { Ok(()) });
         self.place = Some(place);
         self.loan = None;
         self.state = match result {
-            // Written over or not, nobody can tell any more: the bytes do not count.
+            // The bytes do not count, because the space may have been overwritten after the end of
+            // the lease.
             Ok(()) if now >= self.lease => {
                 self.replicas.clear();
                 State::Pending(Some(Error::from(ErrorCode::LeaseExpired)))
@@ -542,8 +550,8 @@ impl<T: Transport> Read<'_, T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Puts the best replica last: our own memory, then our own host, then the others, taking turns
-    /// or by their wire.
+    /// Sorts replicas, the best last. Memory of this client is best, then memory of this host. All
+    /// others alternate or are sorted by their transport.
     pub(crate) fn rank<R>(&self, replicas: &mut [R], place: impl Fn(&R) -> Option<&MemoryLocation>) {
         if replicas.len() < 2 {
             return;
@@ -565,7 +573,7 @@ impl<T: Transport> Inner<T> {
         at.endpoint == self.endpoint && self.segments.lock().iter().any(|m| m.holds(at.address, at.size))
     }
 
-    /// Room for a value of that length.
+    /// Allocates memory for a value of that length.
     pub(crate) fn place(&self, len: usize) -> Result<Incoming<T>> {
         if let Some(buffer) = self.staging.as_ref().and_then(|staging| staging.room_for_value(len)) {
             return Ok(Incoming::Buffer(buffer));
@@ -575,7 +583,8 @@ impl<T: Transport> Inner<T> {
         }
         let region = self.engine.register_local(Arc::new(HostMemory::new(len)?))?;
         let memory = region.exclusive().map_err(|_| Error::internal("new memory is not ours alone"))?;
-        // A pool of one: it shows bytes, which a slice does not.
+        // The region becomes a pool with one buffer, because a pool buffer derefs to bytes and a
+        // slice does not.
         let pool: BufferPool<T> = BufferPool::new(memory, &PoolConfig::default())?;
         pool.try_take(len).map(Incoming::Buffer)
     }

@@ -1,4 +1,4 @@
-//! Signs of life to the master, and mounting again when it has forgotten the client.
+//! Pings to the master, and the remount after the master has forgotten the client.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,17 +13,19 @@ use crate::state::Inner;
 use crate::version;
 use mooncake_protocol::wire::Welcome;
 
-/// Pings that fail one after another before the master is looked at afresh.
+/// Number of consecutive failed pings after which the master counts as lost and its version is
+/// checked again.
 const FAILURES_BEFORE_RECONNECT: u32 = 3;
-/// Longest pause between two tries while the master is away: once it is back, its members are
-/// within three seconds.
+/// Longest pause between two attempts while the master is unreachable. Once it is back, its clients
+/// reconnect within three seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-/// One that has just begun to lead may not answer yet: the pause between two tries then, and how
-/// many there are.
+/// Pause between two attempts after a change of leader. A new leader may not respond yet.
 const HURRY: Duration = Duration::from_millis(20);
+/// Number of attempts with the short pause.
 const HURRIED: u32 = 50;
 
-/// Longest time that a client waits before it announces objects, whatever the master says.
+/// Longest time that a client waits before it announces objects, regardless of the master's
+/// request.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Runs until the client is closed or dropped.
@@ -33,13 +35,13 @@ pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch:
         let Some(strong) = client.upgrade() else { return };
         let pause = jittered(beat.pause(strong.config.ping_interval), &mut strong.rng.lock());
         let master = strong.master.clone();
-        // While the task sleeps, the client can go.
+        // The task holds no reference while it sleeps, so that the client can be dropped.
         drop(strong);
         tokio::select! {
-            // An error means that the sender is gone, and the client with it.
+            // An error means that the sender and the client are gone.
             _ = closed.wait_for(|closed| *closed) => return,
             () = tokio::time::sleep(pause) => {}
-            // It knows nothing before it has been told.
+            // A new leader knows nothing of this client before it receives a ping.
             () = master.another_leads(beat.asked.as_deref()) => beat.hurry = HURRIED,
         }
         let Some(strong) = client.upgrade() else { return };
@@ -50,19 +52,21 @@ pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch:
     }
 }
 
-/// What the last pings came to.
+/// State of the heartbeat after the last pings.
 #[derive(Debug, Default)]
 struct Beat {
+    /// Number of consecutive failed pings.
     failures: u32,
-    /// The leader that was asked last, of several masters.
+    /// Leader that received the last ping, if there are several masters.
     asked: Option<Arc<str>>,
-    /// So many tries more are made without delay.
+    /// Number of further attempts that are made with the short pause.
     hurry: u32,
 }
 
 impl Beat {
-    /// Until the next ping: the interval; less after the first failures, since a master that was
-    /// started again is back soon; longer with every one once the connection counts as lost.
+    /// Returns the pause before the next ping. Without failures it is the interval. After the first
+    /// failures it is shorter, because a restarted master is back soon. Once the connection counts
+    /// as lost, each failure makes it longer.
     fn pause(&self, interval: Duration) -> Duration {
         if self.failures > 0 && self.hurry > 0 {
             return HURRY;
@@ -99,13 +103,14 @@ impl Beat {
         let limit = client.config.timeout;
         let deadline = Deadline::after(&client.config.clock, limit);
         if self.failures >= FAILURES_BEFORE_RECONNECT {
-            // Whoever answers now may be another master than the one that went away.
+            // The master that responds now may be another one than before the outage.
             let version = deadline.bound("version of the master", client.master.version()).await?;
             version::check(&version)?;
         }
         let reply = deadline.bound("ping", client.master.ping(client.id)).await?;
         if reply.need_remount {
-            // Perhaps another master: of some, numbers tell values apart only while they live.
+            // The master may be another one. The version numbers of some masters are unique only
+            // during the life of that master.
             client.forget_all();
         }
         if reply.need_remount || client.has_unconfirmed() {
@@ -113,14 +118,15 @@ impl Beat {
             #[cfg(feature = "disk")]
             client.offer_disk_again();
         }
-        // A question that fails is asked again; it takes nothing from the client's being alive.
+        // A failed request is repeated with the next ping. The failure does not affect whether the
+        // client counts as alive.
         match client.take_inventory(&deadline).await {
             Ok(false) => {}
             Ok(true) => client.mount_anew(&deadline).await?,
             Err(error) => tracing::debug!(client = %client.id, "no inventory: {error}"),
         }
-        // The master has heard of this client: that it has no time for the rest is no sign that it
-        // is away.
+        // The master has received the ping of this client. A timeout of the remaining requests does
+        // not mean that the master is unreachable.
         if let Err(error) = client.take_tasks(&deadline).await {
             tracing::debug!(client = %client.id, "no tasks: {error}");
         }
@@ -128,16 +134,16 @@ impl Beat {
     }
 }
 
-/// A part of the pause, from three quarters on: clients of one master that was restarted do not
-/// come all at once.
+/// Returns a random duration between three quarters of the pause and the whole pause. Clients of a
+/// restarted master then do not connect all at once.
 fn jittered(pause: Duration, rng: &mut Rng) -> Duration {
     let micros = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
     Duration::from_micros(micros - rng.below(micros / 4 + 1))
 }
 
 impl<T: Transport> Inner<T> {
-    /// Tells the master what earlier masters promised, and learns what this one promises. A master
-    /// of Mooncake C++ has no such call.
+    /// Sends the longest promise of earlier masters to the master, and receives the promise of this
+    /// master. A master of Mooncake C++ has no such RPC.
     pub(crate) async fn exchange_promise(&self, deadline: &Deadline) -> Result<()> {
         let longest = self.promises.lock().longest(self.config.clock.now());
         let asked = self.master.exchange_promise(self.id, longest);

@@ -1,11 +1,11 @@
-//! A segment in a file that outlives the process: its objects are announced by the process that
-//! comes next.
+//! A segment in a file that outlives the process. The next process announces the objects of the
+//! segment.
 //!
-//! The next process is the same client to the master. It knows what its predecessor knew, from the
-//! index beside the file, asks the master for what has changed since, and takes the segment back
-//! that the dead process had; then it offers the memory anew, as to a master that was restarted:
-//! space is kept, and each object is announced when its bytes are what they were. Writers who still
-//! hold a promise of the dead process's find nobody at its addresses.
+//! To the master, the next process is the same client. It reads the knowledge of the previous
+//! process from the index beside the file. It then requests the later changes from the master, and
+//! unmounts the segment of the previous process. Finally it mounts the memory as at a restarted
+//! master: the space stays reserved, and each object is announced if its bytes are unchanged.
+//! Writers with a grant of the previous process find no memory at its addresses.
 
 use std::fs::File;
 use std::io;
@@ -27,24 +27,24 @@ use crate::inventory::journal::{Journal, write_anew};
 use crate::mounted::Mounted;
 use crate::state::{Client, Inner};
 
-/// Such a file, taken.
+/// A segment file that this process has locked.
 #[derive(Debug)]
 pub(crate) struct Opened {
     memory: HostMemory,
-    /// Objects of the process before.
+    /// Objects of the previous process.
     found: Option<Found>,
-    /// Where those of processes before lay.
+    /// Reserved addresses of the segment in earlier processes.
     holes: Vec<AddressHole>,
     header: Header,
     index: PathBuf,
 }
 
 impl Opened {
-    /// Takes the file; `client` is who we are if nobody had it before.
+    /// Locks and maps the file. `client` is the identifier of this client if the file is new.
     ///
     /// # Errors
-    /// `FILE_LOCK_FAIL` when another process has it, `INVALID_PARAMS` when it is not such a file,
-    /// and what the system says, with the path.
+    /// Returns `FILE_LOCK_FAIL` if another process has locked the file, and `INVALID_PARAMS` if it
+    /// is not a segment file. All other errors are those of the operating system, with the path.
     pub(crate) fn take(
         wanted: &SegmentFile,
         len: usize,
@@ -66,7 +66,7 @@ impl Opened {
         lock_alone(&file)?;
         let about = file.metadata()?;
         if !about.is_file() {
-            return Err(Error::invalid("it is no ordinary file"));
+            return Err(Error::invalid("not a regular file"));
         }
         let fresh = Header {
             device: about.dev(),
@@ -86,8 +86,8 @@ impl Opened {
             Contents::Known(found) => Some(found)
                 .filter(|found| (found.header.device, found.header.inode) == (fresh.device, fresh.inode)),
             Contents::Unreadable(why) if !is_planted("refuse-unreadable-index") => {
-                // The file was a segment of this client, and a cache that cannot be read is an
-                // empty one.
+                // The file was a segment of this client, and an unreadable cache counts as an empty
+                // cache.
                 tracing::warn!(index = %wanted.index.display(), "segment file starts empty: {why}");
                 owned = true;
                 None
@@ -103,15 +103,16 @@ impl Opened {
         }
         let header = found.as_ref().map_or(fresh, |found| Header { len: len as u64, ..found.header.clone() });
         if found.is_none() {
-            // Said before the file has a length, so that it is known as ours whatever happens.
+            // The index is written before the file gets its length. A crash in between leaves a
+            // file that is still known as a segment of this client.
             write_anew(&wanted.index, &index::begin(&header))
                 .map_err(|error| no_index(&wanted.index, error))?;
         }
         found = found.filter(|found| found.header.len == header.len);
         let holes = header.places.iter().map(|addr| AddressHole::reserve(*addr, header.len));
         let holes = holes.collect::<Result<Vec<_>>>().unwrap_or_else(|error| {
-            // A late writer could meet something else there, which has nothing to do with what we
-            // find.
+            // Other memory lies at the old addresses, and a late writer could reach it. That memory
+            // is unrelated to the objects of the segment.
             tracing::warn!("addresses of the process before are in use: {error}");
             found = None;
             Vec::new()
@@ -120,7 +121,7 @@ impl Opened {
         Ok(Self { memory, found, holes, header, index: wanted.index.clone() })
     }
 
-    /// Who we are.
+    /// Returns the identifier of the client that owns the segment.
     pub(crate) fn client(&self) -> ClientId {
         self.header.client
     }
@@ -129,7 +130,7 @@ impl Opened {
 fn no_index(path: &Path, error: io::Error) -> Error {
     let hint = match error.kind() {
         io::ErrorKind::InvalidInput => {
-            "; hugetlbfs takes no writes: give it another place (MOONCAKE_STORE_SEGMENT_INDEX), such as one in /dev/shm"
+            "; hugetlbfs takes no writes: set MOONCAKE_STORE_SEGMENT_INDEX to a path elsewhere, such as /dev/shm"
         }
         _ => "",
     };
@@ -137,7 +138,7 @@ fn no_index(path: &Path, error: io::Error) -> Error {
 }
 
 impl<T: Transport> Client<T> {
-    /// Offers the memory of a file, with the objects that the process before left there.
+    /// Mounts the memory of a file, with the objects that the previous process left there.
     pub(crate) async fn mount_lasting(&self, opened: Opened) -> Result<SegmentId> {
         self.inner.usable()?;
         let deadline = self.inner.deadline();
@@ -196,7 +197,8 @@ impl<T: Transport> Inner<T> {
         self.offer_new(mounted, deadline).await
     }
 
-    /// What the process before knew, and what it did not hear any more.
+    /// Takes over the objects of the previous process, and applies the changes that it did not
+    /// receive.
     async fn hear_since(&self, found: &Found, segment: SegmentId, deadline: &Deadline) -> Result<()> {
         let mut inventory = self.inventory.lock().await;
         let now = self.config.clock.now();
@@ -214,7 +216,8 @@ impl<T: Transport> Inner<T> {
                 Err(error) => return Err(error),
             };
             if page.epoch != found.epoch {
-                // It was restarted, too: what its predecessor said is all there is to know.
+                // The master was restarted, too. The reports of its predecessor are all that is
+                // known.
                 inventory.turn_over(page.epoch);
                 inventory.apply(page, now);
                 break;
@@ -227,7 +230,7 @@ impl<T: Transport> Inner<T> {
             }
         }
         if lost {
-            // It took us for dead, and dropped what was here.
+            // This client had expired at the master, which dropped the objects in the segment.
             inventory.kept.clear();
         }
         inventory.keep_all(segment);

@@ -48,7 +48,8 @@ impl<T: Transport> Client<T> {
         #[cfg(feature = "disk")]
         self.inner.close_disk(&deadline).await;
         let mut outcome = Ok(());
-        // With the lock held, no mount is in progress. A later one sees that the client is closed.
+        // With the lock held, no mount is in progress. A later mount sees that the client is
+        // closed.
         let _changing = self.inner.mounting.lock().await;
         self.inner.moving.lock().clear();
         for id in self.segments() {

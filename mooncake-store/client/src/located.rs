@@ -1,14 +1,15 @@
-//! Where objects lie that are read in parts, and what may take the place of that.
+//! Locations of objects that are read in parts, and the later responses that may replace them.
 //!
-//! Parts are put together by the caller, who may read one now and the next a second later. So what
-//! a [`Located`] gives is all of one value. As long as it has given nothing, a later answer of the
-//! master takes the place of the first, whatever value it speaks of; afterwards only an answer does
-//! that speaks of the same one.
+//! The caller assembles the parts, and may read two of them at different times. All bytes read
+//! through a [`Located`] belong to one value. Before the first part is returned, a later response
+//! of the master replaces the first, even if the response is about another value. Afterwards only a
+//! response about the same value replaces it.
 //!
-//! The owner of a disk gives what lies there under a key, which may be of a later value than the
-//! master's answer was. It says a number with it, so that parts are known to be of one value; only
-//! where some of them came from elsewhere, or the owner says no number, the master is asked whether
-//! it still speaks of that copy.
+//! The owner of a disk returns the value that it stores under a key now. This value may be later
+//! than the response of the master. An owner that reports versions sends the version with the
+//! bytes, so that the client knows which parts belong to one value. In two cases the client asks
+//! the master whether it still names that copy: if other parts came from elsewhere, or if the owner
+//! reports no version.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,10 +29,11 @@ use crate::replicas::in_file;
 use crate::replicas::{is_same, is_same_copy, on_disk};
 use crate::state::Inner;
 
-/// Where an object lay when the master was asked, and until when that holds. Cheap to clone.
+/// Location of an object, as the master gave it, with the end of its lease. Cheap to clone.
 ///
-/// What is read of it is of one value: where none of its replicas can be read any more the master
-/// is asked again, and an answer about another value counts only while nothing was read yet.
+/// All bytes read through this location belong to one value. If no replica can be read any more,
+/// the master is asked again. A response about another value counts only if nothing has been read
+/// yet.
 #[derive(Clone, Debug)]
 pub struct Located {
     pub(crate) place: Arc<Place>,
@@ -48,92 +50,94 @@ pub(crate) struct Place {
 struct Known {
     answer: Arc<Answer>,
     given: Given,
-    /// What lies on a disk and is the value that the answer speaks of.
+    /// Version on a disk that is known to hold the value of the response.
     on_disk: Option<Version>,
 }
 
-/// Of what value bytes were given out.
+/// Value that the bytes returned so far belong to.
 #[derive(Debug, PartialEq, Eq)]
 enum Given {
     Nothing,
-    /// The one that the answer speaks of.
+    /// The value that the response describes.
     Named,
-    /// One from a disk. It may be a later one.
+    /// A value from a disk. The value may be later than the response.
     Version(Version),
 }
 
-/// Who keeps a value on disk, and its number there.
+/// Endpoint or file that holds a value on disk, and the version of the value there.
 pub(crate) type Version = (String, u64);
 
-/// What may be done with bytes from a disk.
+/// Use of bytes that were read from a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The caller has them.
+    /// The bytes are returned to the caller.
     Given,
-    /// They count if the master still speaks of the copy that they were read from.
+    /// The bytes count if the master still names the copy that they were read from.
     Ask,
 }
 
-/// The moment before the master was asked, and what the engine knew then.
+/// Time before a request to the master, and the look-ups that the engine had made by then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) at: Moment,
     pub(crate) known: LookUps,
 }
 
-/// What the master said of an object.
+/// Response of the master about an object.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
-    /// Processes that were found before the master was asked: the memory that it named is of none
-    /// before these.
+    /// Look-ups that the engine had made before the master was asked. The memory in the response
+    /// belongs to no process that was replaced before these look-ups.
     pub(crate) known: LookUps,
-    /// Those that can be read, the best last; before them those on disks.
+    /// Readable replicas, the best last. Replicas in files and on disks come before replicas in
+    /// memory.
     replicas: Vec<Replica>,
     pub(crate) lease: Moment,
     checksum: Option<u64>,
-    /// The value, as this client has kept it.
+    /// Copy of the value in the cache of this client.
     pub(crate) kept: Option<Bytes>,
-    /// Answers about the same value have the same number.
+    /// Number of the value. Responses about the same value have the same number.
     value: u64,
 }
 
 impl Located {
-    /// Its key.
+    /// Returns the key of the object.
     pub fn key(&self) -> &[u8] {
         &self.place.key
     }
 
-    /// Length of the object in bytes.
+    /// Returns the length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.place.size
     }
 }
 
 impl Answer {
-    /// How many replicas there are to try.
+    /// Returns the number of replicas that can be tried.
     pub(crate) fn tries(&self) -> usize {
         self.replicas.len()
     }
 
-    /// The replica to try when so many have not been.
+    /// Returns the replica to try next, if `left` replicas have not been tried.
     pub(crate) fn replica(&self, left: usize) -> Option<&Replica> {
         self.replicas.get(left.checked_sub(1)?)
     }
 
-    /// What the bytes must come to.
+    /// Returns the expected checksum of the value.
     pub(crate) fn checksum(&self) -> Option<u64> {
         self.checksum
     }
 
-    /// Whether a later answer about an object of this length speaks of the same value: by its
-    /// replicas, or by its checksum when all of them are others.
+    /// Returns whether a later response about an object of the same length describes the same
+    /// value. The responses are compared by their replicas, and by their checksums if all replicas
+    /// differ.
     fn is(&self, later: &Answer) -> bool {
         is_same((&self.replicas, self.checksum), (&later.replicas, later.checksum))
             || (self.checksum.is_some() && self.checksum == later.checksum)
     }
 
-    /// Whether a later answer has all of these replicas where they are, as far as they are in
-    /// memory.
+    /// Returns whether a later response contains all replicas in memory of this response at the
+    /// same locations.
     fn stands(&self, later: &Answer) -> bool {
         let stays = |then: &Replica| {
             later.replicas.iter().any(|now| now.id == then.id && now.location == then.location)
@@ -144,16 +148,17 @@ impl Answer {
 }
 
 impl Place {
-    /// What the master said last, as far as it counts.
+    /// Returns the last response of the master that counts.
     pub(crate) fn answer(&self) -> Arc<Answer> {
         self.known.lock().answer.clone()
     }
 
-    /// Bytes that were read from where that answer said are given to the caller, if they may be.
+    /// Records that bytes read from a replica of `answer` are returned to the caller, if that is
+    /// allowed.
     ///
     /// # Errors
-    /// `LEASE_EXPIRED`: nobody can tell any more whether they are the object's, or they are of
-    /// another value than the caller has parts of.
+    /// Returns `LEASE_EXPIRED` in two cases: the bytes may no longer be those of the object, or
+    /// they belong to another value than the parts that the caller has.
     pub(crate) fn give(&self, answer: &Answer, now: Moment) -> Result<()> {
         let mut known = self.known.lock();
         if !known.is_open(answer, now) || matches!(known.given, Given::Version(_)) {
@@ -163,11 +168,11 @@ impl Place {
         Ok(())
     }
 
-    /// The same for bytes that an owner has read from its disk for that answer; they are of that
-    /// version, if it says so.
+    /// Records the same for bytes that an owner read from its disk. `version` is the version of the
+    /// bytes, if the owner reports one.
     ///
     /// # Errors
-    /// As [`give`](Self::give).
+    /// Returns the errors of [`give`](Self::give).
     pub(crate) fn give_from_disk(
         &self,
         answer: &Answer,
@@ -188,12 +193,12 @@ impl Place {
         verdict.ok_or_else(|| Error::from(ErrorCode::LeaseExpired))
     }
 
-    /// Bytes about which the master was asked afterwards are given to the caller, if it still
-    /// speaks of the copy that they were read from: what takes its place has another number, and
-    /// comes to the disk only after it has come to the master.
+    /// Records that bytes are returned to the caller after the master was asked again. The bytes
+    /// count if `later` still names the copy that they were read from. A later value has another
+    /// replica identifier, and reaches the disk only after it has reached the master.
     ///
     /// # Errors
-    /// As [`give`](Self::give).
+    /// Returns the errors of [`give`](Self::give).
     pub(crate) fn confirm(
         &self,
         answer: &Answer,
@@ -217,7 +222,7 @@ impl Place {
         self.known.lock().given == Given::Nothing
     }
 
-    /// Takes in a later answer; whether it counts.
+    /// Stores a later response if it counts. Returns whether it counts.
     fn learn(&self, mut later: Answer) -> bool {
         let mut known = self.known.lock();
         let same = known.answer.is(&later);
@@ -232,7 +237,7 @@ impl Place {
         true
     }
 
-    /// The answer with a later lease, if the master still says so.
+    /// Returns the response with the lease of `later`, if `later` confirms it.
     fn renew(&self, answer: &Answer, later: Answer) -> Option<Arc<Answer>> {
         if !answer.stands(&later) {
             return None;
@@ -248,24 +253,24 @@ impl Place {
 }
 
 impl Known {
-    /// Whether what was read by that answer may still be given out.
+    /// Returns whether bytes read from a replica of `answer` may still be returned to the caller.
     fn is_open(&self, answer: &Answer, now: Moment) -> bool {
         now < answer.lease && self.answer.value == answer.value
     }
 }
 
-/// An object that is being read, and what of the master's answers it is read by.
+/// An object that is being read, and the response that the read uses.
 pub(crate) type Reading = (Arc<Place>, Arc<Answer>);
-/// An answer, and the same with a later lease.
+/// A response, and the same response with a later lease.
 pub(crate) type Renewed = (Arc<Answer>, Arc<Answer>);
 
-/// What tells one that is shared from others, while it lives.
+/// Returns a number that identifies a shared object as long as the object lives.
 pub(crate) fn name<S>(shared: &Arc<S>) -> usize {
     Arc::as_ptr(shared).addr()
 }
 
 impl<T: Transport> Inner<T> {
-    /// Notes that the master is asked now.
+    /// Returns the present time and look-ups, to be recorded before a request to the master.
     pub(crate) fn asked(&self) -> Asked {
         Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
     }
@@ -276,11 +281,11 @@ impl<T: Transport> Inner<T> {
         Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, known }) })
     }
 
-    /// The object's length, and the answer.
+    /// Converts a replica list. Returns the length of the object and the response.
     fn answer(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<(u64, Answer)> {
         let kept = self.kept(key, &list);
-        // The lease began when the master answered; counting from before we asked is on the safe
-        // side.
+        // The lease began when the master responded. A lease counted from before the request ends
+        // earlier, which is safe.
         let lease = asked.at.after(list.lease);
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
@@ -294,9 +299,9 @@ impl<T: Transport> Inner<T> {
             return Err(Error::from(ErrorCode::InvalidReplica).context(shown(key)));
         };
         replicas.retain(|replica| replica.location.size() == size);
-        // Those on disks come to lie before all others.
+        // Replicas on disks are sorted before replicas in memory.
         self.rank(&mut replicas, |replica| replica.location.memory());
-        // And files before these.
+        // Replicas in files are sorted before replicas on disks.
         #[cfg(feature = "disk")]
         replicas.sort_by_key(|replica| in_file(replica).is_none());
         let kept = kept.filter(|kept| kept.len() as u64 == size);
@@ -304,8 +309,8 @@ impl<T: Transport> Inner<T> {
         Ok((size, Answer { known, replicas, lease, checksum: list.checksum, kept, value: 0 }))
     }
 
-    /// Asks the master again where these objects lie. What became of each: whether there is
-    /// something new, or that it is gone.
+    /// Asks the master again for the locations of these objects. Returns for each object whether a
+    /// new response counts, or an error if the object is gone.
     pub(crate) async fn ask_again(
         &self,
         places: &[Arc<Place>],
@@ -316,7 +321,7 @@ impl<T: Transport> Inner<T> {
             let learnt = match answer {
                 Ok((size, later)) => Ok(size == place.size && place.learn(later)),
                 Err(error) if error.kind() == ErrorKind::NotFound && place.is_untouched() => Err(error),
-                // What is known of it stands.
+                // The previous response stays valid.
                 Err(_) => Ok(false),
             };
             (name(place), learnt)
@@ -324,22 +329,23 @@ impl<T: Transport> Inner<T> {
         learnt.collect()
     }
 
-    /// Asks the master for later leases on objects that are being read. Answers that hold for
-    /// longer now.
+    /// Asks the master for later leases on objects that are being read. Returns the responses whose
+    /// leases were extended.
     pub(crate) async fn renew(&self, reading: Vec<Reading>, deadline: Deadline) -> Vec<Renewed> {
         let places: Vec<Arc<Place>> = reading.iter().map(|(place, _)| place.clone()).collect();
         let later = self.ask(&places, &deadline).await;
         let now = self.config.clock.now();
         let renewed = reading.into_iter().zip(later).filter_map(|((place, answer), later)| {
             let (_, later) = later.ok()?;
-            // The master had given the later one before the earlier one was over.
+            // The earlier lease has not expired yet, so the master granted the later one in time.
             let renewed = (now < answer.lease).then(|| place.renew(&answer, later))??;
             Some((answer, renewed))
         });
         renewed.collect()
     }
 
-    /// What the master says of these objects now; nothing when it does not answer.
+    /// Asks the master about these objects. Returns one result per object, or an empty vector if
+    /// the master does not respond.
     pub(crate) async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
         let keys: Vec<&[u8]> = places.iter().map(|place| &*place.key).collect();
         let asked = self.asked();
@@ -374,7 +380,7 @@ mod tests {
         Answer { known: LookUps::default(), replicas, lease: Moment(10), checksum, kept: None, value: 0 }
     }
 
-    /// Of one value for all time.
+    /// Replica identifiers that never belong to another value, not even after a restart.
     const ONE: u64 = 1 << 63 | 1;
     const TWO: u64 = 1 << 63 | 2;
 
@@ -397,7 +403,7 @@ mod tests {
         assert_eq!([(); 2].map(|()| ask(&disk, Some(&one), 9)), [Ok(Verdict::Given), Ok(Verdict::Given)]);
         assert_eq!((ask(&disk, Some(&other), 1), ask(&disk, None, 1)), (late, late));
         assert_eq!(memory(&disk), Err(ErrorCode::LeaseExpired), "it may be of another value");
-        // What others came before is asked about, and so is what nobody knows the number of.
+        // The master is asked if other parts came before, and if the owner reports no version.
         let mixed = place(first.clone());
         memory(&mixed).unwrap();
         assert_eq!(ask(&mixed, Some(&one), 1), Ok(Verdict::Ask));
@@ -427,7 +433,8 @@ mod tests {
             (answer(&[ONE], 1, None), answer(&[TWO], 1, None), false),
             (answer(&[ONE], 1, Some(7)), answer(&[TWO], 2, Some(7)), true),
             (answer(&[ONE], 1, Some(7)), answer(&[ONE], 1, Some(8)), false),
-            // Numbers of the existing system are of one value only with their place.
+            // A replica identifier of Mooncake C++ identifies a value only together with its
+            // location.
             (answer(&[1], 1, None), answer(&[1], 1, None), true),
             (answer(&[1], 1, None), answer(&[1], 2, None), false),
         ] {
@@ -440,8 +447,7 @@ mod tests {
             assert_eq!(place.give(&before, Moment(10)).unwrap_err().code(), ErrorCode::LeaseExpired);
             assert_eq!(place.learn(later), same);
         }
-        // Bytes that come in from the answer before the last do not count, if that was about
-        // another value.
+        // Bytes read through the previous response do not count if it described another value.
         let place = place(answer(&[ONE], 1, None));
         let before = place.answer();
         assert!(place.learn(answer(&[TWO], 1, None)));

@@ -1,4 +1,4 @@
-//! What a client has done, counted without a lock and without allocating.
+//! Metrics of a client, counted without locks and allocations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,10 +11,10 @@ use crate::payload::PutOutcome;
 use mooncake_protocol::meter::CallMeter;
 use mooncake_protocol::metrics::Micros;
 
-/// Declares the calls that are counted by name, in the order of the page.
+/// Declares the operations that are counted by name, in the order of the page.
 macro_rules! operations {
     ($($name:ident $label:literal $direction:ident;)*) => {
-        /// Calls of the store, by the names that the existing system counts them under.
+        /// Calls of the store, with the names of the metrics of Mooncake C++.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Operation {
             $(#[doc = concat!("`", $label, "`.")] $name,)*
@@ -23,7 +23,7 @@ macro_rules! operations {
         impl Operation {
             const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Its name.
+            /// Returns the name of the operation in metrics.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $label,)*
@@ -61,7 +61,7 @@ operations! {
     BatchUpsertFrom "batch_upsert_from" Write;
 }
 
-/// Which way the bytes go.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
@@ -69,7 +69,7 @@ pub(crate) enum Direction {
 }
 
 impl Operation {
-    /// Whether it is a write that may replace a value.
+    /// Returns whether the operation may replace a value.
     pub fn replaces(self) -> bool {
         use Operation::{BatchUpsertFrom, Upsert, UpsertBatch, UpsertFrom, UpsertParts};
         matches!(self, Upsert | UpsertBatch | UpsertFrom | UpsertParts | BatchUpsertFrom)
@@ -82,11 +82,11 @@ impl Operation {
 }
 
 tokio::task_local! {
-    /// The call that the task is in, for whoever makes it of others.
+    /// Call that the task executes. Calls inside it are counted as this call.
     pub(crate) static CALLED: Begun;
 }
 
-/// A call that others are part of, and when it began.
+/// Call that consists of other calls, and its start time.
 #[derive(Clone, Copy, Debug)]
 pub struct Begun(pub(crate) Operation, pub(crate) Option<Moment>);
 
@@ -103,17 +103,18 @@ impl OperationCounts {
     }
 }
 
-/// Objects of one direction, by what became of them.
+/// Counters of one direction, by the outcome of objects.
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
-    /// Bytes that were moved; of a write, to every replica.
+    /// Bytes that were transferred. A write counts its bytes once per replica.
     pub(crate) bytes: AtomicU64,
     pub(crate) done: AtomicU64,
-    /// Read: not there. Written: there already.
+    /// Reads of missing objects, or writes of existing objects.
     pub(crate) other: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// Time bytes were under way, for calls of one object and of several.
+    /// Transfer time of calls with one object.
     pub(crate) single: Micros,
+    /// Transfer time of calls with several objects.
     pub(crate) batch: Micros,
 }
 
@@ -122,13 +123,13 @@ impl Objects {
         self.bytes.load(Relaxed)
     }
 
-    /// Done, the other good outcome, and failed.
+    /// Returns the counts of objects that were done, were missing or existed, and failed.
     pub(crate) fn outcomes(&self) -> [u64; 3] {
         [&self.done, &self.other, &self.failed].map(|count| count.load(Relaxed))
     }
 }
 
-/// What a client has done since it joined.
+/// Metrics of a client since its start.
 #[derive(Debug)]
 pub struct Metrics {
     pub(crate) clock: SharedClock,
@@ -151,7 +152,7 @@ impl Metrics {
         }
     }
 
-    /// Those made at least once.
+    /// Returns the operations that were called at least once.
     pub(crate) fn operations(
         &self,
         direction: Direction,
@@ -163,7 +164,7 @@ impl Metrics {
         .map(|(operation, counts)| (operation.name(), counts))
     }
 
-    /// How long it has been.
+    /// Returns the time since the start of the client.
     pub(crate) fn age(&self) -> Duration {
         self.clock.now().since(self.began)
     }
@@ -176,14 +177,14 @@ impl Metrics {
     }
 }
 
-/// A call that is being counted. Nothing is, where the client has no metrics; a call that is given
-/// up is not, either.
+/// Call that is being counted. Nothing is counted if the client has no metrics, or if the call is
+/// dropped before its end.
 #[derive(Debug)]
 pub(crate) struct Counting<'m> {
     pub(crate) metrics: Option<&'m Metrics>,
     pub(crate) operation: Operation,
     pub(crate) began: Moment,
-    /// Time that bytes were under way.
+    /// Time of the transfers of the call.
     pub(crate) moving: Duration,
     pub(crate) bytes: u64,
     pub(crate) moved: u64,
@@ -191,7 +192,7 @@ pub(crate) struct Counting<'m> {
 }
 
 impl Counting<'_> {
-    /// Of what is no call of the caller's.
+    /// Returns a value that counts nothing, for work outside a call of the application.
     pub(crate) fn nothing() -> Self {
         Self {
             metrics: None,
@@ -204,12 +205,12 @@ impl Counting<'_> {
         }
     }
 
-    /// Bytes are under way from now on.
+    /// Returns the start time of a transfer.
     pub(crate) fn moving(&self) -> Moment {
         self.metrics.map_or(Moment::default(), |metrics| metrics.clock.now())
     }
 
-    /// They were, since then.
+    /// Records a transfer that started at `since`.
     pub(crate) fn moved(&mut self, since: Moment, bytes: u64) {
         if let Some(metrics) = self.metrics {
             self.moving += metrics.clock.now().since(since);
@@ -217,13 +218,13 @@ impl Counting<'_> {
         }
     }
 
-    /// An object was read or written.
+    /// Counts an object that was read or written.
     pub(crate) fn done(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         self.outcomes[0] += 1;
     }
 
-    /// The value of a key that was read, or not there.
+    /// Counts the outcome of a read.
     pub(crate) fn read(&mut self, outcome: &Result<Option<usize>>) {
         match outcome {
             Ok(Some(len)) => self.done(*len),
@@ -232,7 +233,7 @@ impl Counting<'_> {
         }
     }
 
-    /// A value that was written, or there already.
+    /// Counts the outcome of a write.
     pub(crate) fn written(&mut self, outcome: &Result<PutOutcome>, len: usize) {
         match outcome {
             Ok(PutOutcome::Stored) => self.done(len),
@@ -241,7 +242,7 @@ impl Counting<'_> {
         }
     }
 
-    /// A part that was moved, or not.
+    /// Counts the outcome of the transfer of a part.
     pub(crate) fn part(&mut self, outcome: &Result<()>, len: usize) {
         match outcome {
             Ok(()) => self.done(len),
@@ -249,12 +250,12 @@ impl Counting<'_> {
         }
     }
 
-    /// An object of which nothing came, for this reason.
+    /// Counts an object that was not read or written, by the kind of the error.
     pub(crate) fn failed(&mut self, kind: ErrorKind) {
         self.outcomes[if kind == ErrorKind::NotFound { 1 } else { 2 }] += 1;
     }
 
-    /// The call is over.
+    /// Adds the call to the metrics.
     pub(crate) fn end(self) {
         let Some(metrics) = self.metrics else { return };
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);

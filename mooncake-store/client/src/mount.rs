@@ -1,4 +1,4 @@
-//! Memory offered to the cluster.
+//! Memory that this client offers to the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,12 @@ use crate::state::{Client, Inner};
 use mooncake_protocol::wire::DrainProgress;
 
 impl<T: Transport> Client<T> {
-    /// Offers `bytes` of new host memory to the cluster, besides what it offers already.
+    /// Offers `bytes` of new host memory to the cluster, in addition to the memory that is already
+    /// offered.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for fewer than 1024 bytes, `BUFFER_OVERFLOW` when there is not that much
-    /// memory, and whatever keeps the master from taking it.
+    /// Returns `INVALID_PARAMS` for fewer than 1024 bytes, and `BUFFER_OVERFLOW` if there is not
+    /// that much memory. All other errors are those of the transport or of the master.
     pub async fn mount(&self, bytes: u64) -> Result<SegmentId> {
         let len = usize::try_from(bytes).ok().filter(|_| bytes >= config::MIN_BUFFER).ok_or_else(|| {
             Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
@@ -31,10 +32,10 @@ impl<T: Transport> Client<T> {
         self.mount_any(memory.clone(), Some(memory)).await
     }
 
-    /// Offers memory of the caller's to the cluster.
+    /// Offers memory of the caller to the cluster.
     ///
     /// # Errors
-    /// Whatever keeps the wire or the master from taking it; the memory is then free again.
+    /// Returns the error of the transport or of the master. The memory is then free again.
     pub async fn mount_memory(&self, memory: Arc<dyn MemorySource>) -> Result<SegmentId> {
         self.mount_any(memory, None).await
     }
@@ -51,47 +52,47 @@ impl<T: Transport> Client<T> {
         Ok(id)
     }
 
-    /// Takes memory back. Objects in it are gone at once; an unknown id is fine, so the call may be
-    /// repeated.
+    /// Unmounts a segment. Its objects are gone at once. The call may be repeated, because an
+    /// unknown identifier is not an error.
     ///
     /// # Errors
-    /// The master could not be told. The segment stays as it was.
+    /// Returns the error of the request to the master. The segment then stays mounted.
     pub async fn unmount(&self, id: SegmentId) -> Result<()> {
         let deadline = self.inner.deadline();
         self.inner.unmount(id, &deadline).await
     }
 
-    /// Takes memory back after `grace`: until then objects in it are readable, and none are added.
-    /// Returns at once; the client must live until the time is up, or objects in it are gone with
-    /// the client.
+    /// Unmounts a segment after `grace`. Until then its objects are readable, and no objects are
+    /// added. The call returns at once. The client must live until the time is over, or the objects
+    /// are gone together with the client.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` for what is not offered, and whatever keeps the master from being told;
-    /// the segment then stays as it was.
+    /// Returns `SEGMENT_NOT_FOUND` for a segment that is not offered, and otherwise the error of
+    /// the request to the master. The segment then stays as it was.
     pub async fn unmount_after(&self, id: SegmentId, grace: Duration) -> Result<()> {
         self.inner.unmount_after(id, grace).await
     }
 
-    /// Has the master move the only replicas of objects in this client's segments to other members,
-    /// as far as they have room. Nothing is placed in the segments from the first call on. Each
-    /// call returns how far the move is.
+    /// Asks the master to move the only replicas of objects in this client's segments to other
+    /// clients, as far as those have space. From the first call on, the master places no objects in
+    /// the segments. Each call returns the progress.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED` or a mismatch of versions if the master is one of Mooncake C++;
-    /// `SEGMENT_NOT_FOUND` without a segment.
+    /// Returns `NOT_SUPPORTED` or a version mismatch if the master is one of Mooncake C++, and
+    /// `SEGMENT_NOT_FOUND` if the client has no segment.
     pub async fn drain(&self) -> Result<DrainProgress> {
         let asked = self.inner.master.drain_client(self.inner.id);
         self.inner.deadline().bound("draining", asked).await
     }
 
-    /// The segments that are offered now.
+    /// Returns the segments that are offered now.
     pub fn segments(&self) -> Vec<SegmentId> {
         self.inner.segments.lock().iter().filter(|m| !m.leaving).map(|m| m.segment.id).collect()
     }
 }
 
 impl<T: Transport> Inner<T> {
-    /// Memory to offer; shared where the wires have a use for that.
+    /// Allocates memory to offer. The memory is shared if a transport can use shared memory.
     pub(crate) fn new_memory(&self, len: usize) -> Result<HostMemory> {
         let options = &self.config.memory;
         if options.shared.is_none() && self.engine.transport().capabilities().shared_memory {
@@ -115,8 +116,8 @@ impl<T: Transport> Inner<T> {
         self.usable()?;
         let more = !self.segments.lock().is_empty();
         if more && deadline.bound("ping", self.master.ping(self.id)).await?.need_remount {
-            // By this mount a master that forgot us would know us again, and never ask for the
-            // other segments.
+            // This mount would make a master that forgot this client know it again. The master
+            // would then never request the other segments.
             self.remount_listed(deadline).await?;
         }
         let segment = self.new_segment(&region);
@@ -128,7 +129,7 @@ impl<T: Transport> Inner<T> {
         self.offer_new(mounted, deadline).await
     }
 
-    /// What the master is told of memory.
+    /// Returns the description of a region for the master.
     pub(crate) fn new_segment(&self, region: &Region<T>) -> Segment {
         let id = {
             let mut rng = self.rng.lock();
@@ -145,20 +146,21 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Tells the master of it, or takes it back.
+    /// Offers a new segment to the master. Unmounts the segment if that fails.
     pub(crate) async fn offer_new(
         self: &Arc<Self>,
         mounted: Mounted<T>,
         deadline: &Deadline,
     ) -> Result<SegmentId> {
         let (id, size) = (mounted.id(), mounted.segment.size);
-        // Listed first: should the answer be lost, the heartbeat and `close` still know of it.
+        // The segment is listed first. If the response is lost, the heartbeat and `close` still
+        // know it.
         self.segments.lock().push(mounted);
         match self.offer_listed(deadline).await {
             Ok(()) => Ok(id),
             Err(error) => {
-                // Should it have been the answer that was lost, nobody is to be sent to memory that
-                // is gone.
+                // If only the response was lost, the master must not send clients to memory that is
+                // gone.
                 let (master, client, limit) = (self.master.clone(), self.id, self.config.timeout);
                 self.runtime.spawn(async move {
                     let _ = tokio::time::timeout(limit, master.unmount(client, id)).await;
@@ -190,17 +192,17 @@ impl<T: Transport> Inner<T> {
         if let Some(mounted) = self.segments.lock().iter_mut().find(known) {
             mounted.leaving = true;
         }
-        // Should the master be restarted meanwhile, it is not told of this any more.
+        // A master that is restarted meanwhile must not receive these objects.
         self.inventory.lock().await.forget(id);
-        // Closing the client does not wait for this.
+        // Closing the client does not wait for this task.
         let client = Arc::downgrade(self);
         self.runtime.spawn(async move {
             tokio::time::sleep(grace).await;
             let Some(client) = client.upgrade() else { return };
-            // The master lets nobody in by itself; the last call is for one that was restarted
-            // meanwhile.
+            // The master retires the segment by itself when the grace period ends. This call is for
+            // a master that was restarted meanwhile.
             if let Err(error) = client.unmount(id, &client.deadline()).await {
-                tracing::warn!(segment = %id, "the grace period is over, and the master cannot be told: {error}");
+                tracing::warn!(segment = %id, "the grace period is over, and the master was not notified: {error}");
             }
         });
         Ok(())
@@ -209,12 +211,12 @@ impl<T: Transport> Inner<T> {
     pub(crate) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
         self.inventory.lock().await.forget(id);
-        // Only now: while the master knows the segment, writers may come, and completed writes must
-        // land.
+        // The region is dropped only now. While the master knows the segment, writers may connect,
+        // and completed writes must land.
         drop_region(self.take(id)).await
     }
 
-    /// Forgets a segment and hands out its memory.
+    /// Removes a segment from the list and returns it.
     pub(crate) fn take(&self, id: SegmentId) -> Option<Mounted<T>> {
         let mut segments = self.segments.lock();
         let at = segments.iter().position(|m| m.segment.id == id)?;

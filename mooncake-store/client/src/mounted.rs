@@ -11,17 +11,18 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Mounted<T: Transport> {
     pub(crate) segment: Segment,
-    // Dropped when the segment is unmounted. From then on the transport refuses access to it.
+    // The region is dropped when the segment is unmounted. From then on the transport refuses
+    // access to the memory.
     pub(crate) region: Region<T>,
     /// The memory under the region, when this client allocated it.
     pub(crate) own: Option<Arc<HostMemory>>,
-    /// Whether no master before the present one knew the segment.
+    /// True if no master before the present one knew the segment.
     pub(crate) new: bool,
-    /// Whether the present master has confirmed the segment.
+    /// True if the present master has confirmed the segment.
     pub(crate) confirmed: bool,
-    /// Whether the segment holds objects of an earlier master that are to be announced.
+    /// True if the segment holds objects of an earlier master that are to be announced.
     pub(crate) kept: bool,
-    /// Whether the segment is unmounted at the end of its grace period and is no longer offered.
+    /// True if the segment is unmounted at the end of its grace period and is no longer offered.
     pub(crate) leaving: bool,
 }
 
@@ -32,7 +33,7 @@ pub(crate) struct Moving {
     /// Position in the list of segments.
     pub(crate) at: usize,
     pub(crate) memory: Arc<HostMemory>,
-    /// Whether the segment keeps its objects.
+    /// True if the segment keeps its objects.
     pub(crate) kept: bool,
 }
 

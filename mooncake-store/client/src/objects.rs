@@ -1,4 +1,4 @@
-//! The calls about objects, single and in batches.
+//! Operations on objects, single and in batches.
 
 use bytes::Bytes;
 use mooncake_core::memory::{HostMemory, MemorySource};
@@ -15,23 +15,23 @@ use crate::put;
 use crate::state::Client;
 use mooncake_protocol::api::WriteMode;
 
-/// What a read into a slice comes to: the length of the value or `None` for a miss, and the slice.
+/// Result of a read into a slice: the length of the value, or `None` for a miss, and the slice.
 pub type ReadInto<T> = (Result<Option<usize>>, SliceMut<T>);
 
-/// Writing. Each call takes how the object is to be kept; `&ReplicateConfig::default()` is one
-/// evictable copy.
+/// Writes of objects. Each call takes the replication settings. `&ReplicateConfig::default()` means
+/// one copy that can be evicted.
 impl<T: Transport> Client<T> {
-    /// Stores a value under a key that is not there yet. One copy, by way of the local buffer.
+    /// Stores a value under a new key, as one copy, through the local buffer.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an empty key or value and for a key that is too long,
-    /// `NO_AVAILABLE_HANDLE` when the cluster has no room, kind `Unavailable` or `Timeout` when it
-    /// could not be stored in time. Nothing is left behind then.
+    /// Returns `INVALID_PARAMS` for an empty key or value and for a key that is too long. Returns
+    /// `NO_AVAILABLE_HANDLE` if the cluster has no space. Returns an error of kind `Unavailable` or
+    /// `Timeout` if the value cannot be stored in time. Nothing stays stored after an error.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
         self.put_with(key, value, &ReplicateConfig::default()).await
     }
 
-    /// [`put`](Self::put), kept as `config` says.
+    /// Stores a value as [`put`](Self::put) does, with the replication settings in `config`.
     pub async fn put_with(
         &self,
         key: impl AsRef<[u8]>,
@@ -42,8 +42,8 @@ impl<T: Transport> Client<T> {
             .await
     }
 
-    /// [`put`](Self::put) of bytes that stay as they are, so that a wire that does not ask for
-    /// registered memory (TCP does not) sends them without a copy.
+    /// Stores immutable bytes as [`put`](Self::put) does. A transport that needs no registered
+    /// memory, such as TCP, sends them without a copy.
     pub async fn put_bytes(
         &self,
         key: impl AsRef<[u8]>,
@@ -53,10 +53,11 @@ impl<T: Transport> Client<T> {
         self.write_one(WriteMode::Put, Operation::Put, key.as_ref(), Payload::Shared(value), config).await
     }
 
-    /// [`put_bytes`](Self::put_bytes) of many values, as [`batch_put`](Self::batch_put).
+    /// Stores many values as [`batch_put`](Self::batch_put) does, each as
+    /// [`put_bytes`](Self::put_bytes).
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_put_bytes<K: AsRef<[u8]>>(
         &self,
         items: &[(K, Bytes)],
@@ -66,8 +67,8 @@ impl<T: Transport> Client<T> {
         put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
     }
 
-    /// [`put`](Self::put) from registered memory: the bytes go from there to where they are kept,
-    /// without a copy between.
+    /// Stores a value in registered memory as [`put`](Self::put) does. The bytes go straight from
+    /// that memory to the replicas, without a copy in between.
     pub async fn put_from(
         &self,
         key: impl AsRef<[u8]>,
@@ -77,18 +78,19 @@ impl<T: Transport> Client<T> {
         self.write_one(WriteMode::Put, Operation::PutFrom, key.as_ref(), Payload::Slice(value), config).await
     }
 
-    /// Stores a value in place of the one that is there, if any. Readers see the old one or the new
-    /// one, never a mixture.
+    /// Stores a value, and replaces the present value of the key if there is one. Readers see the
+    /// old value or the new one, never a mixture.
     ///
     /// # Errors
-    /// As [`put`](Self::put); kind `Busy` while another write of the key is under way.
+    /// Returns the errors of [`put`](Self::put), and an error of kind `Busy` while another write of
+    /// the key is in progress.
     pub async fn upsert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let config = ReplicateConfig::default();
         let value = Payload::Bytes(value.as_ref());
         self.write_one(WriteMode::Upsert, Operation::Upsert, key.as_ref(), value, &config).await.map(drop)
     }
 
-    /// [`upsert`](Self::upsert) from registered memory.
+    /// Stores a value in registered memory as [`upsert`](Self::upsert) does.
     pub async fn upsert_from(
         &self,
         key: impl AsRef<[u8]>,
@@ -100,11 +102,11 @@ impl<T: Transport> Client<T> {
             .map(drop)
     }
 
-    /// Stores many values: one call to the master before and one after, one posting per member.
-    /// Each may fail on its own.
+    /// Stores many values with one RPC to the master before the transfers and one after them. Each
+    /// client receives its bytes in one batch. Each value has a result of its own.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an error if the outcome of every value is unknown.
     pub async fn batch_put<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         items: &[(K, V)],
@@ -114,10 +116,10 @@ impl<T: Transport> Client<T> {
         put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
     }
 
-    /// [`batch_put`](Self::batch_put) from registered memory.
+    /// Stores values in registered memory as [`batch_put`](Self::batch_put) does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_put_from<K: AsRef<[u8]>>(
         &self,
         items: &[(K, Slice<T>)],
@@ -127,10 +129,10 @@ impl<T: Transport> Client<T> {
         put::write(&self.inner, WriteMode::Put, Operation::BatchPutFrom, &items, config).await
     }
 
-    /// [`upsert`](Self::upsert) of many values.
+    /// Stores many values as [`upsert`](Self::upsert) does.
     ///
     /// # Errors
-    /// As [`batch_put`](Self::batch_put).
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_upsert<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         items: &[(K, V)],
@@ -142,10 +144,10 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
-    /// [`upsert_from`](Self::upsert_from) of many values.
+    /// Stores many values in registered memory as [`upsert_from`](Self::upsert_from) does.
     ///
     /// # Errors
-    /// As [`batch_put`](Self::batch_put).
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_upsert_from<K: AsRef<[u8]>>(
         &self,
         items: &[(K, Slice<T>)],
@@ -157,11 +159,11 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
-    /// [`batch_put_from`](Self::batch_put_from) with each value in pieces that follow each other,
-    /// wherever they lie.
+    /// Stores values as [`batch_put_from`](Self::batch_put_from) does. Each value consists of
+    /// consecutive pieces in any registered memory.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_put_pieces<K: AsRef<[u8]>>(
         &self,
         items: &[(K, Vec<Slice<T>>)],
@@ -171,11 +173,11 @@ impl<T: Transport> Client<T> {
         put::write(&self.inner, WriteMode::Put, Operation::BatchPutFromMultiBuffers, &items, config).await
     }
 
-    /// [`batch_upsert_from`](Self::batch_upsert_from) with each value in pieces that follow each
-    /// other.
+    /// Stores values as [`batch_upsert_from`](Self::batch_upsert_from) does. Each value consists of
+    /// consecutive pieces in any registered memory.
     ///
     /// # Errors
-    /// As [`batch_put`](Self::batch_put).
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_upsert_pieces<K: AsRef<[u8]>>(
         &self,
         items: &[(K, Vec<Slice<T>>)],
@@ -199,27 +201,28 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Reading.
+/// Reads of objects.
 impl<T: Transport> Client<T> {
-    /// The value of a key, `None` when it is not there (any more). The bytes are those of one whole
-    /// put.
+    /// Returns the value of a key, or `None` if there is no object. The bytes are those of one
+    /// whole put.
     ///
-    /// They lie in the local buffer while it has room, so let go of them soon.
+    /// The bytes lie in the local buffer while it has space. Drop them soon.
     ///
     /// # Errors
-    /// `LEASE_EXPIRED` when the bytes came too late to be trusted, twice; kind `Unavailable` or
-    /// `Timeout` when the master does not answer; `BUFFER_OVERFLOW` when there is no memory for the
-    /// value.
+    /// Returns `LEASE_EXPIRED` if the bytes arrived too late to be trusted, twice. Returns an error
+    /// of kind `Unavailable` or `Timeout` if the master does not respond. Returns `BUFFER_OVERFLOW`
+    /// if there is no memory for the value.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
         one(self.read_anywhere(Operation::GetBuffer, &[key.as_ref()]).await?)
     }
 
-    /// Reads a value to the front of registered memory, without a copy between. Gives its length,
-    /// `None` for a miss, and the memory, whatever happened. After anything but a length, what is
-    /// in the memory is not defined.
+    /// Reads a value to the start of registered memory, without a copy in between. Returns the
+    /// length, or `None` for a miss, and always the memory. Without a length, the content of the
+    /// memory is undefined.
     ///
     /// # Errors
-    /// As [`get`](Self::get), and `INVALID_PARAMS` when the value is longer than the memory.
+    /// Returns the errors of [`get`](Self::get), and `INVALID_PARAMS` if the value is longer than
+    /// the memory.
     pub async fn get_into(&self, key: impl AsRef<[u8]>, into: SliceMut<T>) -> ReadInto<T> {
         let (asked, mut outcomes) =
             get::read(&self.inner, Operation::GetInto, &[key.as_ref()], vec![Want::Into(into)]).await;
@@ -227,19 +230,19 @@ impl<T: Transport> Client<T> {
         (asked.and(result), slice)
     }
 
-    /// The values of many keys: one call to the master, one posting per member. Each may fail on
-    /// its own.
+    /// Returns the values of many keys with one RPC to the master. Each client is read in one
+    /// batch. Each key has a result of its own.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an error if the outcome of every key is unknown.
     pub async fn batch_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Bytes>>>> {
         self.read_anywhere(Operation::BatchGetBuffer, &slices(keys)).await
     }
 
-    /// [`get_into`](Self::get_into) of many keys. Every slice comes back, in order.
+    /// Reads many values as [`get_into`](Self::get_into) does. Returns every slice, in order.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an outer error if the outcome of every key is unknown.
     pub async fn batch_get_into<K: AsRef<[u8]>>(
         &self,
         items: Vec<(K, SliceMut<T>)>,
@@ -250,12 +253,12 @@ impl<T: Transport> Client<T> {
         (asked, outcomes.into_iter().map(into_slice).collect())
     }
 
-    /// The same, but a miss is an error that says why: `OBJECT_NOT_FOUND` for a key that is not
-    /// there, and for one whose value nobody could give, because its members died, what the last of
-    /// them failed with.
+    /// Reads values as [`batch_get_into`](Self::batch_get_into) does, but reports a miss as an
+    /// error. The error is `OBJECT_NOT_FOUND` for a key without an object. If no replica can be
+    /// read because its clients failed, the error is that of the last attempt.
     ///
     /// # Errors
-    /// As [`batch_get_into`](Self::batch_get_into).
+    /// Returns the errors of [`batch_get_into`](Self::batch_get_into).
     pub async fn batch_read_into<K: AsRef<[u8]>>(
         &self,
         items: Vec<(K, SliceMut<T>)>,
@@ -271,43 +274,44 @@ impl<T: Transport> Client<T> {
         (asked, outcomes.into_iter().map(or_why).collect())
     }
 
-    /// Whether a key can be read now. If so, nothing takes it away for the time of a lease.
+    /// Returns whether a key can be read now. An object that can be read stays for the time of a
+    /// lease.
     ///
     /// # Errors
-    /// The master does not answer.
+    /// Returns an error if the master does not respond.
     pub async fn exist(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         one(self.exist_all(&[key.as_ref()]).await?)
     }
 
-    /// [`exist`](Self::exist) of many keys, in one call.
+    /// Returns whether many keys can be read, as [`exist`](Self::exist) does, with one RPC.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an error if the outcome of every key is unknown.
     pub async fn batch_exist<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<bool>>> {
         self.exist_all(&slices(keys)).await
     }
 
-    /// Length of a value in bytes, `None` when it is not there.
+    /// Returns the length of a value in bytes, or `None` if there is no object.
     ///
     /// # Errors
-    /// The master does not answer.
+    /// Returns an error if the master does not respond.
     pub async fn size(&self, key: impl AsRef<[u8]>) -> Result<Option<u64>> {
         let found = self.replicas(key).await?;
         Ok(found.and_then(|list| list.replicas.first().map(|replica| replica.location.size())))
     }
 
-    /// Where a key lies, with a lease on it; `None` when it is not there.
+    /// Returns the replicas of a key with a lease on them, or `None` if there is no object.
     ///
     /// # Errors
-    /// The master does not answer.
+    /// Returns an error if the master does not respond.
     pub async fn replicas(&self, key: impl AsRef<[u8]>) -> Result<Option<ReplicaList>> {
         one(self.batch_replicas(&[key]).await?)
     }
 
-    /// [`replicas`](Self::replicas) of many keys, in one call.
+    /// Returns the replicas of many keys, as [`replicas`](Self::replicas) does, with one RPC.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an error if the outcome of every key is unknown.
     pub async fn batch_replicas<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -353,31 +357,33 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Removing.
+/// Removal of objects.
 impl<T: Transport> Client<T> {
-    /// Removes a key; whether it was there. Readers that have begun still finish, or fail, but
-    /// never see other bytes.
+    /// Removes an object. Returns whether the key existed. Reads in progress finish or fail, but
+    /// never return other bytes.
     ///
     /// # Errors
-    /// `OBJECT_HAS_LEASE` while somebody may be reading it (`force` overrides that),
-    /// `REPLICA_IS_NOT_READY` while it is being written, and when the master does not answer.
+    /// Returns `OBJECT_HAS_LEASE` while a client may read the object, unless `force` is set.
+    /// Returns `REPLICA_IS_NOT_READY` while the object is being written. Returns an error if the
+    /// master does not respond.
     pub async fn remove(&self, key: impl AsRef<[u8]>, force: bool) -> Result<bool> {
         one(self.remove_keys(&[key.as_ref()], force).await?)
     }
 
-    /// [`remove`](Self::remove) of many keys, in one call.
+    /// Removes many objects as [`remove`](Self::remove) does, with one RPC.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an error if the outcome of every key is unknown.
     pub async fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<Result<bool>>> {
         self.remove_keys(&slices(keys), force).await
     }
 
-    /// Removes every key that the regular expression finds a match in; how many. Those in use are
-    /// skipped.
+    /// Removes every object whose key contains a match of the regular expression. Returns the
+    /// number of removed objects. Objects in use are skipped.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a pattern that is none, and when the master does not answer.
+    /// Returns `INVALID_PARAMS` for an invalid pattern, and an error if the master does not
+    /// respond.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
         let inner = &self.inner;
         inner.usable()?;
@@ -389,10 +395,10 @@ impl<T: Transport> Client<T> {
         removed
     }
 
-    /// Removes every key; how many. Those in use are skipped.
+    /// Removes every object. Returns the number of removed objects. Objects in use are skipped.
     ///
     /// # Errors
-    /// The master does not answer.
+    /// Returns an error if the master does not respond.
     pub async fn remove_all(&self, force: bool) -> Result<u64> {
         let inner = &self.inner;
         inner.usable()?;
@@ -427,21 +433,22 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Registered memory, for the zero-copy calls.
+/// Registered memory for operations without a copy.
 impl<T: Transport> Client<T> {
-    /// Registers memory of the caller's, closed to peers.
+    /// Registers memory of the caller. Other clients cannot access this memory.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for memory of no bytes, and whatever the wire has against it.
+    /// Returns `INVALID_PARAMS` for an empty range, and the errors of the transport.
     pub fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
         self.inner.usable()?;
         self.inner.engine.register_local(memory)
     }
 
-    /// New registered memory, closed to peers.
+    /// Allocates registered memory. Other clients cannot access this memory.
     ///
     /// # Errors
-    /// `BUFFER_OVERFLOW` when there is not that much, `INVALID_PARAMS` for no bytes.
+    /// Returns `BUFFER_OVERFLOW` if the memory cannot be allocated, and `INVALID_PARAMS` for zero
+    /// bytes.
     pub fn alloc_registered(&self, len: usize) -> Result<Region<T>> {
         self.register(Arc::new(HostMemory::with(len, &self.inner.config.memory)?))
     }
@@ -455,9 +462,9 @@ fn slices<K: AsRef<[u8]>>(keys: &[K]) -> Vec<&[u8]> {
     keys.iter().map(AsRef::as_ref).collect()
 }
 
-/// The answer to a batch of one.
+/// Returns the result of a batch with one item.
 fn one<A>(mut answers: Vec<Result<A>>) -> Result<A> {
-    answers.pop().unwrap_or_else(|| Err(Error::internal("an answer without an item")))
+    answers.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))
 }
 
 fn is_miss(error: &Error) -> bool {

@@ -1,4 +1,4 @@
-//! Memory that the host and the process's control groups still have.
+//! Available memory of the host and of the control groups of the process.
 
 use std::path::{Path, PathBuf};
 
@@ -8,21 +8,21 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::config::ClientConfig;
 
-/// A limit of memory.
+/// Limit of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limit {
-    /// Bytes in all.
+    /// Total number of bytes.
     total: u64,
-    /// Bytes that are not in use now.
+    /// Number of bytes that are not in use.
     free: u64,
     /// File that states the limit.
     origin: PathBuf,
 }
 
 impl ClientConfig {
-    /// Refuses memory that the host or a control group does not have, unless
+    /// Checks that the host and the control groups have enough memory, unless
     /// [`allow_overcommit`](Self::allow_overcommit) is set. `held` is the number of bytes that this
-    /// client offers already; their pages may not be taken yet.
+    /// client offers already. Their pages may not be allocated yet.
     ///
     /// Huge pages are reserved when they are mapped, and a segment file is filled at once, so
     /// neither needs this check.
@@ -44,8 +44,10 @@ fn check(limits: &[Limit], held: u64, bytes: u64) -> Result<()> {
         return Err(Error::new(
             ErrorCode::BufferOverflow,
             format!(
-                "cannot offer memory: the kernel would end the process when the memory is written. wanted={bytes} offered={held} \
-                 free={free} total={total} limit={}; offer less (global_segment_size), raise the limit, or set allow_overcommit",
+                "cannot offer memory: the kernel would end the process when the memory is written. \
+                 wanted={bytes} offered={held} \
+                 free={free} total={total} limit={}; offer less (global_segment_size), \
+                 raise the limit, or set allow_overcommit",
                 origin.display()
             ),
         ));
@@ -53,8 +55,8 @@ fn check(limits: &[Limit], held: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Limits that hold for this process. `root` is `/`, but for tests. Files that are absent or
-/// unreadable limit nothing.
+/// Returns the limits that apply to this process. `root` is `/` except in tests. Files that are
+/// missing or unreadable impose no limit.
 fn limits(root: &Path) -> Vec<Limit> {
     let mut limits = Vec::new();
     let origin = root.join("proc/meminfo");
@@ -63,7 +65,7 @@ fn limits(root: &Path) -> Vec<Limit> {
         limits.push(Limit { total, free, origin });
     }
     for line in read(&root.join("proc/self/cgroup")).lines() {
-        // `0::/path` is version 2, `4:memory:/path` version 1.
+        // `0::/path` is version 2 of control groups, `4:memory:/path` is version 1.
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let (mount, files) = match controllers {
@@ -79,7 +81,7 @@ fn limits(root: &Path) -> Vec<Limit> {
             ),
             _ => continue,
         };
-        // In a container the path may be that of the host, and the group is mounted as the root.
+        // In a container, the path may be that of the host while the group is mounted as the root.
         for group in Path::new(path.trim_start_matches('/')).ancestors() {
             limits.extend(of_group(&root.join(mount).join(group), files));
         }
@@ -87,13 +89,13 @@ fn limits(root: &Path) -> Vec<Limit> {
     limits
 }
 
-/// The limit of one control group, if it has one.
+/// Returns the limit of one control group, if it has one.
 fn of_group(folder: &Path, [max, current, inactive, active]: [&str; 4]) -> Option<Limit> {
     let origin = folder.join(max);
-    // `max` is no number: no limit.
+    // The text `max` is not a number and means that there is no limit.
     let total: u64 = read(&origin).trim().parse().ok()?;
     let used: u64 = read(&folder.join(current)).trim().parse().unwrap_or(0);
-    // Pages of files give way.
+    // The kernel can reclaim pages of files.
     let stat = read(&folder.join("memory.stat"));
     let cached: u64 = [inactive, active]
         .iter()
@@ -102,7 +104,7 @@ fn of_group(folder: &Path, [max, current, inactive, active]: [&str; 4]) -> Optio
     Some(Limit { total, free: total.saturating_sub(used.saturating_sub(cached)), origin })
 }
 
-/// A value of `/proc/meminfo`, in bytes.
+/// Returns a value of `/proc/meminfo` in bytes.
 fn meminfo(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

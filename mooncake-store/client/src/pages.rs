@@ -1,4 +1,4 @@
-//! A client's pages: health and metrics over HTTP, as the existing client serves them.
+//! HTTP endpoints of a client: health and metrics, in the format of Mooncake C++.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,10 +24,10 @@ use mooncake_protocol::metrics::{Labels, Page};
 
 const TEXT: &str = "text/plain; version=0.0.4";
 
-/// Numbers that a program adds to the pages: name, what it is, and the number.
+/// Gauges that a program adds to the metrics: name, description and value.
 type More = dyn Fn() -> Vec<(&'static str, &'static str, u64)> + Send + Sync;
 
-/// Pages of a client that are being served. Dropped, they are gone.
+/// HTTP server of a client. Dropping this value stops the server.
 #[derive(Debug)]
 pub struct ClientPages {
     pages: http::Pages,
@@ -35,28 +35,28 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
-    /// Where they are.
+    /// Returns the address of the server.
     pub fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// Stops taking requests and waits until those at work are answered.
+    /// Stops accepting requests and waits for the responses to requests in progress.
     pub async fn stop(self) {
         self.pages.stop().await;
     }
 }
 
 impl<T: Transport> Client<T> {
-    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`, on port 0 wherever
-    /// there is room. The pages do not keep the client.
+    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`. Port 0 selects a free
+    /// port. The server does not keep the client alive.
     ///
     /// # Errors
-    /// `RPC_FAIL`: the port is in use, or cannot be taken.
+    /// Returns `RPC_FAIL` if the port is in use or cannot be bound.
     pub async fn serve_pages(&self, host: &str, port: u16) -> Result<ClientPages> {
         self.serve_pages_with(host, port, Box::new(Vec::new)).await
     }
 
-    /// As [`serve_pages`](Self::serve_pages), with gauges of the caller's.
+    /// Starts the server as [`serve_pages`](Self::serve_pages) does, with additional gauges.
     #[doc(hidden)]
     pub async fn serve_pages_with(&self, host: &str, port: u16, more: Box<More>) -> Result<ClientPages> {
         let (listener, at) = http::bind(host, port, "http_port").await?;
@@ -65,7 +65,7 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// What the pages are about.
+/// Client that the server describes, and the gauges that the program adds.
 #[derive(Clone)]
 struct About {
     client: Arc<dyn Subject>,
@@ -74,7 +74,7 @@ struct About {
 
 struct Weak<T: Transport>(std::sync::Weak<Inner<T>>);
 
-/// A client of whatever wires.
+/// Client with any transport.
 #[async_trait::async_trait]
 trait Subject: Send + Sync {
     async fn health(&self) -> Health;
@@ -145,12 +145,12 @@ fn router(about: About) -> axum::Router {
         .with_state(about)
 }
 
-/// How the client is.
+/// Health of the client.
 #[derive(Clone, Copy, ToSchema)]
 struct Health {
-    /// `healthy`, `not_initialized` or `master_unreachable`.
+    /// Status: `healthy`, `not_initialized` or `master_unreachable`.
     status: &'static str,
-    /// 0, 1 or 2.
+    /// Status code: 0 (`healthy`), 1 (`not_initialized`) or 2 (`master_unreachable`).
     code: i32,
 }
 
@@ -158,7 +158,7 @@ impl Health {
     const NOT_INITIALIZED: Self = Self { status: "not_initialized", code: 1 };
 }
 
-/// Whether the client is there, and its master.
+/// Reports whether the client is initialized and reaches its master.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health), (status = 503, body = Health)))]
 async fn health(State(about): State<About>) -> Response {
     let health = about.client.health().await;
@@ -167,7 +167,7 @@ async fn health(State(about): State<About>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Metrics in Prometheus' text format.
+/// Returns the metrics in the text format of Prometheus.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -211,8 +211,8 @@ async fn metrics(State(about): State<About>) -> Response {
     }
 }
 
-/// What a disk holds and has done. Requests and bytes are the kernel's, as the existing system
-/// counts them.
+/// Adds the metrics of the disk to a page. Requests and bytes are those of the kernel, as in
+/// Mooncake C++.
 #[cfg(feature = "disk")]
 fn show_disk(report: &DiskReport, page: &mut Page) {
     let (store, io) = (&report.store, &report.store.disk);
@@ -260,7 +260,7 @@ fn show_disk(report: &DiskReport, page: &mut Page) {
     page.gauge("mooncake_client_disk_lent_bytes", "Bytes lent to readers of the disk", report.lent_bytes);
 }
 
-/// What was done with files on a file system that clients share.
+/// Adds the metrics of files on a shared file system to a page.
 #[cfg(feature = "disk")]
 fn show_files(report: &FileReport, page: &mut Page) {
     for (name, help, value) in [
@@ -285,7 +285,7 @@ fn show_files(report: &FileReport, page: &mut Page) {
     page.gauge("mooncake_client_files_used_bytes", "Bytes of known shared files", report.used);
 }
 
-/// The figures, for people.
+/// Returns a summary of the metrics as text.
 #[utoipa::path(
     get,
     path = "/metrics/summary",
@@ -311,7 +311,7 @@ fn plain(status: StatusCode, body: String) -> Response {
 }
 
 impl Metrics {
-    /// Everything counted, under the names that existing dashboards know.
+    /// Adds all metrics to a page, under the names that dashboards for Mooncake C++ use.
     fn show(&self, page: &mut Page, cluster: &str) {
         page.label("client_mode", "real");
         if !cluster.is_empty() {
@@ -354,9 +354,9 @@ impl Metrics {
         let counts = each().map(|(labels, call)| (labels, call.latency.count()));
         page.counters("mooncake_client_rpc_count", "RPCs to the master", counts);
         let unanswered = each().map(|(labels, call)| (labels, call.unanswered()));
-        page.counters("mooncake_client_rpc_unanswered", "Of these, those without an answer", unanswered);
+        page.counters("mooncake_client_rpc_unanswered", "Calls without a response", unanswered);
         let latencies = each().map(|(labels, call)| (labels, &call.latency));
-        page.histograms("mooncake_client_rpc_latency", "Microseconds to the answer", 1.0, latencies);
+        page.histograms("mooncake_client_rpc_latency", "Microseconds until the response", 1.0, latencies);
     }
 
     fn show_operations(&self, page: &mut Page, direction: Direction, way: &str) {

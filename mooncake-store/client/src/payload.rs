@@ -116,7 +116,7 @@ impl<T: Transport> Payload<'_, T> {
     }
 }
 
-/// One object to store.
+/// Object to store, with its key.
 #[derive(Debug)]
 pub(crate) struct Item<'a, T: Transport> {
     pub(crate) key: &'a [u8],

@@ -54,7 +54,7 @@ impl Unreachable {
             self.will_tell(endpoint);
             return Err(Error::new(
                 ErrorCode::TransferFail,
-                format!("member {endpoint} could not be reached a moment ago"),
+                format!("peer {endpoint} could not be reached a moment ago"),
             ));
         }
         // This operation tries again. Other operations fail until it succeeds.

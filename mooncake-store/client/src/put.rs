@@ -1,11 +1,11 @@
-//! Writing objects: one call for space, one submission per member, one call that makes them
-//! readable.
+//! Writes of objects. One RPC requests space, one submission per client writes the bytes, and one
+//! RPC makes the objects readable.
 //!
-//! Space may be given back to the master only when nothing can be written to it any more. A
-//! transfer that failed because the other side ended it, or that never began, is over; one that ran
-//! out of time may still land when its target wakes up. So a grant is revoked after the former and
-//! left alone after the latter: the master takes it back by itself, long after the last byte can
-//! have been under way.
+//! Space may be returned to the master only if nothing can be written to it any more. A transfer is
+//! over if the other side ended it, or if it never began. A transfer that ran out of time may still
+//! arrive when its target resumes. So the grant is revoked after a failure of the first kind. After
+//! a timeout, the grant is left to the master. The master reclaims the space by itself, long after
+//! the last byte can have been in flight.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -28,12 +28,13 @@ use crate::state::{Inner, is_newer};
 use crate::writing::{Grant, Target, Writing};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
-/// How often space is asked for, when members that were to hold the object could not be reached.
+/// Maximum number of requests for space if clients that were to hold the object cannot be reached.
 const ATTEMPTS: usize = 4;
 
 type Outcomes = Vec<Option<Result<PutOutcome>>>;
 
-/// Stores every item, each for itself. The outer error means that nothing is known of any.
+/// Stores every item. Each item has an outcome of its own. The outer error means that no outcome is
+/// known.
 pub(crate) async fn write<T: Transport>(
     client: &Arc<Inner<T>>,
     mode: WriteMode,
@@ -51,7 +52,8 @@ pub(crate) async fn write<T: Transport>(
         outcomes[item] = Some(Ok(PutOutcome::Existed));
     }
     let mut retry = RetryOnFull::new(client, &deadline);
-    // Attempts are counted by members that failed; waiting for room has its own end.
+    // Only attempts with failed clients are counted. The wait for free space has a limit of its
+    // own.
     let (mut attempt, mut asked) = (0, false);
     while attempt < ATTEMPTS {
         let pending: Vec<usize> = (0..items.len()).filter(|&i| outcomes[i].is_none()).collect();
@@ -84,7 +86,7 @@ pub(crate) async fn write<T: Transport>(
             full.into_iter().for_each(|i| outcomes[i] = None);
         }
     }
-    // What began to be fetched meanwhile may be the value before.
+    // The cache may have begun to fetch the previous value meanwhile.
     client.forget(items.iter().map(|item| item.key));
     for (item, stored) in repeated {
         if let Some(Err(error)) = &outcomes[stored] {
@@ -99,19 +101,19 @@ pub(crate) async fn write<T: Transport>(
     Ok(ended)
 }
 
-/// Tells the master of members that could not be reached, before it is asked for space.
+/// Reports clients that could not be reached to the master, before space is requested.
 async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
     for endpoint in client.unreachable.take_untold() {
         let call = client.master.report_unreachable(client.id, &endpoint);
-        if let Err(error) = deadline.bound("report of a member", call).await {
-            tracing::debug!(%endpoint, "the master was not told that a member is unreachable: {error}");
+        if let Err(error) = deadline.bound("report of an unreachable client", call).await {
+            tracing::debug!(%endpoint, "the master was not notified of an unreachable client: {error}");
         }
     }
 }
 
-/// Items whose key another item has that is what comes to be stored, and that one: as if they came
-/// one after the other it is the first of those that are put, and the last of those that replace.
-/// Space for both would be the same space, of one call.
+/// Returns the items that are not stored because another item has the same key, each with the item
+/// that is stored. The result is as if the items came one after the other: a put stores the first,
+/// an upsert the last. In one call, the master would grant the same space to both.
 fn repeated<T: Transport>(mode: WriteMode, items: &[Item<'_, T>], refused: &Outcomes) -> Vec<(usize, usize)> {
     if items.len() < 2 {
         return Vec::new();
@@ -128,7 +130,7 @@ fn repeated<T: Transport>(mode: WriteMode, items: &[Item<'_, T>], refused: &Outc
     stored.filter(|(item, stored)| item != stored).collect()
 }
 
-/// What is wrong with an item before anybody is asked.
+/// Checks an item before any request is sent. Returns the reason to refuse the item.
 fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error> {
     if let Err(error) = ObjectKey::check(item.key) {
         return Some(error.into());
@@ -144,8 +146,9 @@ fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error>
     None
 }
 
-/// Where to ask for space. The master learns of a member's death later than those who talk to it,
-/// so after a failure our own memory comes first, and at last one copy is better than none.
+/// Returns the placement for a request for space. The master notices the failure of a client later
+/// than the clients that use it. So after a failed attempt, memory of this client is preferred. The
+/// last attempt asks for one replica only.
 fn placement<'c, T: Transport>(
     client: &Inner<T>,
     config: &'c ReplicateConfig,
@@ -167,7 +170,7 @@ fn placement<'c, T: Transport>(
     Cow::Owned(config)
 }
 
-/// The same for some of the items only: each has a group of its own.
+/// Returns the configuration for some of the items. Each item has a group of its own.
 pub(crate) fn of_some<'c>(
     config: &'c ReplicateConfig,
     some: &[usize],
@@ -199,7 +202,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    /// Asks for space for `pending`. Those refused for good get their outcome.
+    /// Requests space for the items in `pending`. Items that are refused permanently get their
+    /// outcome.
     async fn start(
         &mut self,
         items: &[Item<'a, T>],
@@ -227,8 +231,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         Ok(())
     }
 
-    /// The call may be repeated where the master knows it again: one lost answer need not cost the
-    /// put.
+    /// Sends a request for space. The request is repeated once if the master recognizes
+    /// repetitions, so that a lost response does not fail the put.
     async fn ask(
         &self,
         items: &[PutItem<'_>],
@@ -281,9 +285,9 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    /// Finds ways to the members that space was granted at. If a member was found after the master
-    /// was asked, the grant may be in memory of an earlier process. So the master is asked again,
-    /// and repeats the grant only if it still stands. A master that does not [fence
+    /// Connects to the clients whose memory was granted. If a client was found after the master was
+    /// asked, the grant may be in memory of an earlier process. So the master is asked again, and
+    /// repeats the grant only if the grant is still valid. A master that does not [fence
     /// writes](crate::api::MasterApi::fences_writes) cannot repeat it.
     async fn reach_owners(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
         let mut reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
@@ -297,7 +301,7 @@ impl<'a, T: Transport> Writing<'a, T> {
         self.peers = reached.into_iter().map(|reached| reached.map_err(|why| why.error().clone())).collect();
     }
 
-    /// Asks for the same space again, and fails the grants that are gone.
+    /// Requests the same space again, and fails the grants that are no longer valid.
     async fn confirm_grants(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
         let of: Vec<usize> = self.grants.iter().map(|grant| grant.item).collect();
         let config = of_some(config, &of, items.len());
@@ -317,24 +321,24 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    /// Bytes that have arrived, at every replica.
+    /// Returns the number of bytes that have arrived, summed over all replicas.
     fn landed_bytes(&self, items: &[Item<'_, T>]) -> u64 {
         let landed = self.targets.iter().map(|target| &self.grants[target.grant]);
         let landed = landed.filter(|grant| grant.failure.is_none());
         landed.map(|grant| items[grant.item].value.len() as u64).sum()
     }
 
-    /// Index of the member at that endpoint.
+    /// Returns the index of the client at that endpoint.
     fn peer(&mut self, endpoint: &str) -> usize {
-        // A put has a handful of members at most.
+        // A linear search is enough, because a put has only a few clients.
         self.endpoints.iter().position(|e| e == endpoint).unwrap_or_else(|| {
             self.endpoints.push(endpoint.to_owned());
             self.endpoints.len() - 1
         })
     }
 
-    /// Ends what has landed, gives back what has not. What may be tried again keeps no outcome,
-    /// unless `last`.
+    /// Ends the writes that have arrived, and returns the space of the others. Items that may be
+    /// tried again get no outcome, unless `last` is set.
     async fn finish(mut self, items: &[Item<'_, T>], last: bool, outcomes: &mut Outcomes) {
         self.end(outcomes).await;
         self.keep_files(items, outcomes).await;
@@ -350,7 +354,7 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    /// What was stored goes to the files it was granted, behind the put.
+    /// Writes stored values to the granted files, in the background.
     async fn keep_files(&mut self, items: &[Item<'_, T>], outcomes: &Outcomes) {
         let mut unwritten = Vec::new();
         for grant in &mut self.grants {
@@ -391,7 +395,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         let Attempt { mode, number, .. } = self.attempt;
         let call = || self.client.master.put_end(self.client.caller(number), mode, &items, kind);
         let mut answer = Err(late("put end: others may write the key by now"));
-        // The bytes are there, and the call may be repeated: one lost answer need not cost them.
+        // The bytes have arrived and the call may be repeated, so a lost response need not fail the
+        // put.
         for _ in 0..2 {
             if answer.is_err() && !self.deadline.is_over() && self.attempt.is_ours(self.client) {
                 answer = self.deadline.bound("put end", call()).await;
@@ -408,8 +413,8 @@ impl<'a, T: Transport> Writing<'a, T> {
                     });
                 }
             }
-            // The end may still come through, so the grant is not given back: another one of the
-            // same key must not be ended by it. The master takes it back in its own time.
+            // The request may still reach the master and must not end another grant of the same
+            // key. So the grant is not revoked. The master reclaims the space by itself.
             Err(error) => ended.for_each(|grant| {
                 grant.settled = true;
                 outcomes[grant.item] = Some(Err(error.clone().context(shown(grant.key))));
@@ -418,10 +423,10 @@ impl<'a, T: Transport> Writing<'a, T> {
     }
 }
 
-/// The owner of granted space was replaced by another process.
+/// Error text for granted space whose owner was replaced by another process.
 pub(crate) const REPLACED: &str = "cannot write to granted space: its owner was replaced by another process";
 
-/// Whether the replicas in memory are at these endpoints and addresses, in this order.
+/// Returns whether the replicas in memory are at these endpoints and addresses, in this order.
 pub(crate) fn are_at<'a>(replicas: &[Replica], mut granted: impl Iterator<Item = (&'a str, u64)>) -> bool {
     let mut memory = replicas.iter().filter_map(|replica| replica.location.memory());
     let all = granted.all(|(endpoint, address)| {
@@ -430,7 +435,8 @@ pub(crate) fn are_at<'a>(replicas: &[Replica], mut granted: impl Iterator<Item =
     all && memory.next().is_none()
 }
 
-/// A master that no longer knows of a write was restarted, or lost the memory it was to lie in.
+/// Converts the error of a master that no longer knows a write. The master was restarted, or has
+/// lost the memory that was granted.
 fn forgotten(error: Error) -> Error {
     match error.kind() {
         ErrorKind::NotFound => {
@@ -443,7 +449,8 @@ fn forgotten(error: Error) -> Error {
 
 impl<T: Transport> Drop for Writing<'_, T> {
     fn drop(&mut self) {
-        // Space that was perhaps granted is given back only where that cannot hit another write.
+        // Space that may have been granted is revoked only if the revoke cannot affect another
+        // write.
         let asking =
             if self.client.master.fences_writes() { std::mem::take(&mut self.asking) } else { Vec::new() };
         if asking.is_empty() && self.grants.iter().all(|grant| grant.settled) {
@@ -466,7 +473,8 @@ impl<T: Transport> Drop for Writing<'_, T> {
             if keys.is_empty() || !attempt.revoke_until_heard(&client, &keys).await || asking.is_empty() {
                 return;
             }
-            // The start whose answer never came may have been read after that.
+            // The master may have received the request for space, whose response never arrived,
+            // after the first revoke.
             tokio::time::sleep(REVOKE_PAUSE).await;
             attempt.revoke(&client, &keys, &client.deadline()).await;
         });

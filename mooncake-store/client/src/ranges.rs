@@ -1,7 +1,9 @@
-//! Reading parts of objects: where they lie is asked once, then any ranges of them go straight to
-//! where they are wanted. As with whole objects a replica that cannot be read is one the next
-//! stands in for, and when all have failed the master is asked once more. What no memory gives is
-//! asked of the owners of disks (`borrow.rs`).
+//! Reads of parts of objects. The objects are located once. Then any ranges of them go directly to
+//! their targets.
+//!
+//! If a replica cannot be read, the next replica is tried, as for whole objects. If all replicas
+//! have failed, the master is asked once more. Ranges that no replica in memory returns are
+//! requested from the owners of disks (`borrow.rs`).
 
 mod borrow;
 #[cfg(feature = "disk")]
@@ -28,42 +30,43 @@ use crate::located::{Answer, Located, Place, Reading, Renewed, Version, name};
 use crate::metrics::{Counting, Operation};
 use crate::state::{Client, Inner, Owner};
 
-/// How often what an answer of the master says is tried.
+/// Maximum number of responses of the master that are tried.
 const ROUNDS: usize = 2;
 
-/// How often the master is asked again because a member was found after it was asked.
+/// Maximum number of additional requests if a client was found after the master was asked.
 const LATE_ROUNDS: usize = 2;
 
 /// A part of an object to read.
 #[derive(Debug)]
 pub struct RangeRead<T: Transport> {
-    /// Of which object.
+    /// Object to read from.
     pub object: Located,
-    /// From which byte on.
+    /// Offset of the first byte in the object.
     pub offset: u64,
-    /// To where, and with that how much.
+    /// Target of the bytes. The length of the slice is the length of the range.
     pub into: SliceMut<T>,
 }
 
-/// What became of a range: read or not, and the memory.
+/// Outcome of a range, and its memory.
 pub type RangeOutcome<T> = (Result<()>, SliceMut<T>);
 
 impl<T: Transport> Client<T> {
-    /// Where each key lies, with a lease on it; `None` for a miss.
+    /// Locates each key and grants a lease on its replicas. Returns `None` for a key without an
+    /// object.
     ///
     /// At the first contact with a process that owns a replica, the master is asked again. If the
     /// object was replaced meanwhile and nothing of it has been read yet, reads return the later
     /// value.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `INVALID_REPLICA` for an object that is
-    /// neither in memory nor on a client's disk.
+    /// The outer error means that no result is known. Returns `INVALID_REPLICA` for an object that
+    /// is neither in memory nor on the disk of a client.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.inner;
         let mut asked = inner.asked();
         let mut answers = self.batch_replicas(keys).await?;
-        // Leases that were over before the master answered are of no use to anybody, and now it
-        // does answer.
+        // Leases that ended before the response arrived are useless. The master responds now, so it
+        // is asked again.
         let now = inner.asked();
         if answers.iter().flatten().flatten().any(|list| asked.at.after(list.lease) <= now.at) {
             asked = now;
@@ -76,16 +79,22 @@ impl<T: Transport> Client<T> {
         Ok(keys.iter().zip(answers).map(located).collect())
     }
 
-    /// Reads ranges of located objects, all at once. A member that fails is stood in for by the
-    /// next replica; when all have failed, the master is asked once more, and what it says then is
-    /// tried. While bytes are under way, leases that are half over are renewed.
+    /// Reads ranges of located objects, all at the same time. If a client fails, the next replica
+    /// is tried. If all replicas have failed, the master is asked once more and its new response is
+    /// tried. During the transfers, a lease is renewed after half of its time.
     ///
-    /// Each range fails on its own: `INVALID_PARAMS` when it does not lie in its object,
-    /// `LEASE_EXPIRED` when the object was located too long ago or the bytes came too late to be
-    /// trusted, `OBJECT_NOT_FOUND` when it is gone, else as what failed. A range that is the whole
-    /// object is compared with its checksum, as are ranges of one object that are the whole of it
-    /// together, when this client compares
-    /// ([`ClientConfig::checksum`](crate::ClientConfig::checksum)).
+    /// Each range has an outcome of its own:
+    ///
+    /// - `INVALID_PARAMS` if the range is not inside its object,
+    /// - `LEASE_EXPIRED` if the object was located too long ago, or if the bytes arrived too late
+    ///   to be trusted,
+    /// - `OBJECT_NOT_FOUND` if the object is gone,
+    /// - otherwise the error of the last replica.
+    ///
+    /// If this client compares checksums
+    /// ([`ClientConfig::checksum`](crate::ClientConfig::checksum)), a range that is the whole
+    /// object is compared with its checksum. Ranges of one object that cover the whole object
+    /// together are compared, too.
     pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
@@ -120,37 +129,37 @@ impl<T: Transport> Client<T> {
 
 struct Range<T: Transport> {
     object: Located,
-    /// By which it is read.
+    /// Response of the master that the read uses.
     answer: Arc<Answer>,
-    /// The master gave the answer before a member was found, and has to be asked again.
+    /// True if a client was found after the master was asked. The master has to be asked again.
     too_early: bool,
-    /// Replicas not tried yet, those on disks too.
+    /// Number of replicas that were not tried yet, including those on disks.
     left: usize,
-    /// Together with how many it may be asked of an owner of a disk: one has refused it with more.
-    /// 0: not even in one piece with others.
+    /// Maximum number of pieces in one request to an owner of a disk. The maximum is lowered when
+    /// an owner refuses more. At 0, the range also shares no piece with other ranges.
     company: usize,
-    /// What an owner has lent.
+    /// Loan of an owner of a disk, if the range is read from one.
     lent: Option<Lent>,
-    /// Its bytes came from there, and the master is to be asked whether they count.
+    /// Loan whose bytes have arrived and count only if the master confirms them.
     came: Option<Lent>,
     offset: u64,
-    /// Absent while it is under way.
+    /// Target of the bytes. `None` while a transfer is in progress.
     into: Option<SliceMut<T>>,
-    /// A wire was needed.
+    /// True if the bytes came over a network transport.
     from_afar: bool,
-    /// Why it was not read so far.
+    /// Reason of the last failure.
     failure: Option<Error>,
     outcome: Option<Result<()>>,
 }
 
-/// What an owner has lent for a range.
+/// Part of a loan that contains a range.
 #[derive(Debug)]
 struct Lent {
     loan: Arc<Loan>,
     address: u64,
-    /// The copy it is of, as the master spoke of it.
+    /// Replica on the disk, as the master described it.
     copy: Replica,
-    /// What that is, as the owner says.
+    /// Version of the value, if the owner reports one.
     version: Option<Version>,
 }
 
@@ -190,7 +199,7 @@ impl<T: Transport> Range<T> {
         }
     }
 
-    /// Whether there is something to try by the present answer.
+    /// Returns whether the range has no outcome yet and may use the present response.
     fn is_open(&self) -> bool {
         self.outcome.is_none() && !self.too_early
     }
@@ -206,12 +215,12 @@ impl<T: Transport> Range<T> {
         Some((outcome.map_err(|error| error.context(shown(key))), self.into?))
     }
 
-    /// Whether these bytes are the object, as far as that can be told: of a part it cannot.
+    /// Compares bytes with the checksum if they are the whole object. A part has no checksum.
     fn compare(&self, bytes: &SliceMut<T>) -> Result<()> {
         if bytes.len() as u64 == self.object.size() { self.compare_all([bytes]) } else { Ok(()) }
     }
 
-    /// Whether these pieces, one behind the other, are the object.
+    /// Compares consecutive pieces, which are the whole object together, with its checksum.
     fn compare_all<'a>(&self, pieces: impl IntoIterator<Item = &'a SliceMut<T>>) -> Result<()> {
         let Some(expected) = self.answer.checksum() else { return Ok(()) };
         let mut sum = Sum::new();
@@ -227,7 +236,7 @@ impl<T: Transport> Range<T> {
 
     fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment, compares: bool) {
         let lent = self.lent.take();
-        // After the lease they may well be another object's.
+        // After the end of the lease, the bytes may belong to another object and are not compared.
         let in_time = now < lent.as_ref().map_or(self.answer.lease, Lent::until);
         let result = result.and_then(|()| if in_time && compares { self.compare(&into) } else { Ok(()) });
         self.into = Some(into);
@@ -239,15 +248,16 @@ impl<T: Transport> Range<T> {
         match given {
             Ok(Ok(())) if self.came.is_some() => {}
             Ok(Ok(())) => self.outcome = Some(Ok(())),
-            // Written over or not, nobody can tell any more: the bytes do not count.
+            // The bytes do not count, because the space may have been overwritten after the end of
+            // the lease.
             Ok(Err(error)) => (self.left, self.failure) = (0, Some(error)),
             Err(error) => self.failure = Some(error),
         }
     }
 }
 
-/// Compares objects that were read whole, in several parts, with their checksums. Parts of one that
-/// differs are open again; whether there were any.
+/// Compares objects that were read completely in several parts with their checksums. If an object
+/// differs, its parts have no outcome again. Returns whether an object differs.
 fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
     let mut parts: HashMap<usize, Vec<usize>> = HashMap::new();
     for (i, range) in ranges.iter().enumerate() {
@@ -281,8 +291,8 @@ fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Asks once more where objects lie of which something could not be read; whether there is
-    /// anything to try.
+    /// Asks the master once more for the locations of objects with unread ranges. Returns whether
+    /// there is a new response to try.
     async fn locate_again(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let open = ranges.iter().filter(|range| range.outcome.is_none());
         let places: HashMap<usize, Arc<Place>> =
@@ -308,14 +318,14 @@ impl<T: Transport> Inner<T> {
         more
     }
 
-    /// Copies what lies in values that this client has kept. What turns out to be damaged is read
-    /// as if there were none.
+    /// Copies ranges of values in the cache of this client. A damaged value is read from its
+    /// replicas instead.
     async fn copy_kept(&self, ranges: &mut [Range<T>]) {
         for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
             let answer = range.answer.clone();
             let Some(kept) = &answer.kept else { continue };
             let Some(mut into) = range.into.take() else { continue };
-            // Inside, as `Range::new` has made sure.
+            // The range is inside the object, as `Range::new` has checked.
             let from = usize::try_from(range.offset).unwrap_or(usize::MAX).min(kept.len());
             let bytes = &kept[from..kept.len().min(from.saturating_add(into.len()))];
             let mut result = Ok(());
@@ -333,7 +343,8 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Objects of which the whole has come from afar, in however many parts, may be worth keeping.
+    /// Offers objects to the cache if all of their bytes came over a network transport, in any
+    /// number of parts.
     fn came_in_parts(self: &Arc<Self>, ranges: &[Range<T>]) {
         if self.cache.is_none() {
             return;
@@ -349,7 +360,8 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Tries what is open, each at its best replica that was not tried yet; whether there was one.
+    /// Tries the best untried replica of each open range. Returns whether to call this function
+    /// again.
     async fn fetch(
         self: &Arc<Self>,
         ranges: &mut [Range<T>],
@@ -380,10 +392,11 @@ impl<T: Transport> Inner<T> {
             return false;
         }
         let peers = self.reach_owners(&owners, deadline).await;
-        // A member that keeps us waiting must not use up the time of the one that stands in for it.
+        // A slow client must not use up the time of the replica that is tried after it.
         let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
         let since = counting.moving();
-        // One ticket per member, so that a slow one does not cost the others their leases.
+        // Each client has a ticket of its own, so that a slow one does not cost the others their
+        // leases.
         let flights = FuturesUnordered::new();
         for (peer, reached) in peers.iter().enumerate() {
             let (mut of, mut requests) = (Vec::new(), Vec::new());
@@ -417,7 +430,8 @@ impl<T: Transport> Inner<T> {
         true
     }
 
-    /// Waits for everything under way, and keeps its leases alive meanwhile; bytes that came.
+    /// Waits for all transfers in progress, and renews their leases meanwhile. Returns the number
+    /// of bytes that have arrived.
     async fn land(
         self: &Arc<Self>,
         ranges: &mut [Range<T>],
@@ -433,8 +447,8 @@ impl<T: Transport> Inner<T> {
         loop {
             tokio::select! {
                 biased;
-                // The caller's own memory has to come back, so it is waited for; a wire ends its
-                // transfers in time.
+                // Transfers to memory of the caller are always waited for, because the memory has
+                // to be returned. A transport ends its transfers in time.
                 flight = flights.next() => {
                     let Some((peer, of, (results, requests))) = flight else { return bytes };
                     let now = clock.now();
@@ -447,7 +461,7 @@ impl<T: Transport> Inner<T> {
                 }
                 Some(renewed) = &mut renewal => {
                     renewal = OptionFuture::from(None);
-                    // A master that would not is not asked again.
+                    // If the master renewed no lease, it is not asked again.
                     renewing = adopt(ranges, &renewed);
                     half_over.set(tokio::time::sleep(half_life(ranges, clock.now())));
                 }
@@ -462,10 +476,10 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// A member, which ranges it was asked for, and what became of them.
+/// Index of a client, the ranges requested from it, and their outcomes.
 type Flight<T> = (usize, Vec<usize>, (Vec<Result<()>>, Vec<Request<T, SliceMut<T>>>));
 
-/// What is under way, once each.
+/// Returns the objects and responses of the transfers in progress, each response once.
 fn reading<T: Transport>(ranges: &[Range<T>]) -> Vec<Reading> {
     let mut all: HashMap<usize, Reading> = HashMap::new();
     for range in ranges.iter().filter(|range| range.into.is_none()) {
@@ -475,13 +489,13 @@ fn reading<T: Transport>(ranges: &[Range<T>]) -> Vec<Reading> {
     all.into_values().collect()
 }
 
-/// Until the first lease of what is under way is half over.
+/// Returns half of the time that is left of the first lease to end among the transfers in progress.
 fn half_life<T: Transport>(ranges: &[Range<T>], now: Moment) -> Duration {
     let under_way = ranges.iter().filter(|range| range.into.is_none());
     under_way.map(|range| range.answer.lease.since(now) / 2).min().unwrap_or(Duration::ZERO)
 }
 
-/// Takes in leases that hold for longer; whether there is one.
+/// Applies renewed leases. Returns whether there is one.
 fn adopt<T: Transport>(ranges: &mut [Range<T>], renewed: &[Renewed]) -> bool {
     let renewed: HashMap<usize, &Arc<Answer>> =
         renewed.iter().map(|(before, now)| (name(before), now)).collect();

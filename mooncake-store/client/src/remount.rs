@@ -1,12 +1,13 @@
-//! Mounting again, after the master forgot this client: it was restarted, or we were silent for too
-//! long.
+//! Remount after the master has forgotten this client, because the master was restarted or the
+//! client was silent for too long.
 //!
-//! Whoever was granted space by the master before may still write to it, and whoever was told of an
-//! object may still read it; the new master knows nothing of either. So a segment that this client
-//! allocated itself comes back at other addresses: what goes to the old ones is refused by the
-//! wire, and the new master may place objects at once. If another master asks, what lies in the
-//! segment moves along and is announced (`inventory`); to the same master, what it lists of it.
-//! Memory of the caller's stays where it is; the master lets it rest.
+//! A client with a grant of the previous master may still write, and a client with a lease may
+//! still read. The new master knows of neither. A segment that this client allocated therefore
+//! moves to other addresses. The transport refuses access to the old addresses, and the new master
+//! may place objects at once. If the master is a new one, the objects in the segment move along and
+//! are announced (`inventory`). If it is the same master, the objects are those that it lists.
+//! Memory of the caller stays at its addresses, and a new master places no objects there until
+//! earlier promises have expired.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,30 +23,31 @@ use crate::deadline::Deadline;
 use crate::mounted::{Mounted, Moving};
 use crate::state::Inner;
 
-/// For how long nothing else may come to lie at addresses that were given up, at least. No grant to
-/// a client is used for longer; a lease may be.
+/// Minimum time during which old addresses stay reserved, so that no other memory is mapped there.
+/// No grant to a client lasts longer, but a lease may.
 const HOLE: Duration = Duration::from_secs(60);
 
 impl<T: Transport> Inner<T> {
-    /// Whether the master is not known to have all that is offered.
+    /// Returns whether the master may lack a segment of this client.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         !self.moving.lock().is_empty() || self.segments.lock().iter().any(|mounted| !mounted.confirmed)
     }
 
-    /// Mounts everything again.
+    /// Mounts all segments again.
     pub(crate) async fn remount(self: &Arc<Self>, forgotten: bool, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         if forgotten { self.remount_listed(deadline).await } else { self.offer_listed(deadline).await }
     }
 
-    /// Takes everything from a master that keeps no list of its objects, and mounts it again with
-    /// those of before.
+    /// Unmounts all segments at a master that has no list of their objects, and mounts them again
+    /// with the kept objects.
     pub(crate) async fn mount_anew(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         let _changing = self.changing(deadline).await?;
         let ids: Vec<_> = {
             let mut segments = self.segments.lock();
             let staying = segments.iter_mut().filter(|mounted| !mounted.leaving);
-            // Until they are mounted, should this fail or be dropped.
+            // The segments stay unconfirmed until they are mounted, even if this call fails or is
+            // dropped.
             staying
                 .map(|mounted| {
                     mounted.confirmed = false;
@@ -85,20 +87,20 @@ impl<T: Transport> Inner<T> {
             }
         }
         self.offer_listed(deadline).await?;
-        // The master may have removed our directory entry when it took us for dead.
+        // The master may have removed the directory entry of this client when the client expired.
         deadline.bound("publishing again", self.republish()).await
     }
 
-    /// Takes a segment from its addresses, with its objects if there are any to be announced.
+    /// Moves a segment away from its addresses, with its objects if any are to be announced.
     async fn relocate(&self, id: SegmentId) -> Result<()> {
         let keeps = self.inventory.lock().await.keeps(id);
         let at = self.segments.lock().iter().position(|mounted| mounted.id() == id).unwrap_or(0);
         let Some(Mounted { segment, region, own: Some(memory), .. }) = self.take(id) else { return Ok(()) };
         let (bytes, lasting) = (region.len(), memory.is_lasting());
         let closed = tokio::task::spawn_blocking(move || {
-            // Deregistering waits for transfers of peers that are under way.
+            // Deregistration waits for transfers of other nodes that are in progress.
             drop(region);
-            // Somebody in this process may still hold a slice of it.
+            // Another part of this process may still hold a slice of the memory.
             let memory = Arc::try_unwrap(memory).ok()?;
             Some(if keeps || memory.is_lasting() { memory.relocate() } else { Err(memory) })
         });
@@ -113,7 +115,7 @@ impl<T: Transport> Inner<T> {
                 Ok(hole) => self.keep_hole(hole),
                 Err(error) => tracing::warn!(segment = %id, "old addresses may be used again: {error}"),
             },
-            // It goes when the slices do.
+            // The memory is freed together with the last slice.
             Ok(None) | Err(_) => {}
         }
         {
@@ -131,7 +133,7 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Nothing else may come to lie there for a while.
+    /// Reserves the addresses for a while, so that no other memory is mapped there.
     pub(crate) fn keep_hole(&self, hole: AddressHole) {
         let span = HOLE.max(self.promises.lock().longest(self.config.clock.now()));
         self.runtime.spawn(async move {
@@ -140,10 +142,10 @@ impl<T: Transport> Inner<T> {
         });
     }
 
-    /// Registers what has been taken from its addresses.
+    /// Registers the segments that were moved away from their addresses.
     async fn settle(&self, deadline: &Deadline) -> Result<()> {
         loop {
-            // It stays listed until it is registered, should this future be dropped.
+            // The segment stays listed until it is registered, even if this future is dropped.
             let Some(Moving { mut segment, at, memory, kept }) = self.moving.lock().last().cloned() else {
                 return Ok(());
             };
@@ -169,7 +171,7 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Tells the master of all segments; new ones are mounted, not mounted again.
+    /// Sends all segments to the master. New segments are mounted before that.
     pub(crate) async fn offer_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         self.settle(deadline).await?;
         let (new, all): (Vec<(Segment, bool)>, Vec<Segment>) = {
@@ -187,11 +189,11 @@ impl<T: Transport> Inner<T> {
                 deadline.bound("mounting", self.master.mount(self.id, segment)).await?;
             }
         }
-        // A master of the existing system counts a client as known only after this call.
+        // A master of Mooncake C++ counts a client as known only after this RPC.
         deadline.bound("mounting again", self.master.remount(self.id, &all)).await?;
         if !all.is_empty() {
-            // The master has given up what earlier processes had there, so its answers are about
-            // this one.
+            // The master has discarded the segments of earlier processes, so its responses refer to
+            // this process.
             deadline.bound("publishing the mount", self.engine.mounted()).await?;
         }
         let kept: Vec<_> = {

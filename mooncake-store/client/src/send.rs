@@ -1,4 +1,5 @@
-//! The bytes of a put: to every replica at once, as far as the local buffer goes.
+//! Transfer of the bytes of a put to all replicas at the same time, as far as the local buffer
+//! allows.
 
 use std::sync::Arc;
 
@@ -13,11 +14,11 @@ use crate::payload::Item;
 use crate::staging::{Cutter, Piece, Staging};
 use crate::writing::{Flight, Grant, Writing};
 
-/// Ways to the members of a put.
+/// Connections to the clients of a put.
 type Peers<T> = [Result<engine::Target<T>>];
 
 impl<T: Transport> Writing<'_, T> {
-    /// Writes every replica of every grant; failures are noted in the grants.
+    /// Writes every replica of every grant. Failures are recorded in the grants.
     pub(crate) async fn transfer(&mut self, items: &[Item<'_, T>]) {
         let peers = std::mem::take(&mut self.peers);
         for target in &self.targets {
@@ -25,7 +26,7 @@ impl<T: Transport> Writing<'_, T> {
                 self.grants[target.grant].fail(error.clone());
             }
         }
-        // What is left after this is for the call that ends the put.
+        // The time after `landing` is left for the call that ends the put.
         let landing = self.deadline.portion(7, 8);
         self.send_direct(items, &peers, landing);
         self.send_staged(items, &peers, landing).await;
@@ -35,7 +36,7 @@ impl<T: Transport> Writing<'_, T> {
         }
     }
 
-    /// Computes checksums, while the bytes are under way.
+    /// Computes checksums during the transfers.
     fn sum(&mut self, items: &[Item<'_, T>]) {
         if !self.client.config.checksum {
             return;
@@ -48,7 +49,7 @@ impl<T: Transport> Writing<'_, T> {
         }
     }
 
-    /// Posts what can be sent from where it lies.
+    /// Posts the pieces that can be sent without a copy.
     fn send_direct(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
         let needs_registration = self.client.needs_registration();
         let mut posting = Vec::new();
@@ -63,7 +64,7 @@ impl<T: Transport> Writing<'_, T> {
         self.post(posting, landing);
     }
 
-    /// Copies the rest through staging buffers: one is filled while others are under way.
+    /// Copies the other pieces through staging buffers. A buffer is filled while others are sent.
     async fn send_staged(&mut self, items: &[Item<'_, T>], peers: &Peers<T>, landing: Moment) {
         let client = self.client;
         let Some(staging) = &client.staging else { return };
@@ -91,8 +92,8 @@ impl<T: Transport> Writing<'_, T> {
         }
     }
 
-    /// Fails what could not be copied. It was not posted; earlier parts of the same values answer
-    /// for themselves.
+    /// Fails the values that could not be copied. Their remaining pieces are not posted. Transfers
+    /// of their earlier pieces report outcomes of their own.
     fn give_up(
         &mut self,
         mut pieces: Vec<Piece>,
@@ -109,7 +110,8 @@ impl<T: Transport> Writing<'_, T> {
         }
     }
 
-    /// A staging buffer; waits for our own transfers first, then for those of others.
+    /// Allocates a staging buffer. Waits for the transfers of this put first, then for those of
+    /// other calls.
     async fn room(&mut self, staging: &Staging<T>, len: usize) -> Result<PoolBuf<T>> {
         loop {
             if let Some(buffer) = staging.room(len) {
@@ -117,7 +119,7 @@ impl<T: Transport> Writing<'_, T> {
             }
             if self.flights.is_empty() {
                 let wait = staging.wait_for_room(len);
-                return self.deadline.bound("waiting for room in the local buffer", wait).await;
+                return self.deadline.bound("waiting for space in the local buffer", wait).await;
             }
             self.land_first().await;
         }
@@ -136,8 +138,8 @@ impl<T: Transport> Writing<'_, T> {
         self.post(posting, landing);
     }
 
-    /// Adds bytes for every replica of a grant, unless a part of it has failed: the rest would be
-    /// for nothing.
+    /// Adds bytes for every replica of a grant. Adds nothing if a part of the grant has failed,
+    /// because the rest is useless then.
     fn add(
         &self,
         posting: &mut Posting<T>,
@@ -158,22 +160,23 @@ impl<T: Transport> Writing<'_, T> {
         }
     }
 
-    /// Posts everything at once.
+    /// Posts all transfers at once.
     fn post(&mut self, mut posting: Posting<T>, landing: Moment) {
         if posting.is_empty() {
             return;
         }
-        // One run per member.
+        // The transfers to one client become one consecutive run.
         posting.sort_by_key(|((_, peer), _)| *peer);
         let (of, requests): (Vec<_>, Vec<_>) = posting.into_iter().unzip();
         let ticket = self.client.engine.post_write(requests, Some(landing));
         self.flights.push_back(Flight { results: ticket.results(), of });
     }
 
-    /// Waits for the oldest submission. It stays in the guard meanwhile.
+    /// Waits for the oldest submission. The submission stays in `flights` meanwhile, so that a drop
+    /// of the put waits for it, too.
     async fn land_first(&mut self) {
         let Some(flight) = self.flights.front_mut() else { return };
-        // A wire ends its transfers in time; should one not, the caller is not to pay for it.
+        // A transport ends its transfers in time. If it does not, the timeout releases the caller.
         let landed = tokio::time::timeout(self.deadline.left(), &mut flight.results).await;
         let Some(flight) = self.flights.pop_front() else { return };
         let Ok((results, buffers)) = landed else {
@@ -184,7 +187,7 @@ impl<T: Transport> Writing<'_, T> {
             }
             return;
         };
-        // Room for others as soon as it is not needed.
+        // The buffers are freed early, so that other calls can use the space.
         drop(buffers);
         for ((grant, peer), result) in flight.of.into_iter().zip(results) {
             self.client.note(&self.endpoints[peer], &result);
@@ -195,5 +198,5 @@ impl<T: Transport> Writing<'_, T> {
     }
 }
 
-/// Transfers to post, with grant and member of each.
+/// Transfers to post, with the grant and the client of each.
 type Posting<T> = Vec<((usize, usize), Request<T, Outgoing<T>>)>;

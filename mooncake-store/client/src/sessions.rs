@@ -1,5 +1,5 @@
-//! Writing objects in parts: space first, then any ranges of it in any order, then all of it
-//! readable at once.
+//! Writes of objects in parts. Space is reserved first, then ranges are written in any order, and a
+//! commit makes the whole object readable.
 
 mod flight;
 mod reservation;
@@ -28,13 +28,13 @@ use crate::state::{Client, Owner, is_newer};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
 impl<T: Transport> Client<T> {
-    /// Asks for space for each object, of which nothing can be read before
-    /// [`commit`](Self::commit). A reservation that is neither committed nor revoked is taken back
-    /// by the master in its own time.
+    /// Requests space for each object. Nothing of an object can be read before
+    /// [`commit`](Self::commit). If a reservation is neither committed nor revoked, the master
+    /// reclaims its space after a timeout.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `OBJECT_ALREADY_EXISTS` for a key that is
-    /// there or named before, and as [`put`](Self::put).
+    /// The outer error means that no result is known. Returns `OBJECT_ALREADY_EXISTS` for a key
+    /// that exists or that occurs earlier in `items`, and the errors of [`put`](Self::put).
     pub async fn reserve<K: AsRef<[u8]>>(
         &self,
         items: &[(K, u64)],
@@ -68,7 +68,7 @@ impl<T: Transport> Client<T> {
         let refusal = |put: PutItem<'_>, first: bool| match ObjectKey::check(put.key) {
             Err(error) => Some(Err(Error::from(error).context(shown(put.key)))),
             Ok(()) if first => None,
-            // To the master it would be the same write again, and get the same space.
+            // The master would take the repeated key for the same write and grant the same space.
             Ok(()) => Some(Err(Error::from(ErrorCode::ObjectAlreadyExists).context(shown(put.key)))),
         };
         let mut outcomes: Vec<Option<Result<Reservation>>> =
@@ -91,7 +91,7 @@ impl<T: Transport> Client<T> {
                     self.confirm_reserved(&of, &mut outcomes, &config, &deadline).await;
                 }
                 Err(error) if pending.len() == all => return Err(error),
-                // What was refused before stays refused.
+                // Items that were refused before stay refused.
                 Err(_) => break,
             }
             pending.retain(|&i| outcomes[i].as_ref().is_some_and(is_full));
@@ -103,9 +103,9 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect())
     }
 
-    /// Finds ways to the owners of reserved space. If one was found after the master was asked, the
-    /// master is asked for the same space again: the space may be in memory of an earlier process,
-    /// and the master repeats the grant only if it still stands.
+    /// Connects to the owners of reserved space. If an owner was found after the master was asked,
+    /// the space may be in memory of an earlier process. So the master is asked for the same space
+    /// again, and repeats the grant only if the grant is still valid.
     async fn confirm_reserved(
         &self,
         of: &[usize],
@@ -128,7 +128,7 @@ impl<T: Transport> Client<T> {
                 endpoints.push(at.endpoint.clone());
             }
         }
-        // A member that does not answer fails the writes to it.
+        // If a client does not respond, the later writes to it fail.
         if !inner.reach_granted(&endpoints, known, deadline).await.iter().any(is_newer) {
             return;
         }
@@ -149,17 +149,19 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Writes ranges of reserved objects to every replica of theirs, each range for itself.
+    /// Writes ranges of reserved objects to all replicas of each object. Each range has an outcome
+    /// of its own.
     ///
     /// Dropping the future does not stop transfers that have begun. Its ranges count as not
-    /// written, and the objects cannot be committed before these transfers have ended and the
-    /// ranges are written again.
+    /// written. The objects can be committed only after these transfers have ended and the ranges
+    /// have been written again.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a range outside its object, `UNAVAILABLE_IN_CURRENT_STATUS` for a
-    /// reservation so old that the master may have taken it back or that was committed or given
-    /// back, and whatever keeps the bytes from landing. After a timeout (`RPC_TIMEOUT`) the bytes
-    /// may still land, so the object cannot be committed any more.
+    /// Returns `INVALID_PARAMS` for a range outside its object. Returns
+    /// `UNAVAILABLE_IN_CURRENT_STATUS` for a reservation that was committed or given back, or that
+    /// is so old that the master may have reclaimed it. All other errors are those of the
+    /// transfers. After a timeout (`RPC_TIMEOUT`) the bytes may still arrive, so the object cannot
+    /// be committed any more.
     pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
         let inner = &self.inner;
         let mut counting = inner.counting(Operation::BatchPutFromMultiBufferRanges);
@@ -167,7 +169,8 @@ impl<T: Transport> Client<T> {
         let now = inner.config.clock.now();
         let mut outcomes: Vec<Result<()>> =
             writes.iter().map(|write| write.check(inner.usable(), now)).collect();
-        // Before the first await, so that a dropped future leaves its ranges unwritten.
+        // The flight begins before the first await, so that a dropped future leaves its ranges
+        // unwritten.
         let mut flight = Flight::begin(inner, &writes, &mut outcomes);
         let mut owners: Vec<Owner> = Vec::new();
         let mut posting = Vec::new();
@@ -214,13 +217,13 @@ impl<T: Transport> Client<T> {
         outcomes
     }
 
-    /// Makes reserved objects readable. All of their bytes must have landed; what was never to be
-    /// written is whatever lay there.
+    /// Makes reserved objects readable. All bytes that were to be written must have arrived. Bytes
+    /// that were never written have the previous content of the memory.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any. `UNAVAILABLE_IN_CURRENT_STATUS` for a
-    /// reservation which the master may have taken back, and for one that is
-    /// [incomplete](Reservation::is_incomplete). A range that failed may be written again; after a
+    /// The outer error means that no result is known. Returns `UNAVAILABLE_IN_CURRENT_STATUS` for a
+    /// reservation that the master may have reclaimed, and for one that is
+    /// [incomplete](Reservation::is_incomplete). A range that failed may be written again. After a
     /// timeout the object can only be given back.
     pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
         let inner = &self.inner;
@@ -253,13 +256,13 @@ impl<T: Transport> Client<T> {
         Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect())
     }
 
-    /// Gives the space of reserved objects back and returns whether the master has all of it.
-    /// Nothing can be written to them afterwards.
+    /// Returns the space of reserved objects to the master. Returns whether the master has
+    /// confirmed all of it. Nothing can be written to the objects afterwards.
     ///
-    /// Space that a timed-out write may still land in stays granted until the master takes it back
-    /// in its own time. Space that a dropped call still writes to is given back in the background
-    /// when that has ended. Objects so old that their keys may be another writer's by now are left
-    /// alone.
+    /// If a timed-out write may still arrive in the space, the space stays granted until the master
+    /// reclaims it. If a dropped call still writes to the space, the space is returned in the
+    /// background after the write has ended. Objects that are so old that another client may write
+    /// their keys by now are left alone.
     pub async fn give_back(&self, objects: &[&Reservation]) -> bool {
         let deadline = self.inner.deadline();
         let mut all = true;
@@ -274,7 +277,7 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Indices of reservations by the call that made them.
+/// Groups the indices of reservations by the request that made them.
 fn by_attempt(objects: &[&Reservation]) -> Vec<(Attempt, Vec<usize>)> {
     let mut groups: Vec<(Attempt, Vec<usize>)> = Vec::new();
     for (i, object) in objects.iter().enumerate() {

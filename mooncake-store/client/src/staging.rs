@@ -30,9 +30,9 @@ pub(crate) struct Piece {
 impl<T: Transport> Staging<T> {
     /// Creates a buffer over memory without other users.
     pub(crate) fn new(region: Region<T>) -> Result<Self> {
-        let memory = region
-            .exclusive()
-            .map_err(|_| Error::new(ErrorCode::InvalidParams, "the local buffer is used by somebody else"))?;
+        let memory = region.exclusive().map_err(|_| {
+            Error::new(ErrorCode::InvalidParams, "the local buffer is in use by another owner")
+        })?;
         let chunk = (memory.len() / CHUNKS).clamp(1, CHUNK);
         Ok(Self { pool: BufferPool::new(memory, &PoolConfig::default())?, chunk })
     }

@@ -1,5 +1,4 @@
-//! The handle of a client, the state that its clones and tasks share, and connections to other
-//! members.
+//! Handle of a client, the state that its clones and tasks share, and connections to other clients.
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
@@ -30,22 +29,26 @@ use crate::peers::Unreachable;
 use crate::promise::Promises;
 use crate::staging::Staging;
 
-/// A member of the cluster. Clones are the same member; [`close`](Client::close) or dropping the
-/// last one ends it.
+/// Client of a cluster. Clones are handles of the same client. [`close`](Client::close), or
+/// dropping the last clone, ends the client.
 ///
-/// Every operation ends within [`ClientConfig::timeout`]. What the rest of the cluster suffers
-/// comes out as one of three things: a *miss* (`None`), a put that was not stored (an error of kind
-/// `NoSpace`, `Unavailable` or `Timeout`), or an answer that came too late to be trusted
-/// (`Expired`). None of them needs more than carrying on without the object.
+/// Every operation ends within [`ClientConfig::timeout`]. A failure in the rest of the cluster has
+/// one of three results:
 ///
-/// A miss is also what a read comes to when every replica's owner is dead: the master may take some
-/// seconds to learn of it. A put whose space was granted at a dead member is placed elsewhere, as
-/// long as there is time.
+/// - a *miss* (`None`),
+/// - a put that was not stored (an error of kind `NoSpace`, `Unavailable` or `Timeout`),
+/// - a response that arrived too late to be trusted (an error of kind `Expired`).
 ///
-/// All futures may be dropped at any point. A put that is dropped half-way is taken back in the
+/// In all three cases the caller can continue without the object.
+///
+/// A read is also a miss if the owners of all replicas have failed. The master may need some
+/// seconds to detect the failures. A put whose space was granted at a failed client is placed
+/// elsewhere, as long as there is time.
+///
+/// All futures may be dropped at any point. A put that is dropped before its end is revoked in the
 /// background.
 ///
-/// A thread that blocks on one operation after the other is woken sooner when it does so
+/// A thread that blocks on one operation after another wakes up sooner inside
 /// [`here`](mooncake_transport::here()): `runtime.block_on(here(client.get(key)))`.
 pub struct Client<T: Transport = TransportSet> {
     pub(crate) inner: Arc<Inner<T>>,
@@ -66,8 +69,8 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) moving: Mutex<Vec<Moving>>,
     pub(crate) inventory: tokio::sync::Mutex<Inventory>,
     pub(crate) promises: parking_lot::Mutex<Promises>,
-    /// Task that announces the objects of earlier masters, as long as `announcing_turn` is its
-    /// turn.
+    /// Task that announces the objects of earlier masters. The task stops when `announcing_turn`
+    /// changes.
     pub(crate) announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
     pub(crate) announcing_turn: AtomicU64,
     /// Notified when the announcement is to stop.
@@ -83,7 +86,7 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) staging: Option<Staging<T>>,
     pub(crate) cache: Option<HotCache<T>>,
     pub(crate) engine: Engine<T>,
-    /// Whether the caller supplied the engine. Such an engine is not closed with the client.
+    /// True if the caller supplied the engine. Such an engine is not closed with the client.
     pub(crate) keeps_engine: bool,
     pub(crate) directory: Directory,
     pub(crate) unreachable: Unreachable,
@@ -121,8 +124,8 @@ impl<T: Transport> Client<T> {
         &self.inner.engine
     }
 
-    /// Bytes of the local buffer in use now: transfers under way, and values that
-    /// [`get`](Client::get) gave out and that are still held.
+    /// Returns the number of bytes of the local buffer in use. The bytes belong to transfers in
+    /// progress, and to values from [`get`](Client::get) that the caller still holds.
     pub fn local_buffer_used(&self) -> u64 {
         self.inner.staging.as_ref().map_or(0, Staging::used)
     }
@@ -171,11 +174,11 @@ impl<T: Transport> Inner<T> {
     /// Connects to the client at an endpoint.
     pub(crate) async fn reach(&self, endpoint: &str, deadline: &Deadline) -> Result<Target<T>> {
         self.unreachable.check(endpoint)?;
-        let reached = deadline.bound("reaching a member", self.engine.open(endpoint)).await;
+        let reached = deadline.bound("connecting to a client", self.engine.open(endpoint)).await;
         if let Err(error) = &reached {
             self.failed(endpoint, error);
         }
-        reached.map_err(|error| error.context(format!("member {endpoint}")))
+        reached.map_err(|error| error.context(format!("peer {endpoint}")))
     }
 
     /// Connects to the owners of memory. Each connection has an outcome of its own.
@@ -189,8 +192,9 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Ways to the owners of memory that the master granted, each for itself. `known` is from
-    /// before the master was asked.
+    /// Connects to the owners of memory that the master granted. Each connection has an outcome of
+    /// its own. `known` is the state of the look-ups of the engine before the request to the
+    /// master.
     pub(crate) async fn reach_granted(
         &self,
         endpoints: &[String],
@@ -214,7 +218,7 @@ impl<T: Transport> Inner<T> {
     ) -> Reached<T> {
         let mut target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
         let Some(before) = named else { return Ok(target) };
-        // Its mount is under way, or it is gone again.
+        // The mount of the client may be in progress, or the client may have ended again.
         for pause in MOUNT_PAUSES {
             if !target.awaits_mount() {
                 break;
@@ -225,11 +229,11 @@ impl<T: Transport> Inner<T> {
         }
         if target.awaits_mount() {
             self.engine.forget(endpoint);
-            let text = format!("cannot use memory of member {endpoint}: it is not mounted");
+            let text = format!("cannot use memory of peer {endpoint}: it is not mounted");
             return Err(Unreached::Failed(Error::new(ErrorCode::TransferFail, text)));
         }
         target.pinned(before).map_err(|error| {
-            // What failed was an earlier process.
+            // The failed process is an earlier one.
             self.unreachable.answered(endpoint);
             Unreached::Newer(error)
         })
@@ -244,7 +248,8 @@ impl<T: Transport> Inner<T> {
     }
 
     pub(crate) fn failed(&self, endpoint: &str, error: &Error) {
-        // It may be back with other memory or at another port: looked up again, when it is time.
+        // The client may return with other memory or at another port. The next use looks it up
+        // again.
         self.engine.forget(endpoint);
         if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
             self.unreachable.failed(endpoint);
@@ -257,24 +262,24 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Pauses between look-ups of a member whose mount is under way.
+/// Pauses between look-ups of a client whose mount is in progress.
 const MOUNT_PAUSES: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
 
-/// Endpoint of the owner of memory. If the master named the memory: what the engine knew before the
-/// master was asked.
+/// Endpoint of the owner of memory. If the master named the memory, also the state of the look-ups
+/// of the engine before the request to the master.
 pub(crate) type Owner = (String, Option<LookUps>);
 
-/// A way to the owner of memory that an answer of the master names, good for that memory only.
+/// Connection to the owner of memory in a response of the master, valid for that memory only.
 pub(crate) type Reached<T> = Result<Target<T>, Unreached>;
 
-/// Reason why memory that an answer of the master names cannot be used.
+/// Reason why memory in a response of the master cannot be used.
 #[derive(Debug)]
 pub(crate) enum Unreached {
-    /// The member does not answer.
+    /// The client does not respond.
     Failed(Error),
-    /// The member was found after the master was asked, so the answer may be about an earlier
-    /// process. The master has to be asked again.
+    /// The client was looked up after the request to the master. The response may therefore
+    /// describe an earlier process, and the master must be asked again.
     Newer(Error),
 }
 
@@ -316,7 +321,8 @@ impl<T: Transport> Drop for Inner<T> {
         if mounted.is_empty() || *self.closed.borrow() {
             return;
         }
-        // Best effort: it spares the others waiting for the master to find out.
+        // Best effort: with the unmount, other clients need not wait until the master detects the
+        // end.
         let (master, id) = (self.master.clone(), self.id);
         self.runtime.spawn(async move {
             for gone in mounted {
@@ -327,7 +333,7 @@ impl<T: Transport> Drop for Inner<T> {
                 let unmount = master.unmount(id, gone.id());
                 let told = tokio::time::timeout(std::time::Duration::from_secs(1), unmount).await;
                 if !matches!(told, Ok(Ok(()))) {
-                    tracing::debug!(client = %id, "the master was not told that a client went away");
+                    tracing::debug!(client = %id, "the master was not notified of a closed client");
                 }
                 let _ = drop_region(Some(gone)).await;
             }

@@ -1,4 +1,4 @@
-//! What a client has done, for people, in the words of the existing system.
+//! Summary of the metrics of a client as text, in the format of Mooncake C++.
 
 use std::fmt::Write;
 use std::sync::{Arc, Weak};
@@ -11,7 +11,7 @@ use crate::state::{Client, Inner};
 use mooncake_protocol::metrics::{MICROS, Micros, human};
 
 impl Metrics {
-    /// Several lines of text: bytes, latencies, calls to the master, and calls of the store.
+    /// Returns several lines of text: bytes, latencies, RPCs to the master, and calls of the store.
     pub fn summary(&self) -> String {
         let mut text = String::from("Client Metrics Summary\n=== Transfer Metrics Summary ===\n");
         let seconds = self.age().as_secs_f64().max(1e-3);
@@ -69,7 +69,7 @@ fn shown(latency: &Micros) -> String {
 }
 
 impl<T: Transport> Client<T> {
-    /// Has a summary written to the log from time to time, if the client is to.
+    /// Starts to log a summary periodically, if the configuration sets an interval.
     pub(crate) fn start_summaries(&self) {
         let interval = self.inner.config.metrics_interval;
         if self.inner.metrics.is_some() && !interval.is_zero() {
@@ -82,7 +82,7 @@ async fn summarize<T: Transport>(client: Weak<Inner<T>>, interval: Duration) {
     let Some(mut closed) = client.upgrade().map(|client| client.closed.subscribe()) else { return };
     loop {
         tokio::select! {
-            // An error means that the client is gone.
+            // An error means that the client was dropped.
             _ = closed.wait_for(|closed| *closed) => return,
             () = tokio::time::sleep(interval) => {}
         }

@@ -1,5 +1,5 @@
-//! Copies and moves between segments: asking for them, and making those that the master wants of
-//! this client.
+//! Copies and moves between segments: requests for them, and execution of those that the master
+//! assigns to this client.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,25 +17,26 @@ use crate::state::{Client, Inner};
 use mooncake_protocol::api::{Caller, CopyToken};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
-/// Most tasks fetched at a time, and most made at a time.
+/// Maximum number of tasks that one request fetches.
 const FETCHED: u64 = 16;
+/// Maximum number of tasks that run at the same time.
 pub(crate) const AT_ONCE: usize = 4;
-/// Pause before a copy that found no room is tried again, times the number of tries.
+/// Pause before a copy that found no space is retried, multiplied by the number of the retry.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Between two looks at whether a member answers that a copy was too late for, and how many. After
-/// ten minutes the master drops it.
+/// Pause between two checks of whether a client responds after a copy to it timed out.
 const PROBE: Duration = Duration::from_secs(1);
+/// Maximum number of these checks. After ten minutes the master drops the copy.
 const PROBES: usize = 600;
 
-/// Copies, moved and made elsewhere: asked for here, made by whoever has the bytes.
+/// Requests for copies and moves. The client that has the bytes executes them.
 impl<T: Transport> Client<T> {
-    /// Asks for another copy of an object in each of the segments named; [`task`](Self::task) tells
-    /// how it goes.
+    /// Requests another copy of an object in each of the named segments. [`task`](Self::task)
+    /// returns the progress.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` (no target, one that is not mounted, a key that is not UTF-8),
-    /// `OBJECT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS`, `TASK_PENDING_LIMIT_EXCEEDED`, and what
-    /// keeps the master from answering.
+    /// Returns `INVALID_PARAMS` without a target, for a target that is not mounted, and for a key
+    /// that is not UTF-8. Returns `OBJECT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` or
+    /// `TASK_PENDING_LIMIT_EXCEEDED` from the master, or the error of the RPC.
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
         let inner = &self.inner;
         inner.usable()?;
@@ -43,10 +44,10 @@ impl<T: Transport> Client<T> {
         inner.deadline().bound("asking for a copy", call).await
     }
 
-    /// Asks for the copy in segment `source` to be moved to segment `target`.
+    /// Requests to move the copy in segment `source` to segment `target`.
     ///
     /// # Errors
-    /// As [`copy_task`](Self::copy_task).
+    /// Returns the errors of [`copy_task`](Self::copy_task).
     pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
         let inner = &self.inner;
         inner.usable()?;
@@ -54,11 +55,12 @@ impl<T: Transport> Client<T> {
         inner.deadline().bound("asking for a move", call).await
     }
 
-    /// Drops copies of objects that this client wrote and nobody reads now: those in the segment
-    /// named, or all for an empty name. The keys of which something was dropped.
+    /// Removes copies of objects that this client wrote and that have no reader now. Only copies in
+    /// `segment` are removed, or all copies if `segment` is empty. Returns the keys of which copies
+    /// were removed.
     ///
     /// # Errors
-    /// `NOT_SUPPORTED`, and what keeps the master from answering.
+    /// Returns `NOT_SUPPORTED` from the master, or the error of the RPC.
     pub async fn clear_replicas<K: AsRef<[u8]>>(&self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
         let inner = &self.inner;
         inner.usable()?;
@@ -67,10 +69,10 @@ impl<T: Transport> Client<T> {
         inner.deadline().bound("clearing copies", call).await
     }
 
-    /// Where a task stands.
+    /// Returns the state of a task.
     ///
     /// # Errors
-    /// `TASK_NOT_FOUND`, and what keeps the master from answering.
+    /// Returns `TASK_NOT_FOUND` from the master, or the error of the RPC.
     pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
         let inner = &self.inner;
         inner.usable()?;
@@ -78,7 +80,7 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// What the master says of a task; a copy has targets, a move has one.
+/// Description of a task by the master. A copy has `targets`, a move has `target`.
 #[derive(Deserialize)]
 struct Payload {
     #[serde(default)]
@@ -98,7 +100,7 @@ struct Payload {
 }
 
 impl Payload {
-    /// Of the copy, if it is one of a hot object.
+    /// Returns the token of the copy, which is zero unless the object is hot.
     fn token(&self) -> CopyToken {
         let lease = Uuid::new(self.dynamic_replication_lease_id_high, self.dynamic_replication_lease_id_low);
         CopyToken { lease, epoch: self.dynamic_replication_version_epoch }
@@ -106,8 +108,8 @@ impl Payload {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Fetches what the master wants done and begins with it. Part of the heartbeat, so it waits
-    /// for nothing else.
+    /// Fetches the tasks of the master for this client, and starts them. The heartbeat calls this
+    /// function, so it does not wait for the tasks.
     pub(crate) async fn take_tasks(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         if self.segments.lock().is_empty() || self.working.available_permits() == 0 {
             return Ok(());
@@ -137,7 +139,7 @@ impl<T: Transport> Inner<T> {
         let report = TaskReport { id: task.id, status, message };
         let told = self.deadline().bound("end of a task", self.master.complete_task(self.id, &report)).await;
         if let Err(error) = told {
-            tracing::debug!(client = %self.id, "the master was not told of the end of a task: {error}");
+            tracing::debug!(client = %self.id, "the master was not notified of the end of a task: {error}");
         }
     }
 
@@ -157,7 +159,7 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// One copy or move, from start to end.
+    /// Makes one copy or move, from start to end.
     async fn replicate(self: &Arc<Self>, kind: TaskKind, payload: &Payload) -> Result<()> {
         let deadline = self.deadline();
         let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
@@ -178,7 +180,7 @@ impl<T: Transport> Inner<T> {
         if let Err(error) = self.copy_bytes(&from, &to, &deadline).await {
             let begun = Begun { kind, key: key.to_vec(), token, tenant: payload.tenant_id.clone() };
             if error.kind() == ErrorKind::Timeout {
-                // What ran out of time may still land.
+                // Bytes of a transfer that timed out may still arrive.
                 self.runtime.spawn(revoke_later(Arc::downgrade(self), begun, to));
             } else {
                 self.revoke_copy(&begun).await;
@@ -188,7 +190,7 @@ impl<T: Transport> Inner<T> {
         deadline.bound("end of a copy", self.master.replication_end(caller, kind, key, token)).await
     }
 
-    /// Asks in the name of a tenant; an empty one is our own.
+    /// Returns the caller of an RPC for a tenant. An empty tenant means the tenant of this client.
     fn caller_for<'c>(&'c self, tenant: &'c str) -> Caller<'c> {
         let caller = self.caller(0);
         if tenant.is_empty() { caller } else { Caller { tenant, ..caller } }
@@ -202,11 +204,12 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Whether the owner of this memory reads what is sent to it.
+    /// Returns whether the owner of granted memory responds to a read.
     async fn answers(&self, at: &MemoryLocation) -> bool {
         let deadline = self.deadline();
         let Ok(into) = self.place(1) else { return false };
-        let Ok(target) = deadline.bound("reaching a member", self.engine.open(&at.endpoint)).await else {
+        let Ok(target) = deadline.bound("connecting to a client", self.engine.open(&at.endpoint)).await
+        else {
             return false;
         };
         let (read, _) = self.engine.read(&target, at.address, into, Some(deadline.portion(1, 1))).await;
@@ -216,7 +219,7 @@ impl<T: Transport> Inner<T> {
         read.is_ok()
     }
 
-    /// Writes our replica to every place granted for another one.
+    /// Writes the local replica to every target that the master granted.
     async fn copy_bytes(&self, from: &Replica, to: &[Replica], deadline: &Deadline) -> Result<()> {
         let bytes = self.own_bytes(from).ok_or(ErrorCode::ReplicaNotInLocalMemory)?;
         let mut requests = Vec::with_capacity(to.len());
@@ -228,12 +231,12 @@ impl<T: Transport> Inner<T> {
             let target = self.reach(&at.endpoint, deadline).await?;
             requests.push(Request::new(&target, at.address, bytes.clone()));
         }
-        // What is left after this is for the call that ends the copy.
+        // The remaining time is for the RPC that ends the copy.
         let (results, _) = self.engine.write_batch(requests, Some(deadline.portion(7, 8))).await;
         may_land_first(results)
     }
 
-    /// A replica that lies in a segment of ours.
+    /// Returns the bytes of a replica that lies in a segment of this client.
     pub(crate) fn own_bytes(&self, replica: &Replica) -> Option<Slice<T>> {
         let at = replica.location.memory().filter(|at| at.endpoint == self.endpoint)?;
         let segments = self.segments.lock();
@@ -241,14 +244,14 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Outcome of several writes to one grant: a timeout before any other failure, since the bytes of
-/// that write may still land.
+/// Returns the outcome of several writes to one grant. A timeout takes precedence over other
+/// errors, because the bytes of that write may still arrive.
 fn may_land_first(results: Vec<Result<()>>) -> Result<()> {
     let late = |error: &Error| error.kind() == ErrorKind::Timeout && !is_planted("copy-hides-late-writes");
     results.into_iter().filter_map(Result::err).min_by_key(|error| !late(error)).map_or(Ok(()), Err)
 }
 
-/// A copy or move that the master knows of.
+/// Copy or move that the master has started.
 struct Begun {
     kind: TaskKind,
     key: Vec<u8>,
@@ -256,10 +259,12 @@ struct Begun {
     tenant: String,
 }
 
-/// Revokes a copy some of whose bytes may still be on their way, so that its object can be replaced
-/// and removed again. That is, once the members it goes to answer: then they have taken what was
-/// sent to them before, and the master lets the space rest for a while besides. With a member that
-/// does not come back the copy is over anyway.
+/// Revokes a copy whose bytes may still be in transit, so that its object can be replaced and
+/// removed again.
+///
+/// The revoke waits until the target clients respond. They have then received everything that was
+/// sent to them before. The master also keeps the space in quarantine for some time. If a target
+/// does not return, the master drops the copy by itself.
 async fn revoke_later<T: Transport>(client: Weak<Inner<T>>, begun: Begun, to: Vec<Replica>) {
     let mut waiting: Vec<_> = to.iter().filter_map(|replica| replica.location.memory()).collect();
     for _ in 0..PROBES {

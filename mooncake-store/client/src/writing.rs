@@ -22,9 +22,9 @@ pub(crate) struct Grant<'a> {
     pub(crate) checksum: Option<u64>,
     /// Reason why the bytes were not written.
     pub(crate) failure: Option<Error>,
-    /// Whether bytes may still arrive in the space.
+    /// True if bytes may still arrive in the space.
     pub(crate) late: bool,
-    /// Whether the write has ended, was revoked, or is left to the master.
+    /// True if the write has ended, was revoked, or is left to the master.
     pub(crate) settled: bool,
     /// File that also stores the value.
     pub(crate) file: Option<String>,
@@ -59,11 +59,11 @@ pub(crate) struct Writing<'a, T: Transport> {
     /// Connections to the targets, in the order of `endpoints`.
     pub(crate) peers: Vec<Result<engine::Target<T>>>,
     pub(crate) flights: VecDeque<Flight<T>>,
-    /// Whether some replica is of a kind that this client does not write.
+    /// True if some replica is of a kind that this client does not write.
     pub(crate) others: bool,
 }
 
-/// One replica to write.
+/// Replica to write.
 pub(crate) struct Target {
     /// Index of the grant.
     pub(crate) grant: usize,

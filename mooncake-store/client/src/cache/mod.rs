@@ -1,27 +1,33 @@
-//! The local hot cache: values that this client has read from other members more than once, kept to
-//! be read again without a wire.
+//! Hot cache of a client: values that the client has read more than once from other clients. Later
+//! reads copy these values without a transport.
 //!
-//! A read asks the master all the same, and with the answer comes what decides whether the bytes
-//! kept are the value asked for. Address and length do not: space is used again. The numbers of the
-//! replicas do, where each is of one value for all time: a master of ours draws where it begins to
-//! count, so that no two masters, and no two lives of one, give out the same, and changes the
-//! number when it lets space be written over in place. So bytes that were once read whole, under a
-//! lease, from a replica of that number are the value of every later answer that names it, whatever
-//! others have written or removed meanwhile; nothing has to be told to this client, and no lease is
-//! needed to copy what is its own.
+//! Every read still asks the master. The response determines whether the cached bytes are the
+//! requested value. Address and length are not sufficient, because space is reused. A replica
+//! identifier is sufficient if each identifier belongs to one value for all time.
 //!
-//! A master of the existing system counts from 1 in each life, and a value of the same length is
-//! written over under its old number. What is known then is what the existing client knows: its own
-//! puts, upserts and removes make it forget the key (before and after the call, and what is being
-//! fetched as well), a mount after the master forgot it makes it forget everything, and number,
-//! place, length and checksum must be what they were. What another client writes over in place,
-//! without a checksum, is seen only when the value has been evicted here. So the cache is off
-//! unless it is asked for, and with checksums on (`ClientConfig::checksum`) this is closed, too:
-//! the master's answer carries the new value's.
+//! A master of this project begins to count at a random number. Two masters, or two runs of one
+//! master, never assign the same identifier. The master changes the identifier when it lets a
+//! client overwrite space in place. Bytes that were read whole, under a lease, from a replica are
+//! therefore the value of every later response with that identifier. Writes and removals by other
+//! clients do not change this. The client needs no notification, and no lease to copy its own
+//! memory.
 //!
-//! Keys come in by being asked for: a sketch counts what came from afar, and who has come often
-//! enough is fetched once more in the background, straight into memory of the cache, so that the
-//! reader keeps neither its buffer nor its time for it.
+//! A master of Mooncake C++ counts from 1 after each start. A value of the same length is
+//! overwritten under its old identifier. The cache then follows the rules of the client of Mooncake
+//! C++:
+//!
+//! - A put, upsert or remove of this client discards the key before and after the call. A fetch of
+//!   the key in progress is discarded, too.
+//! - A mount after the master has dropped this client clears the cache.
+//! - Identifier, location, length and checksum of the replica must be unchanged.
+//!
+//! A value that another client overwrites in place without a checksum stays in the cache until it
+//! is evicted. The cache is therefore off by default. Checksums (`ClientConfig::checksum`) close
+//! this gap, because the response of the master carries the checksum of the new value.
+//!
+//! A sketch counts the values that were read over a transport. A key with enough reads is fetched
+//! once more in the background, into memory of the cache. The reader keeps its buffer and does not
+//! wait.
 
 mod table;
 
@@ -41,22 +47,22 @@ pub(crate) use self::table::Entry;
 use self::table::Table;
 use crate::config::HotCacheConfig;
 
-/// Values that are fetched at once.
+/// Maximum number of values that are fetched at the same time.
 const COMING: usize = 2;
-/// Who makes room drops this many times what it needs at most: space that is still being copied
-/// from comes back later.
+/// Maximum number of bytes evicted for a value, as a multiple of its length. Space that a reader
+/// still copies from becomes free later.
 const DROPS: u64 = 4;
 
-/// What the hot cache holds and has done.
+/// Statistics of the hot cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HotCacheStats {
-    /// Values kept.
+    /// Number of values in the cache.
     pub objects: u64,
-    /// Their bytes.
+    /// Bytes of the values in the cache.
     pub bytes: u64,
-    /// Reads that were served from it.
+    /// Reads that were served from the cache.
     pub hits: u64,
-    /// Values that came into it.
+    /// Values that were added to the cache.
     pub fills: u64,
 }
 
@@ -70,7 +76,7 @@ pub(crate) struct HotCache<T: Transport> {
 }
 
 impl<T: Transport> HotCache<T> {
-    /// `None` when nothing is to be kept.
+    /// Creates a cache. Returns `None` if its size is zero.
     pub(crate) fn new(
         config: HotCacheConfig,
         memory: &HostMemoryOptions,
@@ -95,12 +101,12 @@ impl<T: Transport> HotCache<T> {
         }))
     }
 
-    /// The bytes of the value that the answer is about, if they are kept.
+    /// Returns the bytes of the value that a response of the master describes, if they are cached.
     pub(crate) fn find(&self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         self.table.lock().find(key, list)
     }
 
-    /// A value was copied from here.
+    /// Counts a read that was served from the cache.
     pub(crate) fn hit(&self) {
         self.hits.fetch_add(1, Relaxed);
     }
@@ -120,7 +126,7 @@ impl<T: Transport> HotCache<T> {
         HotCacheStats { objects: objects as u64, bytes, hits, fills }
     }
 
-    /// Memory for a value, if others can make room for it.
+    /// Allocates memory for a value, and evicts others if necessary.
     pub(crate) fn room(&self, len: usize) -> Option<PoolBuf<T>> {
         let mut dropped = 0;
         loop {

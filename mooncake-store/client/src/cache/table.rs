@@ -1,4 +1,4 @@
-//! What is kept, under which key, and in which order it goes.
+//! Table of the cached values, with the order of their eviction.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -12,10 +12,10 @@ use mooncake_core::sketch::Sketch;
 
 use crate::replicas::is_same;
 
-/// Keys whose reads are counted, roughly.
+/// Number of keys whose reads are counted, approximately.
 const COUNTERS: usize = 1 << 16;
 
-/// A value, and what the master said of it.
+/// Cached value, with the description of the master.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) bytes: Bytes,
@@ -37,7 +37,7 @@ pub(crate) struct Table {
     bytes: u64,
     asked: Sketch,
     hasher: FixedState,
-    /// Keys that are being fetched, and whether what comes is still wanted.
+    /// Keys that are being fetched, and whether their values are still needed.
     coming: HashMap<Box<[u8]>, bool>,
 }
 
@@ -55,12 +55,12 @@ impl Table {
         }
     }
 
-    /// Objects kept, and their bytes.
+    /// Returns the number of values and their bytes.
     pub(crate) fn size(&self) -> (usize, u64) {
         (self.order.len(), self.bytes)
     }
 
-    /// The value that the answer is about. What is kept of another value of that key goes.
+    /// Returns the value that a response of the master describes. Removes another value of the key.
     pub(crate) fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         let slot = *self.slots.get(key)?;
         let (_, entry) = self.entries[slot.index()].as_ref()?;
@@ -72,12 +72,12 @@ impl Table {
         None
     }
 
-    /// Counts a key that was fetched; how often it was lately.
+    /// Counts a read of a key. Returns the approximate number of recent reads of the key.
     pub(crate) fn count(&mut self, key: &[u8]) -> u8 {
         self.asked.add(self.hasher.hash_one(key))
     }
 
-    /// Whether to fetch a key; nobody else is told to until it has come or failed.
+    /// Begins the fetch of a key. Returns false if the key is cached or already being fetched.
     pub(crate) fn begin(&mut self, key: &[u8]) -> bool {
         if self.slots.contains_key(key) || self.coming.contains_key(key) {
             return false;
@@ -86,7 +86,8 @@ impl Table {
         true
     }
 
-    /// It came, or did not. Whether it is kept: not if it was forgotten meanwhile.
+    /// Ends the fetch of a key. Returns whether the value was stored. A value that was discarded
+    /// during the fetch is not stored.
     pub(crate) fn end(&mut self, key: &[u8], entry: Option<Entry>) -> bool {
         let wanted = self.coming.remove(key).unwrap_or(false);
         let Some(entry) = entry.filter(|_| wanted) else { return false };
@@ -102,7 +103,7 @@ impl Table {
         true
     }
 
-    /// Takes out what was not asked for the longest.
+    /// Removes the least recently used value.
     pub(crate) fn evict(&mut self) -> Option<Bytes> {
         let slot = self.order.evict(&mut |_| true)?;
         let (key, entry) = self.entries[slot.index()].take()?;
@@ -112,7 +113,7 @@ impl Table {
         Some(entry.bytes)
     }
 
-    /// Nothing of that key is kept, nor what is coming.
+    /// Removes a key, and discards its value if it is being fetched.
     pub(crate) fn forget(&mut self, key: &[u8]) {
         if let Some(wanted) = self.coming.get_mut(key) {
             *wanted = false;
@@ -120,7 +121,7 @@ impl Table {
         self.remove(key);
     }
 
-    /// Nothing is kept, nor what is coming.
+    /// Removes all keys, and discards the values that are being fetched.
     pub(crate) fn clear(&mut self) {
         self.coming.values_mut().for_each(|wanted| *wanted = false);
         while self.evict().is_some() {}
@@ -169,7 +170,7 @@ mod tests {
             (list(&[(ours(1), 0), (ours(2), 9)], None), list(&[(ours(3), 5), (ours(2), 9)], None), true),
             (list(&[(ours(1), 0)], None), list(&[(ours(2), 0)], None), false),
             (list(&[(ours(1), 0)], None), list(&[(ReplicaId::first(400).0 + 1, 0)], None), false),
-            // Of the existing system: the same number may come again after a restart.
+            // A master of Mooncake C++ may assign the same identifier again after a restart.
             (list(&[(1, 0)], None), list(&[(1, 0)], None), true),
             (list(&[(1, 0)], None), list(&[(1, 64)], None), false),
             (list(&[(1, 0)], Some(1)), list(&[(1, 0)], Some(2)), false),

@@ -1,4 +1,4 @@
-//! What a client is told when it joins a cluster.
+//! Settings of a client.
 
 mod hot_cache;
 mod offload;
@@ -21,14 +21,14 @@ use mooncake_transport::engine::HandshakePort;
 
 use mooncake_protocol::api::DEFAULT_TENANT;
 
-/// Smallest segment or local buffer that makes sense, in bytes; zero is allowed and means none.
+/// Smallest segment or local buffer in bytes. Zero is allowed, too, and means none.
 pub(crate) const MIN_BUFFER: u64 = 1024;
 /// Largest local buffer, in bytes.
 pub(crate) const MAX_LOCAL_BUFFER: u64 = 1 << 40;
-/// Bytes of a segment or local buffer when nothing else is said.
+/// Default size of a segment or local buffer in bytes.
 pub(crate) const DEFAULT_BUFFER: u64 = 16 << 20;
 
-/// How a client joins and behaves. Every field has a default that works on one machine.
+/// Settings of a client. Every field has a default that works on one host.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// Name of this client in the cluster, `host` or `host:port`. Without a port, the client takes
@@ -39,85 +39,93 @@ pub struct ClientConfig {
     pub metadata: String,
     /// Further options of the metadata service: key prefix and Redis credentials.
     pub directory: DirectoryOptions,
-    /// Where we answer who connects to us. Its host gives way to [`advertise`](Self::advertise).
+    /// Host and port at which this client accepts handshakes. [`advertise`](Self::advertise) takes
+    /// precedence over the host.
     pub handshake: HandshakePort,
-    /// Wire the segment is offered on (`tcp`, ..); the first one built in when empty.
+    /// Transport of the segment (`tcp`, ..). Empty: the first transport that is built in.
     pub protocol: String,
-    /// Address other members reach this one at; found by itself when absent.
+    /// Address at which other clients reach this client. `None`: the address is detected.
     pub advertise: Option<std::net::IpAddr>,
-    /// Bytes offered to the cluster. Zero: a pure requester.
+    /// Size of the segment that the client offers, in bytes. Zero: the client offers no memory.
     pub segment: u64,
-    /// Bytes of registered memory through which values in other memory are copied. With zero, only
-    /// registered memory can be the source of a put or the target of a read.
+    /// Size of the registered memory through which values in other memory are copied, in bytes.
+    /// With zero, only registered memory can be the source of a put or the target of a read.
     pub local_buffer: u64,
-    /// How the segment and the local buffer are allocated.
+    /// Allocation options of the segment and the local buffer.
     pub memory: HostMemoryOptions,
-    /// Whether a segment may be larger than the available memory. Available memory is the least of
-    /// `MemAvailable` of the host and the rest of the limits of the control groups of the process.
+    /// Permission for a segment that is larger than the available memory. Available memory is the
+    /// minimum of `MemAvailable` of the host and the free parts of the limits of the control groups
+    /// of the process.
     ///
     /// Pages are allocated at the first write. A segment that is too large is therefore noticed
     /// only when the kernel ends the process. True by default. `mooncake_client` and the Python
     /// package set false unless they are configured otherwise.
     pub allow_overcommit: bool,
-    /// Whether bytes between clients of one process are copied without a transport.
+    /// Direct copies between clients of one process, without a transport.
     pub copy_in_process: bool,
-    /// Whether values are stored with a checksum (CRC-64/ECMA-182, kept by the master) and compared
-    /// with it when they are read as a whole. Costs a pass over the bytes on either side.
+    /// Storage of a checksum with every value. The checksum is CRC-64/ECMA-182, and the master
+    /// keeps it. A read of a whole value compares the value with its checksum. Writer and reader
+    /// each make one pass over the bytes.
     pub checksum: bool,
-    /// Whether this client shares memory with clients on the same host. Bytes between them are
+    /// Use of memory that this client shares with clients on the same host. Bytes between them are
     /// copied once. Other clients are reached by a transport.
     pub share_memory: bool,
-    /// Whether objects in memory that this client allocated survive a restart of the master. The
-    /// client announces them to the new master.
+    /// Survival of objects in memory that this client allocated, across a restart of the master.
+    /// The client announces the objects to the new master.
     ///
     /// An object that was stored within the last three seconds may be missing. An object that was
     /// removed in that time may be present again. The client reads the bytes of long-lived objects
     /// once, in at most a tenth of the time of one core. A master of Mooncake C++ and an embedded
     /// master do not support this.
     pub outlive_master: bool,
-    /// A file on tmpfs or hugetlbfs that the segment is memory of. None by default: it is memory of
-    /// the process. With a file, the objects in it are there again when the process has died, or
-    /// was closed, and another one was started with the same file within the time to live of
-    /// clients; it must have the same [`segment`](Self::segment) bytes. What was stored within the
-    /// last two or three seconds may be missing. Others on this host reach it over the wire, and
-    /// not in shared memory. Wants [`outlive_master`](Self::outlive_master), and a master of ours;
-    /// not to be had together with [`offload`](Self::offload).
+    /// File on tmpfs or hugetlbfs whose memory is the segment. `None` by default: the segment is
+    /// memory of the process.
+    ///
+    /// Objects in a file survive the end of the process. A new process must use the same file and
+    /// the same [`segment`](Self::segment) size. The process must start within the time to live of
+    /// clients. Objects stored within the last two or three seconds may be missing. Other clients
+    /// on this host reach these objects over the transport, not in shared memory.
+    ///
+    /// A file requires [`outlive_master`](Self::outlive_master) and a master of this project. It
+    /// cannot be combined with [`offload`](Self::offload).
     pub segment_file: Option<SegmentFile>,
-    /// Whether what the client does is counted (`Client::metrics`, the pages of the `http`
-    /// feature). Costs some additions a call.
+    /// Counting of the operations of the client (`Client::metrics`, the endpoints of the feature
+    /// `http`). The cost is a few additions per call.
     pub metrics: bool,
-    /// Time between two summaries of that in the log. Zero: none.
+    /// Time between two summaries of the metrics in the log. Zero: no summaries.
     pub metrics_interval: Duration,
-    /// Label `cluster_id` of its metrics, unless empty.
+    /// Label `cluster_id` of the metrics of the client. Empty: no label.
     pub cluster_id: String,
-    /// Of the replicas on other hosts, those on faster wires are read first, and do not take turns
-    /// with others.
+    /// Preference for replicas with faster transports, among replicas on other hosts. Such replicas
+    /// are then read first, and do not alternate with slower ones.
     pub score_replicas: bool,
-    /// Memory for values that are often read from other members. None by default. With a master of
-    /// ours what is read is never another value than the master's answer speaks of; with one of the
-    /// existing system, which cannot tell values apart, what somebody else writes over in place may
-    /// be read as it was before, unless values have checksums.
+    /// Memory for values that are often read from other clients. None by default.
+    ///
+    /// With a master of this project, a cached value is always the value that the response of the
+    /// master describes. A master of Mooncake C++ does not distinguish values. A value that another
+    /// client overwrites in place may then be read in its old state, unless values have checksums.
     pub hot_cache: HotCacheConfig,
-    /// A disk for objects that memory has no room for. None by default. Wants the `disk` feature,
-    /// and a master with `--enable_offload`.
+    /// Disk for objects for which memory has no space. `None` by default. The disk requires the
+    /// feature `disk` and a master with `--enable_offload`.
     pub offload: Option<OffloadConfig>,
     /// Tenant of every key.
     pub tenant: String,
-    /// Longest time any one operation takes, whatever happens to the others; in it fall master
-    /// calls, connecting, transfers and retries.
+    /// Longest time of one operation, independent of other operations. The time includes RPCs to
+    /// the master, connecting, transfers and retries.
     pub timeout: Duration,
-    /// Longest time a put goes on asking for room when there is none, within
-    /// [`timeout`](Self::timeout): leases end, others remove, members join. Zero: it asks once.
+    /// Longest time for which a put requests space again while the cluster is full, within
+    /// [`timeout`](Self::timeout). Space becomes free when leases expire, other clients remove
+    /// objects, or new clients offer memory. Zero: a single request.
     pub room_patience: Duration,
-    /// Longest time [`connect`](super::ClientBuilder::connect) takes.
+    /// Longest time of [`connect`](super::ClientBuilder::connect).
     pub connect_timeout: Duration,
-    /// A member that could not be reached is not tried again for this long.
+    /// Time for which a client that could not be reached is not tried again.
     pub peer_cooldown: Duration,
-    /// Time between two signs of life to the master.
+    /// Time between two heartbeats to the master.
     pub ping_interval: Duration,
-    /// Ports drawn from when [`local_hostname`](Self::local_hostname) has none.
+    /// Ports to choose from if [`local_hostname`](Self::local_hostname) has none.
     pub ports: RangeInclusive<u16>,
-    /// The clock that leases, deadlines and cool-downs are measured on.
+    /// Clock of leases, deadlines and cooldowns.
     pub clock: SharedClock,
 }
 
@@ -158,7 +166,11 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
-    /// Refuses nonsense by name (`INVALID_PARAMS`).
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// Returns `INVALID_PARAMS` with the name of the first invalid setting. Returns `NOT_SUPPORTED`
+    /// for [`offload`](Self::offload) in a build without the feature `disk`.
     pub fn validate(&self) -> Result<()> {
         if split_port(&self.local_hostname).0.is_empty() {
             return Err(Error::invalid(format!(
@@ -192,7 +204,8 @@ impl ClientConfig {
         }
         if self.timeout > MAX_TIMEOUT {
             return Err(Error::invalid(format!(
-                "timeout {:?} is too long: after 30 s the master lets somebody else write a key whose write has not \
+                "timeout {:?} is too long: after 30 s the master lets another client write \
+                 a key whose write has not \
                  ended, so an operation ends within {MAX_TIMEOUT:?}",
                 self.timeout
             )));
@@ -207,9 +220,8 @@ impl ClientConfig {
     }
 }
 
-/// Longest an operation may take. No write ends, and none is posted, later than this after space
-/// for it was asked for: before the key can be somebody else's (30 s), and well before the space
-/// can (600 s).
+/// Longest [`ClientConfig::timeout`]. No write is posted or ends later than this after its request
+/// for space. Another client can write the key after 30 s. The space can be reused after 600 s.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(25);
 
 fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
@@ -227,8 +239,8 @@ fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
     Ok(())
 }
 
-/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address; the port is
-/// absent when it is not a number.
+/// Returns host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address. The
+/// port is `None` if it is not a number.
 pub fn split_port(name: &str) -> (&str, Option<u16>) {
     if let Some(rest) = name.strip_prefix('[') {
         let Some((host, tail)) = rest.split_once(']') else { return (name, None) };
@@ -241,13 +253,13 @@ pub fn split_port(name: &str) -> (&str, Option<u16>) {
     }
 }
 
-/// `host:port`, with brackets where an IPv6 address needs them.
+/// Returns `host:port`, with brackets around an IPv6 address.
 pub fn join_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// What the master knows a host by: the name without its port, empty for names that mean "this
-/// machine" anywhere.
+/// Returns the name by which the master knows a host: the name without its port. The result is
+/// empty for names that mean the local host on every machine.
 pub fn host_id(local_hostname: &str) -> &str {
     match split_port(local_hostname).0 {
         "localhost" | "127.0.0.1" | "0.0.0.0" | "::1" | "::" => "",

@@ -9,7 +9,8 @@ use mooncake_core::{Error, Result};
 /// Mooncake C++.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OffloadConfig {
-    /// Directory of the files. It is created if it does not exist. One client uses it at a time.
+    /// Directory of the files. The client creates a missing directory. Only one client uses a
+    /// directory at a time.
     pub path: PathBuf,
     /// Maximum number of bytes in the directory (2 TiB), at most 90 % of the file system.
     pub capacity: u64,
@@ -20,18 +21,19 @@ pub struct OffloadConfig {
     /// Time for which other clients may read an object in the buffer (5 s).
     pub lend: Duration,
     /// Longest time between two requests to the master for objects to write (10 s). A master that
-    /// numbers its responses is asked with every ping.
+    /// numbers its responses is asked with every heartbeat.
     pub interval: Duration,
     /// Watermarks of eviction, as fractions of the capacity (0.9 and 0.8). Above the first, objects
     /// are evicted down to the second. With `None`, objects are evicted only for the space of
     /// others.
     pub watermarks: Option<(f64, f64)>,
-    /// Whether threads perform the I/O even if the kernel supports io_uring.
+    /// Use of threads for the I/O even if the kernel supports io_uring.
     pub threads: bool,
-    /// Longest time that a write or removal waits for the disk (30 s). A reader waits a third of
-    /// this time. It is refused at once if the disk has completed nothing for a sixth of this time.
+    /// Longest time for which a write or removal waits for the disk (30 s). A read waits a third of
+    /// this time. A read fails at once if the disk has completed nothing for a sixth of this time.
     pub patience: Duration,
-    /// Whether other clients may read from the disk (true). Objects are written in either case.
+    /// Permission for other clients to read from the disk (true). Objects are written in either
+    /// case.
     pub serve: bool,
     /// Faults of the disk in a test.
     #[cfg(all(feature = "disk", feature = "testkit"))]

@@ -1,9 +1,10 @@
-//! Files on a file system that clients share (`--root_fs_dir`): what is put is written there behind
-//! the put, and read from there when nothing else has it.
+//! Files on a file system that clients share (`--root_fs_dir`). Values are written there after a
+//! put, and read from there when no other replica exists.
 //!
-//! A file is the value and nothing else. It is written under a name that nobody reads, synced, and
-//! renamed: a name that the master tells readers of is that of whole files only. A reader takes it
-//! for the value if its length is, and if nobody touched it meanwhile.
+//! A file holds the value and nothing else. The client writes it under a temporary name that no
+//! reader opens, syncs it, and renames it. The name that the master gives to readers is therefore
+//! always that of a whole file. A reader accepts a file if the file has the length of the value and
+//! did not change during the read.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -22,38 +23,42 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::deadline::{Deadline, late};
 use mooncake_protocol::wire::StorageConfig;
 
-/// Files written at a time, as the existing client does; and read.
+/// Maximum number of files that are written at a time, as in Mooncake C++.
 const WRITES: usize = 2;
+/// Maximum number of files that are read at a time.
 const READS: usize = 16;
-/// Most bytes that wait to be written, in KiB. What comes while there are as many gets no file.
+/// Maximum amount of data that waits to be written, in KiB. A value above the limit gets no file.
 const WAITING_KIB: usize = 256 << 10;
-/// Bytes read at a time.
+/// Number of bytes that are read at a time.
 const PIECE: usize = 4 << 20;
 
-/// Files as this client sees them.
+/// Access of this client to the shared files.
 #[derive(Debug)]
 pub(crate) struct Files {
     dir: PathBuf,
     evict: bool,
     quota: u64,
+    /// Permits to write a file.
     writing: Semaphore,
+    /// Permits to read a file.
     reading: Arc<Semaphore>,
+    /// Permits for data that waits to be written, one per KiB.
     waiting: Arc<Semaphore>,
-    /// Files that it knows of are counted.
+    /// Marker that is set when the existing files are counted, before the first write.
     counted: tokio::sync::OnceCell<()>,
     known: Mutex<Known>,
     counts: Counts,
-    /// It was said that the folder is not to be had.
+    /// True if a failed write has been logged.
     said: AtomicBool,
 }
 
-/// Files that a client knows of: what it wrote, and what was there when it came.
+/// Files that a client knows: its own, and those that existed before its first write.
 #[derive(Debug, Default)]
 struct Known {
-    /// The oldest first; those that are gone are in no table any more.
+    /// Paths in the order of their age, the oldest first. Removed files may still be listed here.
     order: VecDeque<PathBuf>,
     files: HashMap<PathBuf, KnownFile>,
-    /// Paths of its own files, by key.
+    /// Paths of the files that this client wrote, by key.
     own: HashMap<Vec<u8>, PathBuf>,
     used: u64,
 }
@@ -61,7 +66,7 @@ struct Known {
 #[derive(Debug)]
 struct KnownFile {
     len: u64,
-    /// Of a file of its own.
+    /// Key of the value, if this client wrote the file.
     key: Option<Vec<u8>>,
 }
 
@@ -76,39 +81,39 @@ struct Counts {
     unread: AtomicU64,
 }
 
-/// What a client has done with files that it shares with others.
+/// Counters of a client for the files that it shares with other clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileReport {
     /// Values written to files.
     pub written: u64,
-    /// Their bytes.
+    /// Bytes of the values written to files.
     pub written_bytes: u64,
-    /// Values that got no file: too many were waiting, there was no space, or the file system
-    /// failed.
+    /// Values that got no file, because too many values were waiting, there was no space, or the
+    /// file system failed.
     pub refused: u64,
-    /// Files dropped for others.
+    /// Files that were removed to make space for others.
     pub evicted: u64,
-    /// Values and parts read from files.
+    /// Values and parts of values that were read from files.
     pub read: u64,
-    /// Their bytes.
+    /// Bytes that were read from files.
     pub read_bytes: u64,
-    /// Files that were missing, cut off, changed while they were read, or not to be read in time.
+    /// Files that were missing, truncated, changed during the read, or not readable in time.
     pub unread: u64,
     /// Bytes of the files that this client counts towards the quota.
     pub used: u64,
 }
 
-/// Room among what waits to be written.
+/// Permit for a value that waits to be written.
 pub(crate) type Waiting = OwnedSemaphorePermit;
 
-/// A file that has been opened, and what it was then.
+/// An open file and its stamp at the time of opening.
 #[derive(Debug)]
 pub(crate) struct Opened {
     file: Arc<File>,
     stamp: Stamp,
 }
 
-/// What changes when somebody writes to a file.
+/// Attributes of a file that change when a process writes to the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Stamp {
     inode: (u64, u64),
@@ -133,14 +138,15 @@ impl Stamp {
 }
 
 impl Files {
-    /// None where the master has no folder for them, or one that is no place.
+    /// Creates the access to shared files. Returns `None` if the master has no directory for files,
+    /// or if the path of the directory is not absolute or contains `..`.
     pub(crate) fn new(config: StorageConfig) -> Option<Arc<Self>> {
         if config.fs_dir.is_empty() {
             return None;
         }
         let dir = PathBuf::from(config.fs_dir);
         if !dir.is_absolute() || dir.components().any(|part| part == Component::ParentDir) {
-            tracing::warn!(dir = %dir.display(), "the master's folder for files is no absolute path: none are used");
+            tracing::warn!(dir = %dir.display(), "the folder for files of the master is not an absolute path: no files are used");
             return None;
         }
         Some(Arc::new(Self {
@@ -172,7 +178,7 @@ impl Files {
         }
     }
 
-    /// A path of the master's, if it is one of a file below the folder.
+    /// Checks that a path from the master lies below the directory.
     fn inside(&self, path: &str) -> Result<PathBuf> {
         let rest = Path::new(path).strip_prefix(&self.dir).ok();
         let plain = |rest: &&Path| {
@@ -189,7 +195,7 @@ impl Files {
         Ok(self.dir.join(rest.ok_or_else(outside)?))
     }
 
-    /// Room for a value that is to be written, if there is any now.
+    /// Reserves capacity for a value that waits to be written. Returns `None` if there is none now.
     pub(crate) fn room(&self, len: usize) -> Option<Waiting> {
         let room = u32::try_from(len.div_ceil(1024)).ok();
         let room = room.and_then(|kib| self.waiting.clone().try_acquire_many_owned(kib).ok());
@@ -199,12 +205,13 @@ impl Files {
         room
     }
 
-    /// Until nothing waits to be written any more.
+    /// Waits until no value waits to be written.
     pub(crate) async fn idle(&self) {
         let _ = self.waiting.acquire_many(WAITING_KIB as u32).await;
     }
 
-    /// Writes a value. Keys of files that went for it, which the master still believes in.
+    /// Writes a value to a file. Also returns the keys of files that were evicted for it, which the
+    /// master still lists as replicas.
     pub(crate) async fn write(
         self: &Arc<Self>,
         key: &[u8],
@@ -249,7 +256,8 @@ impl Files {
         Ok(())
     }
 
-    /// Drops the oldest files until there is room for one more. Keys of those that were its own.
+    /// Removes the oldest files until the quota has space for `len` more bytes. Returns the keys of
+    /// the removed files that this client wrote.
     async fn make_room(self: &Arc<Self>, len: u64) -> Result<Vec<Vec<u8>>> {
         let files = self.clone();
         let quota = blocking(move || files.limit()).await?;
@@ -269,7 +277,7 @@ impl Files {
                 if self.evict { known.take_oldest() } else { None }
             };
             let Some((path, key)) = oldest else {
-                return Err(Error::new(ErrorCode::NoAvailableHandle, "no room for more files"));
+                return Err(Error::new(ErrorCode::NoAvailableHandle, "no space for more files"));
             };
             unlink(path).await;
             self.counts.evicted.fetch_add(1, Relaxed);
@@ -277,7 +285,7 @@ impl Files {
         }
     }
 
-    /// Bytes that files may take.
+    /// Returns the number of bytes that files may take.
     fn limit(&self) -> io::Result<u64> {
         if self.quota > 0 {
             return Ok(self.quota);
@@ -287,7 +295,7 @@ impl Files {
         Ok((about.f_frsize.saturating_mul(about.f_blocks) as f64 * 0.9) as u64)
     }
 
-    /// Counts what is there, the oldest first.
+    /// Counts the files in the directory, the oldest first.
     fn count(&self) -> io::Result<()> {
         let mut found: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
         for outer in std::fs::read_dir(&self.dir)?.flatten() {
@@ -313,8 +321,8 @@ impl Files {
         Ok(())
     }
 
-    /// Makes a folder below the one that holds the cluster's, which must be there: where it is not
-    /// mounted nothing is written.
+    /// Creates a directory and its missing parents, down from the directory of the files. The
+    /// parent of that directory must exist: if the file system is not mounted, nothing is written.
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         match std::fs::create_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -339,8 +347,8 @@ impl Files {
             }
             opened => opened?,
         };
-        // Others believe the file by its length, so its bytes come before its name, whatever
-        // becomes of this machine.
+        // Readers accept a file by its length. The bytes are therefore synced before the file gets
+        // its name, so that a crash of this machine leaves no partial file under that name.
         let written = file.write_all(bytes).and_then(|()| file.sync_data());
         let written = written.and_then(|()| std::fs::rename(&aside, path));
         if written.is_err() {
@@ -349,7 +357,7 @@ impl Files {
         written
     }
 
-    /// Its own files of these keys are its own no more.
+    /// Removes the files of these keys from the table and returns their paths.
     pub(crate) fn let_go<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<PathBuf> {
         let mut known = self.known.lock();
         let mut gone = Vec::new();
@@ -362,7 +370,7 @@ impl Files {
         gone
     }
 
-    /// Drops its own file of a key, if it has that path.
+    /// Removes the file of a key if it has this path and this client wrote it.
     pub(crate) async fn forget(&self, key: &[u8], path: &Path) {
         let own = {
             let mut known = self.known.lock();
@@ -377,7 +385,7 @@ impl Files {
         }
     }
 
-    /// Its own files, by their keys.
+    /// Returns the keys and paths of the files that this client wrote.
     pub(crate) fn own(&self) -> Vec<(Vec<u8>, PathBuf)> {
         self.known.lock().own.iter().map(|(key, path)| (key.clone(), path.clone())).collect()
     }
@@ -388,15 +396,15 @@ impl Files {
         }
     }
 
-    /// Opens the file of a value of that length.
+    /// Opens the file of a value of `len` bytes.
     ///
     /// # Errors
-    /// `TRANSFER_FAIL` for one that is missing or of another length; `RPC_TIMEOUT`.
+    /// Returns `TRANSFER_FAIL` if the file is missing or has another length, and `RPC_TIMEOUT` if
+    /// the file system does not respond in time.
     pub(crate) async fn open(&self, path: &str, len: u64, deadline: &Deadline) -> Result<Opened> {
         let path = self.inside(path)?;
         let open = move || {
-            // A name that leads elsewhere, or to something that waits for a writer, is no file of a
-            // value.
+            // A symbolic link, or a pipe that waits for a writer, is not the file of a value.
             let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
             let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
             Stamp::of(&file).map(|stamp| (file, stamp))
@@ -409,8 +417,8 @@ impl Files {
         Ok(Opened { file: Arc::new(file), stamp })
     }
 
-    /// Reads a part of a file in pieces, each given to `take` with where it begins in the part. At
-    /// the end the file must be what it was.
+    /// Reads a part of a file in pieces. `take` receives each piece with its offset in the part.
+    /// The read fails if the file changed meanwhile.
     pub(crate) async fn read(
         &self,
         opened: &Opened,
@@ -449,8 +457,8 @@ impl Files {
         tracing::debug!(path, "a file was not read: {error}");
     }
 
-    /// Does something with a file on a thread that may wait for it. What hangs keeps its place
-    /// among those that read, and costs the caller its time.
+    /// Runs file access on a blocking thread. An access that hangs keeps its read permit, and the
+    /// caller waits until the deadline.
     async fn ask<R: Send + 'static>(
         &self,
         work: impl FnOnce() -> io::Result<R> + Send + 'static,
@@ -471,7 +479,7 @@ impl Files {
 }
 
 impl Opened {
-    /// A number that another file, or the same one written to, does not have.
+    /// Returns a number that differs for every other file, and for the same file after a write.
     pub(crate) fn number(&self) -> u64 {
         use std::hash::BuildHasher;
         foldhash::quality::FixedState::with_seed(0).hash_one(self.stamp)
@@ -479,12 +487,12 @@ impl Opened {
 }
 
 impl Known {
-    /// The file of an earlier value of the key, which nobody wants any more.
+    /// Adds a file. Returns the path of the file of an earlier value of the key, which is obsolete.
     fn add(&mut self, path: PathBuf, len: u64, key: Option<&[u8]>) -> Option<PathBuf> {
         self.remove(&path);
         let before = key.and_then(|key| self.own.insert(key.to_vec(), path.clone()));
         if let Some(before) = &before {
-            // The key is the new file's now.
+            // The key belongs to the new file now.
             if let Some(file) = self.files.remove(before) {
                 self.used -= file.len;
             }
@@ -525,7 +533,7 @@ async fn blocking<R: Send + 'static>(work: impl FnOnce() -> io::Result<R> + Send
     done.map_err(|error| Error::new(ErrorCode::TransferFail, error.to_string()))
 }
 
-/// What is gone already is as good.
+/// Removes a file. A file that does not exist counts as removed.
 async fn unlink(path: PathBuf) {
     let _ = blocking(move || std::fs::remove_file(path)).await;
 }

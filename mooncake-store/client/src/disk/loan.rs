@@ -26,7 +26,7 @@ pub(crate) struct Owners {
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) rpc: RpcClient,
-    /// Whether the owner is a client of Mooncake C++, which lends whole objects only.
+    /// True if the owner is a client of Mooncake C++, which lends whole objects only.
     pub(crate) whole: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Wanted<'k> {
     pub(crate) range: Range<u64>,
 }
 
-/// Objects, or parts of objects, in the buffer of an owner. They are returned on drop.
+/// Objects, or parts of objects, in the buffer of an owner. Dropping the loan returns them.
 #[derive(Debug)]
 pub(crate) struct Loan {
     pub(crate) owner: Arc<Owner>,

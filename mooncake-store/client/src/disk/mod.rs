@@ -1,5 +1,5 @@
-//! Objects on disks: keeping them on one's own, serving them from there, and asking others for
-//! theirs.
+//! Objects on disks: a disk of this client, access of other clients to it, and access to the disks
+//! of other clients.
 
 #[cfg(feature = "disk")]
 mod files;
@@ -32,16 +32,18 @@ pub use self::owner::DiskReport;
 #[cfg(feature = "disk")]
 pub(crate) use self::running::Running;
 
-/// Most objects, and bytes unless one alone has more, that an owner is asked for at a time.
+/// Maximum number of objects that an owner is asked for at a time.
 pub(crate) const BORROWED: usize = 256;
+/// Maximum number of bytes that an owner is asked for at a time, unless a single object has more.
 pub(crate) const BYTES_BORROWED: u64 = 64 << 20;
 
-/// A key as disks and their owners know it: whose it is, a NUL, and the key.
+/// Returns a key in the form that disks and their owners use: the tenant, a NUL byte, and the key.
 pub(crate) fn scoped(tenant: &str, key: &[u8]) -> Vec<u8> {
     [tenant.as_bytes(), &[0], key].concat()
 }
 
-/// Whose key that is, and which. One without a tenant is of the default one.
+/// Splits a key of a disk into tenant and key. A key without a tenant belongs to the default
+/// tenant.
 #[cfg(feature = "disk")]
 pub(crate) fn split(scoped: &[u8]) -> (&str, &[u8]) {
     let at = scoped.iter().position(|byte| *byte == 0);

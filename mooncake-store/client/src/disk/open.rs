@@ -18,10 +18,10 @@ use super::serve::Owner;
 use super::shelf::Shelf;
 use crate::config::{OffloadConfig, join_port, split_port};
 
-/// Largest number of connections of readers.
+/// Maximum number of connections of readers.
 const MAX_CONNECTIONS: usize = 4096;
 
-/// Opens a disk, and serves it. It is not offered to the master yet.
+/// Opens a disk and starts its server. The disk is not offered to the master yet.
 pub(crate) async fn open<T: Transport>(
     config: OffloadConfig,
     engine: &Engine<T>,
@@ -81,7 +81,8 @@ fn open_store(config: &OffloadConfig) -> Result<FileStore> {
     Ok(FileStore::open(disk, store)?.0)
 }
 
-/// What is asked for, and no more than 90 % of what the file system has or the store has already.
+/// Returns the configured capacity, limited to 90 % of the space that is free or already taken by
+/// the store.
 fn capacity(config: &OffloadConfig) -> Result<u64> {
     let failed = |error: std::io::Error| {
         let text = format!("cannot use {} for objects: {error}", config.path.display());

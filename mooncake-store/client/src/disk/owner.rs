@@ -1,5 +1,4 @@
-//! A disk of this client's: its store, the memory others read it through, and what was done with
-//! it.
+//! A disk of this client: its store, the buffer that other clients read from, and its counters.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,9 +18,9 @@ use crate::config::OffloadConfig;
 use mooncake_protocol::api::DEFAULT_TENANT;
 use mooncake_protocol::wire::{Lent, LentParts};
 
-/// How long one that stood still is given to answer.
+/// Time that a stalled disk gets to respond to a probe.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
-/// Most objects read together.
+/// Maximum number of objects that are read together.
 const MAX_BATCH: usize = 4096;
 
 /// The disk of a client.
@@ -29,36 +28,37 @@ const MAX_BATCH: usize = 4096;
 pub(crate) struct Disk<T: Transport> {
     pub(crate) config: OffloadConfig,
     pub(crate) store: FileStore,
-    /// Who serves it; empty when nobody does.
+    /// Endpoint of the server of the disk; empty if the disk has no server.
     pub(crate) endpoint: String,
     pub(crate) counts: Counts,
-    /// There is something for the master to hear, or to say.
+    /// Notification for the heartbeat: there is something to report to the master or to request
+    /// from it.
     pub(crate) wake: tokio::sync::Notify,
-    /// Whether the cluster has tenants. Without, all objects are the default one's, whoever asks
-    /// for them.
+    /// True if the cluster has tenants. Without tenants, all objects belong to the default tenant,
+    /// regardless of the caller.
     pub(crate) tenants: AtomicBool,
-    /// Work that its time was up for and that the disk has not come to the end of.
+    /// Number of operations that exceeded their time limit and have not finished.
     pub(crate) behind: AtomicUsize,
     pub(crate) shelf: Shelf<T>,
-    /// What a peer opens to reach the shelf.
+    /// Endpoint that other nodes open to reach the shelf.
     pub(crate) memory: String,
     pub(crate) clock: SharedClock,
     pub(crate) lent: Mutex<Loans<T>>,
 }
 
-/// What is lent, and until when.
+/// Loans that are active, with their expiry times.
 #[derive(Debug)]
 pub(crate) struct Loans<T: Transport> {
     pub(crate) rng: Rng,
     pub(crate) batches: HashMap<u64, (Moment, Vec<Place<T>>)>,
 }
 
-/// A part of an object, and how long the caller believes the whole to be.
+/// Part of an object, with the length of the whole object as the caller knows it.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) key: Vec<u8>,
     pub(crate) size: u64,
-    /// Not empty, and inside.
+    /// Range of the part. It is not empty and lies inside the object.
     pub(crate) range: Range<u64>,
 }
 
@@ -68,7 +68,7 @@ impl Wanted {
     }
 }
 
-/// What was done with a disk since the start.
+/// Counters of a disk since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) offloaded: AtomicU64,
@@ -80,31 +80,31 @@ pub(crate) struct Counts {
     pub(crate) unread: AtomicU64,
 }
 
-/// What a client's disk holds and has done.
+/// Contents and counters of a client's disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskReport {
-    /// The store of objects.
+    /// Statistics of the store.
     pub store: StoreStats,
     /// Objects written for the master.
     pub offloaded: u64,
-    /// Bytes of these.
+    /// Bytes of the objects written for the master.
     pub offloaded_bytes: u64,
-    /// Objects that it wanted and that could not be written: gone meanwhile, no space, or the disk
-    /// failed.
+    /// Objects that the master wanted on disk and that could not be written. The object was gone,
+    /// there was no space, or the disk failed.
     pub refused: u64,
-    /// Objects that came back to memory.
+    /// Objects that were copied back to memory.
     pub promoted: u64,
-    /// Objects read for others.
+    /// Objects read for other clients.
     pub read: u64,
-    /// Bytes of these.
+    /// Bytes read for other clients.
     pub read_bytes: u64,
-    /// Objects asked for that could not be read.
+    /// Requested objects that could not be read.
     pub unread: u64,
-    /// Bytes of the buffer that others read from, in use now.
+    /// Bytes of the read buffer that are in use now.
     pub lent_bytes: u64,
 }
 
-/// Refuses an object of another length than its reader believes.
+/// Checks that an object has the length that its reader expects.
 fn is_long(there: u64, size: u64) -> Result<()> {
     match there == size {
         true => Ok(()),
@@ -117,7 +117,7 @@ fn unanswered() -> Error {
 }
 
 impl<T: Transport> Disk<T> {
-    /// What it holds and has done.
+    /// Returns the contents and counters of the disk.
     pub(crate) fn report(&self) -> DiskReport {
         let of = |count: &AtomicU64| count.load(Relaxed);
         let counts = &self.counts;
@@ -134,9 +134,10 @@ impl<T: Transport> Disk<T> {
         }
     }
 
-    /// Under which key an object lies there that a reader calls by this one.
+    /// Returns the key in the store of the object that a reader calls `key`.
     fn named(&self, key: &[u8]) -> Vec<u8> {
-        // A key with a NUL names its tenant. What else could be meant is another object.
+        // A key with a NUL byte names its tenant. Any other interpretation would name another
+        // object.
         let (tenant, own) = split(key);
         if !self.tenants.load(Relaxed) {
             return scoped(DEFAULT_TENANT, own);
@@ -144,7 +145,7 @@ impl<T: Transport> Disk<T> {
         if self.store.contains(key) { key.to_vec() } else { scoped(tenant, own) }
     }
 
-    /// What lies there and may be an object of this cluster, with its length.
+    /// Returns the stored objects that may belong to this cluster, with their lengths.
     pub(crate) fn listing(&self) -> Vec<(Arc<[u8]>, u64)> {
         let mut listing = self.store.listing();
         if !self.tenants.load(Relaxed) {
@@ -153,8 +154,8 @@ impl<T: Transport> Disk<T> {
         listing
     }
 
-    /// Reads parts of objects, each of the length the reader knows, into memory that peers may read
-    /// for a while. All or none.
+    /// Reads parts of objects into memory that other nodes may read for a limited time. Each object
+    /// must have the length that the reader knows. The call reads all parts or none.
     pub(crate) async fn lend(&self, wanted: Vec<Wanted>) -> Result<LentParts> {
         let outcome = match self.is_stalled() {
             true => Err(unanswered()),
@@ -174,7 +175,7 @@ impl<T: Transport> Disk<T> {
                 self.counts.unread.fetch_add(objects, Relaxed);
                 tracing::debug!(%error, objects, "not read from disk");
                 if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Internal) {
-                    // It is gone, and the master is to hear of it.
+                    // The object is gone, and the heartbeat must report this to the master.
                     self.wake.notify_one();
                 }
             }
@@ -195,10 +196,10 @@ impl<T: Transport> Disk<T> {
         }
         let lens: Vec<u64> = wanted.iter().map(Wanted::len).collect();
         let mut places = self.shelf.take(&lens, self.readers_wait()).await?;
-        // Each is copied while others are still read.
+        // Each part is copied while others are still being read.
         let reads = names.iter().zip(wanted).zip(&mut places).map(|((name, wanted), place)| async move {
             let part = self.store.read_part(name, wanted.range.clone()).await?;
-            // Another value may have taken its place while there was no room.
+            // The object may have been replaced while this call waited for space in the buffer.
             is_long(part.value_len(), wanted.size)?;
             place.copy_from(&part)?;
             Ok::<_, Error>(part.version())
@@ -213,25 +214,26 @@ impl<T: Transport> Disk<T> {
         Ok(LentParts { lent, versions })
     }
 
-    /// Longest a reader waits for room in the memory it reads from, and for the disk: readers have
-    /// their own, mostly shorter times.
+    /// Returns the longest time that a reader waits for space in the buffer, and for the disk.
+    /// Readers have their own timeouts, which are mostly shorter.
     fn readers_wait(&self) -> Duration {
         self.config.patience / 3
     }
 
-    /// Whether it has answered nothing for so long that it is asked for nothing more. That is
-    /// sooner than readers give up, so what they leave behind is never more than the memory they
-    /// read from.
+    /// Returns whether the disk has not responded for so long that it receives no more requests.
+    /// This limit is shorter than the wait of readers. Abandoned reads therefore never hold more
+    /// memory than the buffer has.
     fn is_stalled(&self) -> bool {
         self.store.stalled_for() >= self.config.patience / 6
     }
 
-    /// Whether it does not answer, or has not come to the end of what its time was up for.
+    /// Returns whether the disk is stalled, or has not finished an operation that exceeded its time
+    /// limit.
     pub(crate) fn is_behind(&self) -> bool {
         self.behind.load(Relaxed) != 0 || self.is_stalled()
     }
 
-    /// Whether the heartbeat may use it. One that does not answer is asked whether it does.
+    /// Returns whether the heartbeat may use the disk. Probes the disk first if it is stalled.
     pub(crate) async fn is_usable(self: &Arc<Self>) -> bool {
         if self.behind.load(Relaxed) == 0 && self.is_stalled() {
             let disk = self.clone();
@@ -244,8 +246,9 @@ impl<T: Transport> Disk<T> {
         usable
     }
 
-    /// Does something with the disk, to its end, and waits for that for a while. `RPC_TIMEOUT`: it
-    /// goes on, and until it is over the disk is not usable.
+    /// Runs an operation on the disk to its end, and waits for it for a limited time. After that
+    /// time the call returns `RPC_TIMEOUT`. The operation continues, and the disk is not usable
+    /// until it ends.
     pub(crate) async fn work<R: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = R> + Send + 'static,
@@ -274,7 +277,7 @@ impl<T: Transport> Disk<T> {
         }
     }
 
-    /// Reads an object into memory that wires take.
+    /// Reads an object into registered memory.
     pub(crate) async fn shelve(&self, key: &[u8], len: u64) -> Result<Place<T>> {
         let mut places = self.shelf.take(&[len], self.readers_wait()).await?;
         let value = self.store.read_part(key, 0..len).await?;
@@ -284,14 +287,15 @@ impl<T: Transport> Disk<T> {
         Ok(place)
     }
 
-    /// A loan is given back; whether there was one.
+    /// Ends a loan. Returns whether the loan existed.
     pub(crate) fn take_back(&self, batch: u64) -> bool {
         let lent = self.lent.lock().batches.remove(&batch);
-        // The lock is not held while others are told of the room.
+        // The memory is freed after the lock is released, because readers that wait for space are
+        // notified then.
         lent.is_some()
     }
 
-    /// Takes back what was lent too long ago.
+    /// Ends all loans that have expired.
     pub(crate) fn take_back_overdue(&self) {
         let now = self.clock.now();
         let overdue: Vec<_> = self.lent.lock().batches.extract_if(|_, (until, _)| *until <= now).collect();

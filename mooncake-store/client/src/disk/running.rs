@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::owner::{Disk, DiskReport};
 
-/// A disk at work.
+/// A disk that is in use.
 pub(crate) struct Running<T: Transport> {
     pub(crate) disk: Arc<Disk<T>>,
     pub(crate) stop: watch::Sender<bool>,

@@ -1,4 +1,4 @@
-//! What the owner of a disk answers others.
+//! RPCs that the owner of a disk serves to other clients.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use mooncake_protocol::pack::{self, Answer, Pack, Unpack};
 use mooncake_protocol::server::{Refusal, Service, Waiting};
 use mooncake_protocol::wire::LentParts;
 
-/// A disk, as its RPC port serves it.
+/// RPC service of a disk.
 #[derive(Debug)]
 pub(crate) struct Owner<T: Transport>(pub(crate) Arc<Disk<T>>);
 
@@ -49,7 +49,7 @@ async fn lend<T: Transport>(disk: &Disk<T>, wanted: Result<Vec<Wanted>>) -> Resu
     disk.lend(wanted?).await
 }
 
-/// Writes down what it comes to.
+/// Encodes the result of a loan as a response.
 fn answered<R: Pack + Send>(
     lent: impl Future<Output = Result<Result<R>, Refusal>> + Send + 'static,
 ) -> Waiting {

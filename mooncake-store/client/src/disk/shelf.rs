@@ -1,4 +1,5 @@
-//! Memory of a disk's owner from which others read: what is on it is lent for a while.
+//! Buffer of the owner of a disk from which other clients read. Parts of the buffer are lent for a
+//! limited time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +11,10 @@ use mooncake_transport::{Region, SliceMut, Transport};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Where objects begin.
+/// Alignment of objects in the buffer, in bytes.
 const ALIGN: u64 = 4096;
 
-/// Memory open to peers, shared out.
+/// Registered memory that is divided among loans.
 #[derive(Debug)]
 pub(crate) struct Shelf<T: Transport> {
     region: Region<T>,
@@ -26,14 +27,14 @@ struct Space {
     freed: Notify,
 }
 
-/// A part of it that nobody else has.
+/// Part of the buffer that belongs to one holder.
 #[derive(Debug)]
 pub(crate) struct Place<T: Transport> {
     slice: SliceMut<T>,
     _room: Room,
 }
 
-/// An extent, given back when nobody uses it any more.
+/// Extent that is released on drop.
 #[derive(Debug)]
 struct Room {
     extent: Extent,
@@ -53,13 +54,16 @@ impl<T: Transport> Shelf<T> {
         Self { region, space: Arc::new(Space { allocator: Mutex::new(allocator), freed: Notify::new() }) }
     }
 
-    /// Bytes that are lent.
+    /// Returns the number of bytes that are lent.
     pub(crate) fn used(&self) -> u64 {
         self.space.allocator.lock().used()
     }
 
-    /// Room for all of these lengths at once, as soon as there is some. `BUFFER_OVERFLOW` for more
-    /// than there is in all, `NO_AVAILABLE_HANDLE` when nothing came free in that time.
+    /// Allocates space for all of these lengths at once, as soon as there is enough.
+    ///
+    /// # Errors
+    /// Returns `BUFFER_OVERFLOW` if the buffer is too small for all of them, and
+    /// `NO_AVAILABLE_HANDLE` if not enough space was freed within `patience`.
     pub(crate) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<Place<T>>> {
         let bytes = lens.iter().fold(0u64, |sum, len| sum.saturating_add(len.next_multiple_of(ALIGN)));
         if bytes > self.region.len() as u64 {
@@ -70,7 +74,8 @@ impl<T: Transport> Shelf<T> {
             loop {
                 let freed = self.space.freed.notified();
                 tokio::pin!(freed);
-                // Before the look, so that what comes free after it is heard of.
+                // The notification is enabled before the attempt, so that space freed after the
+                // attempt is noticed.
                 freed.as_mut().enable();
                 if let Some(places) = self.try_take(lens) {
                     return places;
@@ -79,7 +84,7 @@ impl<T: Transport> Shelf<T> {
             }
         };
         let none =
-            |_| Error::new(ErrorCode::NoAvailableHandle, "no room in the buffer that others read from");
+            |_| Error::new(ErrorCode::NoAvailableHandle, "no space in the buffer for readers of this disk");
         tokio::time::timeout(patience, taken).await.map_err(none)?
     }
 
@@ -103,28 +108,29 @@ impl<T: Transport> Shelf<T> {
     }
 
     fn place(&self, room: Room, len: u64) -> Result<Place<T>> {
-        // Inside of a region, whose length is an address's.
+        // The offset lies inside a region, so it fits in `usize`.
         let start = room.extent.offset as usize;
-        // SAFETY: the allocator has given these bytes to nobody else, and gets them back after the
-        // slice: it is the field before.
+        // SAFETY: the allocator has granted these bytes to no other holder. They return to the
+        // allocator after the slice is dropped, because the field `slice` precedes the field
+        // `_room`.
         let slice = unsafe { self.region.slice_mut_unchecked(start..start + len as usize)? };
         Ok(Place { slice, _room: room })
     }
 }
 
 impl<T: Transport> Place<T> {
-    /// Where it lies.
+    /// Returns the address of the memory.
     pub(crate) fn address(&self) -> u64 {
         self.slice.addr()
     }
 
-    /// Copies bytes to its beginning.
+    /// Copies bytes to the beginning of the memory.
     pub(crate) fn copy_from(&mut self, bytes: &[u8]) -> Result<()> {
         self.slice.copy_from(0, bytes)
     }
 }
 
-// SAFETY: as the slice inside.
+// SAFETY: `Place` forwards to the slice inside, which upholds the contract of `Source`.
 unsafe impl<T: Transport> Source<T> for Place<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         self.slice.local()

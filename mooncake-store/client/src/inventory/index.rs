@@ -1,6 +1,6 @@
-//! What lies in a segment that outlives its process, as it is written down: a header, then changes,
-//! each with a checksum. A process that is killed leaves a last change that is cut off; what comes
-//! before it counts.
+//! Index of a segment that outlives its process. The file has a header, followed by changes, each
+//! with a checksum. A killed process may leave a truncated last change. All changes before it are
+//! valid.
 
 use std::collections::BTreeMap;
 
@@ -15,64 +15,68 @@ use mooncake_protocol::wire::StoredReplica;
 const NAME: &[u8; 7] = b"mkckept";
 /// Version of the records that follow, as one digit after the name.
 const VERSION: u8 = b'1';
-/// Objects in one record.
+/// Number of objects in one record.
 pub(crate) const ITEMS: usize = 16 << 10;
 
-/// Whose segment it is, and which file.
+/// Owner of the segment, and identity of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub(crate) len: u64,
     pub(crate) client: ClientId,
     pub(crate) segment: SegmentId,
-    /// Where it lay in the memory of processes, the last one last.
+    /// Addresses of the segment in the processes that had it, the latest last.
     pub(crate) places: Vec<u64>,
 }
 
 wire_fields!(structure Header { device: u64, inode: u64, len: u64, client: ClientId, segment: SegmentId, places: Vec<u64> });
 
-/// An object that is known for sure.
+/// An object that is known for certain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Came {
-    /// As the master counts it; 0 for one that the master was not told of yet.
+    /// Identifier of the replica at the master; 0 for an object that the present master has not
+    /// reported yet.
     pub(crate) replica: ReplicaId,
     pub(crate) stored: StoredReplica,
-    /// CRC-64 of its bytes.
+    /// CRC-64 of the bytes of the object.
     pub(crate) sum: u64,
-    /// The master was offered it: if it took it and it is there yet, the master tells so.
+    /// True if the object was offered to the master. If the master accepted it and still has it,
+    /// the master reports it.
     pub(crate) offered: bool,
 }
 
 wire_fields!(structure Came { replica: ReplicaId, stored: StoredReplica, sum: u64, offered: bool });
 
-/// What has changed.
+/// Changes of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// The master that told it, and the number of the last thing it told.
+    /// Epoch of the master that reported the changes.
     pub(crate) epoch: u64,
+    /// Number of the last change that the master reported.
     pub(crate) heard: u64,
-    /// Where something lay that does not any more.
+    /// Offsets of objects that no longer exist.
     pub(crate) went: Vec<u64>,
-    /// What the master was offered.
+    /// Offsets of objects that were offered to the master.
     pub(crate) offered: Vec<u64>,
+    /// Objects that are new.
     pub(crate) came: Vec<Came>,
 }
 
 wire_fields!(structure Change { epoch: u64, heard: u64, went: Vec<u64>, offered: Vec<u64>, came: Vec<Came> });
 
-/// What a file says.
+/// Contents of an index that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) header: Header,
     pub(crate) epoch: u64,
     pub(crate) heard: u64,
-    /// By place.
+    /// Objects by offset in the segment.
     pub(crate) objects: BTreeMap<u64, Came>,
 }
 
-/// The beginning of a file.
+/// Returns the beginning of a file.
 pub(crate) fn begin(header: &Header) -> Vec<u8> {
     let mut out = NAME.to_vec();
     out.push(VERSION);
@@ -86,7 +90,7 @@ pub(crate) enum Contents {
     /// An index of this version.
     Known(Found),
     /// An index that this version cannot read: another version wrote it, or it is damaged. The text
-    /// says which.
+    /// states the cause.
     Unreadable(String),
     /// No index.
     Foreign,
@@ -167,7 +171,7 @@ mod tests {
         ]
     }
 
-    /// The file, and where each record ends.
+    /// Returns the file and the end of each record.
     fn file() -> (Vec<u8>, Vec<usize>) {
         let mut bytes = begin(&header());
         let mut ends = vec![bytes.len()];

@@ -1,4 +1,4 @@
-//! The index file beside a segment file: objects of the segment, written for the next process.
+//! Index file beside a segment file. It records the objects of the segment for the next process.
 
 use mooncake_core::ids::{ReplicaId, SegmentId};
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::index::{self, Came, Change, Header, ITEMS};
 
-/// Writes a file in one piece: it is there wholly or not at all.
+/// Writes a file under a temporary name and renames it, so that the file is complete or absent.
 pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut beside = path.to_owned().into_os_string();
     beside.push(".new");
@@ -17,20 +17,22 @@ pub(crate) fn write_anew(path: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes down what is known. It need not reach a disk: it is to outlive the process, not the
+/// Writer of the index file. The data need not reach a disk: it must outlive the process, not the
 /// machine.
 #[derive(Debug)]
 pub(crate) struct Journal {
     pub(crate) path: PathBuf,
     pub(crate) header: Header,
     pub(crate) file: Option<File>,
-    /// Since the last time it was written down.
+    /// Offsets of objects that are gone since the last write.
     pub(crate) went: Vec<u64>,
+    /// Offsets of objects that were offered to the master since the last write.
     pub(crate) offered: Vec<u64>,
+    /// Replicas that are new since the last write.
     pub(crate) came: Vec<ReplicaId>,
-    /// More has changed than can be told one by one.
+    /// True if the file must be rewritten, because the changes cannot be listed one by one.
     pub(crate) anew: bool,
-    /// Items in the file.
+    /// Number of items in the file.
     pub(crate) items: usize,
 }
 
@@ -55,8 +57,9 @@ impl Journal {
         self.anew = true;
     }
 
-    /// What has changed. The last line says how far it is heard: one that is cut off is of what is
-    /// asked for again.
+    /// Appends the changes as one record, with the number of the last change that the master
+    /// reported. If the record is truncated, the next process requests its changes from the master
+    /// again.
     pub(crate) fn append(
         &mut self,
         (epoch, heard): (u64, u64),
@@ -72,7 +75,7 @@ impl Journal {
         self.file.as_mut().map_or(Ok(()), |file| file.write_all(&bytes))
     }
 
-    /// All there is.
+    /// Rewrites the file with all objects.
     pub(crate) fn rewrite(&mut self, (epoch, heard): (u64, u64), all: &[Came]) -> io::Result<()> {
         let mut bytes = index::begin(&self.header);
         for part in all.chunks(ITEMS) {

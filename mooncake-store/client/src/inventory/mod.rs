@@ -12,29 +12,32 @@ use std::time::Duration;
 
 use self::journal::Journal;
 
-/// What is known of the objects in this client's segments.
+/// Objects in this client's segments, as far as the client knows them.
 #[derive(Debug, Default)]
 pub(crate) struct Inventory {
-    /// The master that told it; `None` before the first has, and when it keeps none.
+    /// Epoch of the master that reported the objects. `None` before the first report, and if the
+    /// master keeps no inventory.
     pub(crate) epoch: Option<u64>,
-    /// Another master that was asked since.
+    /// Epoch of another master that has responded since.
     pub(crate) met: Option<u64>,
-    /// Number of the last change heard of.
+    /// Number of the last change that was received.
     pub(crate) heard: u64,
     pub(crate) entries: HashMap<ReplicaId, Entry>,
-    /// To be summed up.
+    /// Objects whose checksum is still to be computed.
     pub(crate) unseen: VecDeque<ReplicaId>,
-    /// Summed up since the master was asked last.
+    /// Objects whose checksum was computed since the last request to the master.
     pub(crate) summed: Vec<ReplicaId>,
-    /// Told by masters before: announced to the present one, or about to be.
+    /// Objects that earlier masters reported. They are announced to the present master, or will be.
     pub(crate) kept: HashMap<Place, Entry>,
-    /// Sums of objects that the present master may list as expired: which value, and its CRC-64.
+    /// Checksums of objects that the present master may list as expired. Each has the epoch and the
+    /// number of its value, and the CRC-64.
     pub(crate) sums: HashMap<Place, ((u64, u64), u64)>,
-    /// Taken by the present master since the last ping.
+    /// Number of objects that the present master has accepted since the last ping.
     pub(crate) fresh: usize,
-    /// And before that, since it was last asked what came and went.
+    /// Number of objects that the master had accepted before the last ping, since the last request
+    /// for changes.
     pub(crate) unheard: usize,
-    /// Where it is written down, for the process that comes next.
+    /// Index file for the next process.
     pub(crate) journal: Option<Journal>,
 }
 
@@ -43,17 +46,19 @@ pub(crate) type Place = (SegmentId, u64);
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) stored: StoredReplica,
-    /// Until when it is soft-pinned.
+    /// Time until which the object is soft-pinned.
     pub(crate) pinned: Moment,
-    /// CRC-64 of its bytes.
+    /// CRC-64 of the bytes of the object.
     pub(crate) sum: Option<u64>,
-    /// The sum is of this object's bytes, beyond doubt.
+    /// True if the checksum certainly belongs to the bytes of this object.
     pub(crate) sealed: bool,
-    /// The present master took it; it will tell us so, too.
+    /// True if the present master has accepted the object. A report of the master will list it,
+    /// too.
     pub(crate) announced: bool,
-    /// The present master was told of it, and may have taken it.
+    /// True if the object was sent to the present master, which may have accepted it.
     pub(crate) offered: bool,
-    /// The present master listed it among the replicas that this client held when it expired.
+    /// True if the present master listed the object among the replicas that this client held when
+    /// it expired.
     pub(crate) expired: bool,
 }
 
@@ -95,8 +100,8 @@ impl Inventory {
         }
     }
 
-    /// What was summed up before the last round of questions is now known to have been there
-    /// throughout.
+    /// Seals the objects whose checksums were computed before the last request. The response has
+    /// shown that these objects were there throughout.
     pub(crate) fn seal(&mut self) {
         for id in self.summed.drain(..) {
             if let Some(entry) = self.entries.get_mut(&id) {
@@ -106,30 +111,32 @@ impl Inventory {
         }
     }
 
-    /// All there was to tell has been told: what the master took before, and did not tell of, has
-    /// gone again.
+    /// Removes objects that the master has accepted and not reported, because they are gone again.
+    /// Called when all reports of the master have been received.
     pub(crate) fn heard_all(&mut self) {
         let gone = self.kept.extract_if(|_, entry| entry.announced);
         let gone = gone.map(|(place, _)| place).collect::<Vec<_>>();
         gone.into_iter().for_each(|place| self.went(place));
     }
 
-    /// It is not kept any more.
+    /// Removes an object from those that are kept.
     pub(crate) fn went(&mut self, place: Place) {
         self.kept.remove(&place);
         self.journal.iter_mut().for_each(|journal| journal.went(place.0, place.1));
     }
 
-    /// Nothing is known, and nobody tells.
+    /// Discards everything, because no master reports changes.
     pub(crate) fn reset(&mut self) {
         self.end_journal();
         *self = Self::default();
     }
 
-    /// A master asks for the segments. To another master than before, what is known for sure is
-    /// announced. The same master took this client for dead: what is announced to it is [what it
-    /// lists itself](crate::state::Inner::fetch_expired), and only the sums count. Returns whether
-    /// it is the same.
+    /// Starts the inventory of the master with this epoch, which asks for the segments. Returns
+    /// whether it is the same master as before.
+    ///
+    /// Objects that are known for certain are announced to a new master. If the master is the same,
+    /// this client had expired there. Then only the checksums are kept, and the master lists the
+    /// objects to announce: see [`fetch_expired`](crate::state::Inner::fetch_expired).
     pub(crate) fn turn_over(&mut self, epoch: u64) -> bool {
         let same = self.epoch == Some(epoch);
         let entries = std::mem::take(&mut self.entries);
@@ -154,7 +161,7 @@ impl Inventory {
         same
     }
 
-    /// Keeps the sums of objects that the master may list once more.
+    /// Keeps the checksums of objects that the master may list again.
     pub(crate) fn remember_sums(&mut self, entries: impl Iterator<Item = Entry>) {
         for entry in entries.filter(|entry| entry.sealed) {
             let value = (entry.stored.epoch, entry.stored.number);
@@ -164,13 +171,13 @@ impl Inventory {
         }
     }
 
-    /// The master lists a replica that this client held when it expired.
+    /// Adds a replica that the master lists as held by this client when it expired.
     pub(crate) fn list_expired(&mut self, stored: StoredReplica, now: Moment) {
         let place = (stored.segment, stored.offset);
         let value = (stored.epoch, stored.number);
         let known = self.sums.get(&place).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
-        // An object that was not summed up in time is what it was, too: the master has handed out
-        // nothing of a dead segment.
+        // An object whose checksum was not computed in time is unchanged, too: the master has
+        // granted no space in an expired segment.
         let sum = known.or(stored.checksum);
         let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
         let (announced, offered, expired) = (false, false, true);
@@ -178,7 +185,8 @@ impl Inventory {
             .insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
     }
 
-    /// The master is about to be told of these. What becomes of them then is known when it says so.
+    /// Marks objects as offered, before they are sent to the master. Later reports of the master
+    /// show which of them it accepted.
     pub(crate) fn offer(&mut self, batch: &[StoredReplica]) {
         for stored in batch {
             if let Some(kept) = self.kept.get_mut(&(stored.segment, stored.offset)) {
@@ -189,7 +197,7 @@ impl Inventory {
         self.note();
     }
 
-    /// Nothing of a segment counts any more.
+    /// Discards all objects of a segment.
     pub(crate) fn forget(&mut self, segment: SegmentId) {
         self.entries.retain(|_, entry| entry.stored.segment != segment);
         self.kept.retain(|(kept, _), _| *kept != segment);
@@ -197,7 +205,7 @@ impl Inventory {
         self.note();
     }
 
-    /// Whether a segment has objects to be announced.
+    /// Returns whether a segment has objects to announce.
     pub(crate) fn keeps(&self, segment: SegmentId) -> bool {
         self.kept.keys().any(|(kept, _)| *kept == segment)
     }
@@ -230,7 +238,7 @@ mod tests {
         }
     }
 
-    /// What a master tells: these came.
+    /// Returns the report of a master that these objects are new.
     fn told(epoch: u64, numbers: &[u64]) -> InventoryPage {
         let change =
             |n: &u64| InventoryChange { replica: ReplicaId(epoch * 10 + n), stored: Some(stored(*n)) };
@@ -249,7 +257,7 @@ mod tests {
         for entry in inventory.kept.values_mut().filter(|entry| entry.offered) {
             entry.announced = true;
         }
-        // The second was removed before anybody heard of it, the third is not announced yet.
+        // The second object was removed before it was reported. The third is not announced yet.
         inventory.apply(told(2, &[1]), Moment(0));
         inventory.heard_all();
         inventory.turn_over(3);

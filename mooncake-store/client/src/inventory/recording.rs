@@ -1,4 +1,4 @@
-//! Changes of the inventory, as they go into its journal.
+//! Recording of changes of the inventory in its journal.
 
 use mooncake_core::ids::{ReplicaId, SegmentId};
 
@@ -6,14 +6,14 @@ use super::index::{self, Came, Found, Header};
 use super::journal::{Journal, write_anew};
 use super::{Entry, Inventory};
 
-/// Addresses of processes before that nothing else may come to lie at.
+/// Maximum number of earlier addresses that stay reserved, so that no other memory is mapped there.
 const PLACES: usize = 8;
 
-/// Changes beyond twice the objects there are, before the index is written anew.
+/// Number of changes, beyond twice the number of objects, after which the index is rewritten.
 const SPARE: usize = 10_000;
 
 impl Inventory {
-    /// Writes down what has changed, if it is to be.
+    /// Writes the changes to the journal, if there is one.
     pub(crate) fn note(&mut self) {
         let Some(epoch) = self.epoch else { return };
         let Some(mut journal) = self.journal.take() else { return };
@@ -24,7 +24,7 @@ impl Inventory {
         let noted = if journal.anew || journal.items > 2 * (self.entries.len() + self.kept.len()) + SPARE {
             journal.rewrite(now, &self.known(journal.header.segment))
         } else {
-            // What came and went meanwhile is not here any more.
+            // Objects that came and went meanwhile are no longer in the table.
             let came = came.iter().filter_map(|id| self.came(*id, journal.header.segment));
             journal.append(now, &went, &offered, &came.collect::<Vec<_>>())
         };
@@ -37,10 +37,11 @@ impl Inventory {
         }
     }
 
-    /// Objects in a segment that are known for sure.
+    /// Returns the objects in a segment that are known for certain.
     pub(crate) fn known(&self, segment: SegmentId) -> Vec<Came> {
         let told = self.entries.keys().filter_map(|id| self.came(*id, segment));
-        // A later process could not say to which list of which master the others belong.
+        // Expired objects are left out. A later process could not know to which list of which
+        // master they belong.
         let kept = self.kept_in(segment).filter(|entry| !entry.expired);
         let kept = kept.filter_map(|entry| came(ReplicaId(0), entry));
         told.chain(kept).collect()
@@ -51,14 +52,15 @@ impl Inventory {
         if entry.sealed && entry.stored.segment == segment { came(id, entry) } else { None }
     }
 
-    /// The memory is not the file's any more, or its master tells nothing.
+    /// Ends the journal. Called when the memory no longer belongs to the file, or the master keeps
+    /// no inventory.
     pub(crate) fn end_journal(&mut self) {
         if let Some(journal) = self.journal.take() {
             give_up(&journal);
         }
     }
 
-    /// The segment lies elsewhere from now on.
+    /// Records a new address of the segment.
     pub(crate) fn moved(&mut self, addr: u64) {
         if let Some(journal) = &mut self.journal {
             journal.header.places.push(addr);
@@ -69,7 +71,7 @@ impl Inventory {
         }
     }
 
-    /// Takes up what a dead process knew.
+    /// Takes over the objects that an earlier process recorded.
     pub(crate) fn inherit(&mut self, found: &Found, now: mooncake_core::clock::Moment) {
         (self.epoch, self.heard) = (Some(found.epoch), found.heard);
         for Came { replica, stored, sum, offered } in found.objects.values().cloned() {
@@ -92,8 +94,8 @@ impl Inventory {
         }
     }
 
-    /// All that is known for sure is to be announced, as lying in another segment. What the master
-    /// was offered and has not told of is none of it.
+    /// Makes all objects that are known for certain ready to be announced as objects of `segment`.
+    /// Objects that were offered to the master and not reported by it are left out.
     pub(crate) fn keep_all(&mut self, segment: SegmentId) {
         let told = std::mem::take(&mut self.entries).into_values().filter(|entry| entry.sealed);
         let kept = std::mem::take(&mut self.kept).into_values().filter(|entry| !entry.offered);
@@ -113,7 +115,7 @@ fn came(replica: ReplicaId, entry: &Entry) -> Option<Came> {
     Some(Came { replica, stored: entry.stored.clone(), sum: entry.sum?, offered: entry.offered })
 }
 
-/// Nothing of it is to be believed.
+/// Empties the index, so that the next process finds no objects in it.
 fn give_up(journal: &Journal) {
     let header = Header { segment: SegmentId::default(), ..journal.header.clone() };
     let emptied = write_anew(&journal.path, &index::begin(&header)).map(drop);

@@ -1,4 +1,4 @@
-//! One call of a light client: a request and its answer on a connection that nobody else uses
+//! Calls of a shared client: a request and its response on a connection that no other call uses
 //! meanwhile.
 
 use std::sync::Arc;
@@ -17,13 +17,14 @@ use super::message::{self, HEAD_LEN, Item, Items, Status, Verb};
 use crate::deadline::Deadline;
 use mooncake_protocol::pack::Pack;
 
-/// Longest wait of a task for an answer: waking it costs two switches more.
+/// Longest time for which the thread itself waits for a response. Suspending and waking the task
+/// costs two more context switches.
 const SOON: Duration = Duration::from_micros(100);
 
 impl Inner {
-    /// Makes a call. `held` is memory that it names: it comes back with the answer. When the call
-    /// is given up before that, because its time is over or its future is dropped, `held` stays set
-    /// aside until the owner has ended it.
+    /// Makes a call and returns the body of its response with `held`. `held` owns the memory that
+    /// the call names. If the call times out or its future is dropped, `held` stays reserved until
+    /// the daemon has finished the call.
     pub(super) async fn call<H: Send + 'static>(
         &self,
         verb: Verb,
@@ -36,7 +37,7 @@ impl Inner {
         deadline.bound("mooncake_client", self.exchange(&request, held)).await
     }
 
-    /// A call whose answer is an [`Item`] for each of `n`.
+    /// Makes a call whose response has an [`Item`] for each of `n` objects.
     pub(super) async fn call_items<H: Send + 'static>(
         &self,
         verb: Verb,
@@ -49,7 +50,7 @@ impl Inner {
         let Items { items } = message::body(&answer)?;
         if items.len() != n {
             return Err(Error::internal(format!(
-                "{} answers from mooncake_client to {n} questions",
+                "{} responses from mooncake_client to {n} requests",
                 items.len()
             )));
         }
@@ -61,7 +62,8 @@ impl Inner {
         let up = match link {
             Link::Up(up) => up,
             Link::Down(error) => {
-                // Who tries again and again must let the task run that looks for the owner.
+                // A caller that retries in a loop must let the task run that reconnects to the
+                // daemon.
                 tokio::task::yield_now().await;
                 return Err((*error).clone());
             }
@@ -81,7 +83,7 @@ impl Inner {
             let outcome = async {
                 stream.write_all(request).await?;
                 flight.asked = true;
-                // Short answers are there before a task could be put away and woken.
+                // Short responses arrive sooner than the task could be suspended and woken.
                 readable_soon(stream, SOON);
                 let mut head = [0; HEAD_LEN];
                 stream.read_exact(&mut head[..1]).await?;
@@ -89,8 +91,9 @@ impl Inner {
             };
             match outcome.await {
                 Ok(head) => break receive_rest(stream, head).await?,
-                // The owner closes idle connections to make room for others. It closes none that it
-                // serves, so the call is not made.
+                // The daemon closes idle connections when its limit is reached, but none with a
+                // call in progress. An error on a reused connection therefore means that the call
+                // was not made.
                 Err(error) if is_reused && is_closed(&error) => {
                     flight.asked = false;
                     *stream = flight.up.new_connection().await?;
@@ -114,12 +117,12 @@ impl Inner {
     }
 }
 
-/// A call under way.
+/// Call in progress.
 struct Flight<H: Send + 'static> {
     up: Arc<Up>,
     stream: Option<ParentOnly<UnixStream>>,
     held: Option<(H, OwnedSemaphorePermit)>,
-    /// The request is on its way, all of it: the owner will make the call.
+    /// True once the whole request is sent; from then on the daemon executes the call.
     asked: bool,
     runtime: tokio::runtime::Handle,
 }
@@ -130,8 +133,8 @@ impl<H: Send + 'static> Drop for Flight<H> {
             return;
         };
         let up = self.up.clone();
-        // Until the owner answers, or its end of the connection is closed: it makes calls to their
-        // end before it closes one.
+        // The memory stays reserved until the daemon responds or closes the connection. The daemon
+        // finishes a call before it closes the connection.
         self.runtime.spawn(async move {
             if receive(&mut stream).await.is_ok() {
                 up.put_back(stream);
@@ -147,7 +150,7 @@ async fn receive(stream: &mut UnixStream) -> Result<(Status, Vec<u8>)> {
     receive_rest(stream, head).await
 }
 
-/// Receives an answer of which the first byte has come.
+/// Receives the rest of a response whose first byte is in `head`.
 async fn receive_rest(stream: &mut UnixStream, mut head: [u8; HEAD_LEN]) -> Result<(Status, Vec<u8>)> {
     stream.read_exact(&mut head[1..]).await.map_err(gone)?;
     let (status, len) = message::parse_answer(head)?;

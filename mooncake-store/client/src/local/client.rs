@@ -1,4 +1,4 @@
-//! The light client: how it is set up, and what it consists of.
+//! Shared client: its settings, construction and state.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,20 +18,20 @@ use super::shared::Command;
 use super::shared::{Memories, Pool};
 use super::{DEFAULT_PORT, default_path};
 
-/// How a light client joins its owner.
+/// Settings of a shared client.
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
-    /// The owner: the path of its socket, or `host:port` or `port` for the path that owners take by
-    /// themselves.
+    /// Address of the daemon: the path of its socket, or `host:port` or `port` for the default
+    /// path.
     pub address: String,
-    /// Bytes of memory through which values travel that are not in shared memory already. A value
-    /// for which it has no room gets memory of its own.
+    /// Size in bytes of the buffer for values that do not lie in shared memory already. A value
+    /// that does not fit into the buffer gets its own memory.
     pub buffer: u64,
-    /// How memory is allocated.
+    /// Options for the allocation of memory.
     pub memory: HostMemoryOptions,
-    /// Longest time any one operation takes.
+    /// Longest duration of one operation.
     pub timeout: Duration,
-    /// The clock of deadlines.
+    /// Clock of the deadlines.
     pub clock: SharedClock,
 }
 
@@ -48,13 +48,14 @@ impl Default for LocalConfig {
 }
 
 impl LocalConfig {
-    /// An owner at a path or port, and otherwise the defaults.
+    /// Returns the default settings with the address of a daemon.
     pub fn at(address: impl Into<String>) -> Self {
         Self { address: address.into(), ..Self::default() }
     }
 
-    /// Where the socket is, and who may serve it: at a path that was named, whoever does; at one
-    /// that anybody could take, only our own user or root.
+    /// Returns the path of the socket and the users that may serve it. At an explicit path, every
+    /// user is trusted. At a default path, which any user could create first, only the user of this
+    /// process and root are trusted.
     fn socket(&self) -> Result<(PathBuf, Trust)> {
         if self.address.contains('/') {
             return Ok((PathBuf::from(&self.address), Trust::Anybody));
@@ -70,18 +71,20 @@ impl LocalConfig {
     }
 }
 
-/// A member's deputy: makes the calls of a [`Client`](crate::Client) through an owner on this host,
-/// with memory that both see. Clones are the same light client; the last one dropped ends it.
+/// Shared client: makes the calls of a [`Client`](crate::Client) through a daemon on this host,
+/// with memory that both map. Clones are handles of the same shared client; dropping the last one
+/// ends it.
 ///
 /// Values in memory of [`alloc`](Self::alloc), or in memory that was
-/// [`register`](Self::register)ed, are not copied on their way; others are copied once.
+/// [`register`](Self::register)ed, are not copied on the way. Other values are copied once.
 ///
-/// Every operation ends within [`LocalConfig::timeout`]. While no owner answers, all fail at once
-/// with `RPC_FAIL`; when one is back at the same path they work again. All futures may be dropped
-/// at any point: memory that a call names stays set aside until the owner has ended it.
+/// Every operation ends within [`LocalConfig::timeout`]. While no daemon responds, all operations
+/// fail at once with `RPC_FAIL`. They succeed again when a daemon serves the same path. All futures
+/// may be dropped at any point: memory that a call names stays reserved until the daemon has
+/// finished the call.
 ///
-/// It lives on the tokio runtime it was connected on, which must keep running: the owner takes
-/// silence for death.
+/// A shared client runs on the tokio runtime on which it was connected. That runtime must keep
+/// running, because the daemon removes a shared client that sends no pings.
 #[derive(Clone)]
 pub struct LocalClient {
     pub(super) inner: Arc<Inner>,
@@ -95,21 +98,21 @@ pub(super) struct Inner {
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) memories: Arc<Memories>,
     pub(super) pool: Option<Pool>,
-    /// Longest value read of late, for the guess at the next one.
+    /// Length in bytes of long values that were read recently, an estimate for the next read.
     pub(super) longest: AtomicU64,
 }
 
 impl LocalClient {
-    /// Joins the owner.
+    /// Connects to the daemon.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an address that is none, kind `Unavailable` when nobody serves it,
-    /// `INVALID_VERSION` (both versions are named) when it is of another release,
-    /// `NO_AVAILABLE_HANDLE` when the owner has a limit that would be passed.
+    /// - `INVALID_PARAMS` for a malformed address,
+    /// - kind `Unavailable` if no process serves the socket,
+    /// - `INVALID_VERSION` if the daemon is of another release; the text names both versions,
+    /// - `NO_AVAILABLE_HANDLE` if a limit of the daemon would be exceeded.
     pub async fn connect(config: LocalConfig) -> Result<Self> {
-        let runtime = Handle::try_current().map_err(|_| {
-            Error::invalid("a light client is connected on a tokio runtime, and there is none here")
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| Error::invalid("cannot connect a shared client: no tokio runtime on this thread"))?;
         let (path, trust) = config.socket()?;
         let (commands, orders) = mpsc::unbounded_channel();
         let memories = Arc::new(Memories::default());
@@ -129,24 +132,25 @@ impl LocalClient {
         Ok(Self { inner: Arc::new(client) })
     }
 
-    /// How it was set up.
+    /// Returns the settings.
     pub fn config(&self) -> &LocalConfig {
         &self.inner.config
     }
 
-    /// Whether the owner is there, as far as is known.
+    /// Returns true if the daemon is connected, as far as this process knows.
     pub fn is_connected(&self) -> bool {
         matches!(*self.inner.link.borrow(), Link::Up(_))
     }
 
-    /// Waits until the owner is there (again).
+    /// Waits until a daemon is connected, possibly again after a failure.
     pub async fn connected(&self) {
         let mut link = self.inner.link.clone();
-        // An error means that the task is gone, and with it the runtime.
+        // An error means that the task of the control connection is gone, and the runtime with it.
         let _ = link.wait_for(|link| matches!(link, Link::Up(_))).await;
     }
 
-    /// Bytes of its buffer in use: calls under way, and values that are held.
+    /// Returns the number of bytes of the buffer in use, by calls in progress and by values that
+    /// the caller holds.
     pub fn buffer_used(&self) -> u64 {
         self.inner.pool.as_ref().map_or(0, Pool::used)
     }

@@ -1,4 +1,4 @@
-//! What an owner knows of one light client: its memory, its connections, the objects it located.
+//! State of one shared client in the daemon: its memory, connections and located objects.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -18,9 +18,9 @@ use super::server_config::LocalStats;
 use crate::located::Located;
 use crate::state::Client;
 
-/// Objects that one light client may have located and not read yet; the oldest go first.
+/// Maximum number of objects that one shared client has located; beyond it, the oldest are removed.
 const MAX_LOCATED: usize = 1 << 16;
-/// Pieces of memory of one light client.
+/// Maximum number of memory blocks of one shared client.
 const MAX_MEMORIES: usize = 1 << 14;
 
 pub(super) struct Guest<T: Transport> {
@@ -36,19 +36,20 @@ pub(super) struct Guest<T: Transport> {
 struct Memories<T: Transport> {
     by_number: HashMap<u32, Region<T>>,
     bytes: u64,
-    /// Nothing is taken any more.
+    /// True once the shared client is gone; no more memory is accepted then.
     over: bool,
 }
 
-/// Located objects by number; the numbers go up.
+/// Located objects by consecutive, increasing number.
 struct Locations {
     first: u64,
     objects: VecDeque<Located>,
 }
 
 impl<T: Transport> Guest<T> {
-    /// A light client; `first` is the number of the first object it locates, one that no other
-    /// light client's has.
+    /// Creates the state of a shared client. `first` is the number of the first object that it
+    /// locates. The caller chooses `first` such that the numbers of different shared clients do not
+    /// overlap.
     pub(super) fn new(process: Option<i32>, user: Option<u32>, first: u64) -> Self {
         Self {
             process,
@@ -61,12 +62,12 @@ impl<T: Transport> Guest<T> {
         }
     }
 
-    /// Number of its process, 0 when the kernel does not tell.
+    /// Returns the process identifier, or 0 if the kernel does not report it.
     pub(super) fn process(&self) -> i32 {
         self.process.unwrap_or(0)
     }
 
-    /// User of its process, where the kernel tells.
+    /// Returns the user of the process, if the kernel reports it.
     pub(super) fn user(&self) -> Option<u32> {
         self.user
     }
@@ -79,7 +80,7 @@ impl<T: Transport> Guest<T> {
         stats.calls += self.calls.load(Ordering::Relaxed);
     }
 
-    /// Maps the file of some memory and makes it known to the wires.
+    /// Maps the file of a memory block and registers the mapping with the transports.
     pub(super) fn share(
         &self,
         client: &Client<T>,
@@ -112,7 +113,7 @@ impl<T: Transport> Guest<T> {
         Ok(())
     }
 
-    /// Forgets some memory. It is unmapped when the last transfer that uses it has ended.
+    /// Removes a memory block. The mapping ends when the last transfer that uses it has ended.
     pub(super) fn unshare(&self, number: u32) {
         let mut memories = self.memories.write();
         if let Some(gone) = memories.by_number.remove(&number) {
@@ -120,7 +121,7 @@ impl<T: Transport> Guest<T> {
         }
     }
 
-    /// A range of its memory: the region, and which bytes of it.
+    /// Returns the region that contains a memory range, and the range within the region.
     pub(super) fn range(&self, place: Place) -> Result<(Region<T>, std::ops::Range<usize>)> {
         let nowhere = || {
             Error::invalid(format!(
@@ -137,7 +138,7 @@ impl<T: Transport> Guest<T> {
         }
     }
 
-    /// Keeps where an object lies; the number to ask for it by.
+    /// Stores a located object and returns its number.
     pub(super) fn keep(&self, object: Located) -> u64 {
         let mut located = self.located.lock();
         if located.objects.len() >= MAX_LOCATED {
@@ -148,7 +149,11 @@ impl<T: Transport> Guest<T> {
         located.first + located.objects.len() as u64 - 1
     }
 
-    /// The object of that number. `LEASE_EXPIRED` when it is forgotten, or of another owner.
+    /// Returns the located object of that number.
+    ///
+    /// # Errors
+    /// Returns `LEASE_EXPIRED` if the object was removed from the list, or was located through
+    /// another daemon.
     pub(super) fn located(&self, number: u64) -> Result<Located> {
         let located = self.located.lock();
         let at = number.checked_sub(located.first).and_then(|at| usize::try_from(at).ok());
@@ -159,7 +164,7 @@ impl<T: Transport> Guest<T> {
         })
     }
 
-    /// Room for one more connection.
+    /// Admits one more connection, within the limit `max`.
     pub(super) fn admit_connection(self: Arc<Self>, max: u32) -> Result<Seat<T>, Record> {
         let taken = self.connections.fetch_add(1, Ordering::AcqRel);
         let seat = Seat { guest: self };
@@ -169,8 +174,8 @@ impl<T: Transport> Guest<T> {
         Ok(seat)
     }
 
-    /// It is gone: its connections close after what they are doing, and its memory goes with the
-    /// last transfer.
+    /// Ends the service of the shared client. Its connections close after the calls in progress,
+    /// and its memory is unmapped after the last transfer.
     pub(super) fn leave(&self) {
         self.left.send_replace(true);
         let mut memories = self.memories.write();
@@ -178,24 +183,24 @@ impl<T: Transport> Guest<T> {
         memories.bytes = 0;
         let gone = std::mem::take(&mut memories.by_number);
         drop(memories);
-        // Unmapping takes its time.
+        // Unmapping is slow, so it happens outside the lock.
         drop(gone);
         self.located.lock().objects.clear();
     }
 }
 
-/// A connection for calls of a light client.
+/// Connection for calls of a shared client.
 pub(super) struct Seat<T: Transport> {
     pub(super) guest: Arc<Guest<T>>,
 }
 
 impl<T: Transport> Seat<T> {
-    /// Becomes true when the light client is gone.
+    /// Returns a flag that becomes true when the shared client is gone.
     pub(super) fn left(&self) -> watch::Receiver<bool> {
         self.guest.left.subscribe()
     }
 
-    /// Counts a call for as long as the value lives.
+    /// Counts a call for as long as the returned value lives.
     pub(super) fn call(&self) -> Call<'_, T> {
         self.guest.calls.fetch_add(1, Ordering::AcqRel);
         Call(&self.guest)

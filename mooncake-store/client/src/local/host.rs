@@ -14,7 +14,8 @@ use super::guest::Guest;
 use super::server_config::LocalServerConfig;
 use crate::state::Client;
 
-/// Part of the process's descriptors that the connections of the socket may take: one of so many.
+/// Divisor of the descriptor limit of the process: the connections of the socket may use `1 /
+/// DESCRIPTOR_SHARE` of the descriptors.
 pub(super) const DESCRIPTOR_SHARE: u64 = 16;
 
 pub(super) struct Owner<T: Transport> {
@@ -26,8 +27,8 @@ pub(super) struct Owner<T: Transport> {
 }
 
 impl<T: Transport> Owner<T> {
-    /// Returns the largest number of light clients under the present limit of descriptors: one at
-    /// least.
+    /// Returns the maximum number of shared clients under the present limit of descriptors, at
+    /// least 1.
     pub(super) fn most_guests(&self) -> usize {
         let places = within_descriptors(self.config.places(), DESCRIPTOR_SHARE);
         match is_planted("controls-take-all-places") {
@@ -36,14 +37,14 @@ impl<T: Transport> Owner<T> {
         }
     }
 
-    /// Returns the largest number of light clients that one user may have.
+    /// Returns the maximum number of shared clients of one user.
     pub(super) fn most_guests_of_a_user(&self) -> usize {
         let most = self.most_guests();
         if self.config.is_private() { most } else { (most / 2).max(1) }
     }
 }
 
-/// Waits until a sign is given, or can be given no more.
+/// Waits until the flag is true or its sender is dropped.
 pub(super) async fn set(sign: &mut watch::Receiver<bool>) {
     let _ = sign.wait_for(|given| *given).await;
 }

@@ -1,5 +1,5 @@
-//! A light client's connection to its owner: who it is there, which memory it has there, signs of
-//! life, and the way back.
+//! Connection of a shared client to its daemon: registration of the client and its memory, pings,
+//! and reconnection.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,36 +18,38 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use super::record::Record;
 use super::shared::{Command, Memories, SharedMemory};
 
-/// Time in which an owner answers a record.
+/// Timeout for the response of a daemon to a record.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Pause between two tries to find an owner: the first, and the longest.
+/// First pause between two attempts to reach a daemon.
 const RETRY: Duration = Duration::from_millis(20);
+/// Longest pause between two attempts to reach a daemon.
 const RETRY_AT_MOST: Duration = Duration::from_secs(1);
-/// Longest pause between two signs of life.
+/// Longest pause between two pings.
 const PING: Duration = Duration::from_secs(1);
 
-/// Whether there is an owner.
+/// State of the connection to the daemon.
 #[derive(Clone)]
 pub(super) enum Link {
-    /// There is.
+    /// Daemon is connected.
     Up(Arc<Up>),
-    /// There is not, and why.
+    /// Daemon is not connected, for the reason given by the error.
     Down(Arc<Error>),
 }
 
-/// What an owner knows us by.
+/// Registration of this shared client at a daemon.
 pub(super) struct Up {
     guest: Uuid,
     path: PathBuf,
     trust: Trust,
-    /// Connections that carry no call now.
+    /// Connections without a call in progress.
     idle: Mutex<Vec<ParentOnly<UnixStream>>>,
-    /// How many calls may be under way.
+    /// Permits for calls in progress.
     pub(super) calls: Arc<Semaphore>,
 }
 
 impl Up {
-    /// A connection for a call, and whether it has served one before.
+    /// Returns a connection for a call. The flag is true if an earlier call has used the
+    /// connection.
     pub(super) async fn connection(&self) -> Result<(ParentOnly<UnixStream>, bool)> {
         let idle = self.idle.lock().pop();
         match idle {
@@ -56,7 +58,7 @@ impl Up {
         }
     }
 
-    /// A new connection for a call.
+    /// Opens a connection for a call.
     pub(super) async fn new_connection(&self) -> Result<ParentOnly<UnixStream>> {
         let socket = open(&self.path, self.trust).await?;
         socket.send(&Record::Join { guest: self.guest }.encode(), None).await?;
@@ -64,19 +66,19 @@ impl Up {
         Ok(socket.into_stream())
     }
 
-    /// The call is over.
+    /// Returns a connection to the idle ones after its call.
     pub(super) fn put_back(&self, stream: ParentOnly<UnixStream>) {
         self.idle.lock().push(stream);
     }
 
-    /// Forgets connections that nobody serves any more.
+    /// Closes the idle connections, because the daemon at their other end is gone.
     pub(super) fn close_idle(&self) {
         self.idle.lock().clear();
     }
 }
 
-/// Finds the owner. The future keeps the connection, and finds the owner again, until the light
-/// client is gone.
+/// Connects to the daemon. The returned future keeps the connection alive and reconnects after a
+/// failure. The future ends when the shared client is dropped.
 pub(super) async fn start(
     path: &Path,
     trust: Trust,
@@ -89,10 +91,10 @@ pub(super) async fn start(
     Ok((keeper.run(control), link))
 }
 
-/// The control connection.
+/// Control connection to a daemon.
 struct Control {
     socket: RecordSocket,
-    /// Longest pause between two records.
+    /// Pause after which a ping is sent.
     pause: Duration,
 }
 
@@ -116,8 +118,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps the connection alive; ends well when the light client is gone, and with an error when
-    /// the owner is.
+    /// Keeps the connection alive. Returns `Ok` when the shared client is dropped, and an error
+    /// when the connection to the daemon fails.
     async fn attend(&mut self, control: &Control) -> Result<()> {
         loop {
             tokio::select! {
@@ -125,10 +127,11 @@ impl Keeper {
                     Some(order) => self.carry_out(control, order).await?,
                     None => return Ok(()),
                 },
-                // It says nothing unasked, so this is its end.
+                // The daemon sends no record without a request, so a record or an error here ends
+                // the connection.
                 received = control.socket.receive() => {
                     received?;
-                    return Err(Error::invalid("an answer to nothing"));
+                    return Err(Error::invalid("response without a request"));
                 }
                 () = tokio::time::sleep(control.pause) => ask(control, Record::Ping, None).await?.done()?,
             }
@@ -138,7 +141,7 @@ impl Keeper {
     async fn carry_out(&mut self, control: &Control, order: Command) -> Result<()> {
         match order {
             Command::Share(memory, told) => {
-                // Who asked may have given up by now.
+                // The caller may have stopped waiting meanwhile.
                 if told.is_closed() {
                     return Ok(());
                 }
@@ -146,7 +149,8 @@ impl Keeper {
                 if shared.is_ok() {
                     self.memories.list(memory);
                 }
-                // Who has given up since takes the memory back by the next order.
+                // A caller that has stopped waiting has dropped its `Share`, whose next command
+                // ends the sharing.
                 let _ = told.send(shared);
                 Ok(())
             }
@@ -157,7 +161,7 @@ impl Keeper {
         }
     }
 
-    /// Waits for an owner; `None` when the light client is gone meanwhile.
+    /// Waits for a daemon. Returns `None` if the shared client is dropped meanwhile.
     async fn find(&mut self, error: Error) -> Option<Control> {
         let lost = |error: Error| {
             Error::new(ErrorCode::RpcFail, format!("no mooncake_client at {}: {error}", self.path.display()))
@@ -168,7 +172,7 @@ impl Keeper {
         }
         let mut pause = RETRY;
         loop {
-            // What is ordered meanwhile fails at once.
+            // Commands that arrive without a daemon fail at once.
             let waiting = tokio::time::sleep(pause);
             tokio::pin!(waiting);
             loop {
@@ -206,7 +210,7 @@ impl Keeper {
     }
 }
 
-/// Says who we are.
+/// Opens a control connection and registers this shared client.
 async fn introduce(path: &Path, trust: Trust) -> Result<(Control, Arc<Up>)> {
     let socket = open(path, trust).await?;
     socket.send(&Record::Hello.encode(), None).await?;
@@ -219,7 +223,7 @@ async fn introduce(path: &Path, trust: Trust) -> Result<(Control, Arc<Up>)> {
     };
     let calls = Arc::new(Semaphore::new((calls as usize).clamp(1, Semaphore::MAX_PERMITS)));
     let up = Up { guest, path: path.to_owned(), trust, idle: Mutex::default(), calls };
-    // Two may get lost before the owner minds.
+    // Two lost pings do not exceed the timeout of the daemon.
     let pause = (Duration::from_millis(u64::from(silence)) / 3).clamp(Duration::from_millis(1), PING);
     Ok((Control { socket, pause }, Arc::new(up)))
 }
@@ -233,7 +237,7 @@ async fn open(path: &Path, trust: Trust) -> Result<RecordSocket> {
     RecordSocket::new(stream, trust)
 }
 
-/// Tells the owner of some memory. The inner error is its refusal.
+/// Shares a memory block with the daemon. The inner error is a refusal by the daemon.
 async fn share(control: &Control, memory: &SharedMemory) -> Result<Result<()>> {
     let range = memory.pages.range();
     let record = Record::Share {

@@ -1,5 +1,5 @@
-//! A light client's memory: what its owner was told of, a pool of it for values, and pieces for
-//! those the pool has no room for.
+//! Memory of a shared client: memory shared with its daemon, a pool of it for values, and separate
+//! memory blocks for values that do not fit into the pool.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,18 +16,18 @@ use super::shared::{Command, LocalBuf, Pool, Share, SharedMemory};
 use crate::deadline::Deadline;
 
 impl Inner {
-    /// Tells the owner of some memory.
+    /// Shares a memory block with the daemon.
     async fn share(&self, pages: SharedPages, deadline: &Deadline) -> Result<Share> {
         let number = self.memories.next.fetch_add(1, Ordering::Relaxed);
         let share = Share { number, memories: self.memories.clone(), commands: self.commands.clone() };
         let (told, answer) = oneshot::channel();
-        let gone = || Error::new(ErrorCode::RpcFail, "the runtime of the light client is gone");
+        let gone = || Error::new(ErrorCode::RpcFail, "the runtime of the shared client is closed");
         self.commands.send(Command::Share(SharedMemory { number, pages }, told)).map_err(|_| gone())?;
         deadline.bound("sharing memory", async { answer.await.map_err(|_| lost())? }).await?;
         Ok(share)
     }
 
-    /// New memory that the owner has, too.
+    /// Allocates memory and shares it with the daemon.
     async fn new_shared(&self, len: usize, deadline: &Deadline) -> Result<(Share, HostMemory)> {
         let options = HostMemoryOptions { shared: Some("mooncake_shm".into()), ..self.config.memory.clone() };
         let memory = HostMemory::with(len, &options)?;
@@ -52,8 +52,8 @@ impl Inner {
         }))
     }
 
-    /// Room for that many bytes: in the pool, or for itself; failing both, in the pool as soon as
-    /// there is some.
+    /// Returns a buffer of `len` bytes from the pool, or else in new memory. If there is no memory
+    /// for either, waits for free space in the pool.
     pub(super) async fn room(&self, len: usize, deadline: &Deadline) -> Result<LocalBuf> {
         if let Some(buffer) = self.pool.as_ref().and_then(|pool| pool.try_take(len)) {
             return Ok(buffer);
@@ -64,7 +64,7 @@ impl Inner {
         };
         match &self.pool {
             Some(pool) if own.kind() == ErrorKind::NoSpace && len as u64 <= pool.free.capacity() => {
-                deadline.bound("waiting for room in the buffer", pool.take(len)).await
+                deadline.bound("waiting for space in the buffer", pool.take(len)).await
             }
             _ => Err(own),
         }
@@ -79,9 +79,9 @@ fn lost() -> Error {
     Error::new(ErrorCode::RpcFail, "mooncake_client went away in the middle")
 }
 
-/// Memory of the caller's that the owner has, too.
+/// Memory of the caller that is shared with the daemon.
 struct SharedSource {
-    // First, as in a `LocalBuf`.
+    // This field drops first, as in a `LocalBuf`.
     _share: Share,
     memory: Arc<dyn MemorySource>,
 }
@@ -94,24 +94,25 @@ unsafe impl MemorySource for SharedSource {
 }
 
 impl LocalClient {
-    /// Room for a value to be put, in memory that the owner sees.
+    /// Returns a buffer for a value to put, in memory that the daemon also maps.
     ///
     /// # Errors
-    /// `NO_AVAILABLE_HANDLE` when the owner takes no more memory, `BUFFER_OVERFLOW` when the
-    /// machine has none, `INVALID_PARAMS` for no bytes.
+    /// Returns `NO_AVAILABLE_HANDLE` if the daemon accepts no more memory, `BUFFER_OVERFLOW` if the
+    /// host has no free memory, and `INVALID_PARAMS` for a length of 0.
     pub async fn alloc(&self, len: usize) -> Result<LocalBuf> {
         self.inner.room(len, &self.inner.deadline()).await
     }
 
-    /// Shares memory of the caller's with the owner until the last handle of the region is dropped:
-    /// objects move into and out of it without a copy. It must lie in shared memory that is listed
-    /// ([`HostMemoryOptions::shared`], or a
-    /// [`SharedMapping`](mooncake_core::memory::SharedMapping)), in a file whose size is sealed.
-    /// Whole pages are shared. A device's memory is not shared, but taken all the same: its bytes
-    /// are copied.
+    /// Shares memory of the caller with the daemon until the last handle of the region is dropped.
+    /// Objects move into and out of that memory without a copy.
+    ///
+    /// The memory must come from [`HostMemoryOptions::shared`] or a
+    /// [`SharedMapping`](mooncake_core::memory::SharedMapping), in a file with a sealed size. Whole
+    /// pages are shared. Device memory is accepted but not shared: its bytes are copied.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for other memory, `NO_AVAILABLE_HANDLE` when the owner takes no more.
+    /// Returns `INVALID_PARAMS` for other memory, and `NO_AVAILABLE_HANDLE` if the daemon accepts
+    /// no more memory.
     pub async fn register<T: Transport>(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
         let span = memory.span().located();
         if span.location.is_device() {
@@ -119,7 +120,8 @@ impl LocalClient {
         }
         let pages = shared_pages(span).ok_or_else(|| {
             Error::invalid(format!(
-                "{} bytes at {:#x} are memory of this process alone, which mooncake_client cannot see; use memory of \
+                "{} bytes at {:#x} are memory of this process alone, which mooncake_client \
+                 cannot see; use memory of \
                  alloc_from_mem_pool or MooncakeHostMemAllocator",
                 span.len,
                 span.addr()
@@ -129,10 +131,11 @@ impl LocalClient {
         Region::unregistered(Arc::new(SharedSource { _share: share, memory }))
     }
 
-    /// New memory that is shared with the owner.
+    /// Allocates a region of memory that is shared with the daemon.
     ///
     /// # Errors
-    /// As [`register`](Self::register), and `BUFFER_OVERFLOW` when there is not that much.
+    /// Returns the errors of [`register`](Self::register), and `BUFFER_OVERFLOW` if the host has
+    /// too little free memory.
     pub async fn alloc_registered<T: Transport>(&self, len: usize) -> Result<Region<T>> {
         let (share, memory) = self.inner.new_shared(len, &self.inner.deadline()).await?;
         Region::unregistered(Arc::new(SharedSource { _share: share, memory: Arc::new(memory) }))

@@ -1,8 +1,9 @@
-//! Data connections: a call and its answer, one at a time.
+//! Messages of data connections: a request and its response, one at a time.
 //!
-//! Each is a head of 8 bytes (length of the body, what it is, three zeroes) and a body in
-//! struct_pack, the encoding of the calls to a master. Memory is named by the number it was shared
-//! under, offset and length; no value is ever in a body.
+//! Each message is a head of 8 bytes and a body. The head holds the length of the body, the kind of
+//! the message, and three zeroes. The body is in struct_pack, the encoding of the RPCs to a master.
+//! Requests name a range of shared memory by the number of the memory block, an offset and a
+//! length. No body contains a value.
 
 use std::borrow::Cow;
 
@@ -13,46 +14,54 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::pack::{self, List, Pack, PackError, Unpack, wire_fields};
 use mooncake_protocol::wire::TaskInfo;
 
-/// Length of the head of a call or answer.
+/// Length in bytes of the head of a request or response.
 pub const HEAD_LEN: usize = 8;
-/// Longest body.
+/// Maximum length of a body in bytes.
 pub const MAX_BODY: u32 = 64 << 20;
 
-/// What is asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Verb {
-    /// [`Write`]: store objects. An [`Item`] each; `a` is 1 when the key was there already.
+    /// Request to store objects ([`Write`]). The response has an [`Item`] for each object; `a` is 1
+    /// if the key existed.
     Write = 1,
-    /// [`Read`]: read objects to the front of memory. An [`Item`] each; `a` is the length.
+    /// Request to read objects to the front of a memory range each ([`Read`]). The response has an
+    /// [`Item`] for each object; `a` is the length.
     Read = 2,
-    /// [`Fetch`]: read objects of unknown length into one piece of memory. An [`Item`] each; `a` is
-    /// the length, `b` where it is in that memory, or [`NO_ROOM`].
+    /// Request to read objects of unknown length into one memory range ([`Fetch`]). The response
+    /// has an [`Item`] for each object. `a` is the length, and `b` the offset in the range or
+    /// [`NO_ROOM`].
     Fetch = 3,
-    /// [`Keys`]: where objects lie. An [`Item`] each; `a` is the length, `b` the number to read it
-    /// by.
+    /// Request to locate objects ([`Keys`]). The response has an [`Item`] for each object. `a` is
+    /// the length, and `b` the number that names the object in a [`RangeItem`].
     Locate = 4,
-    /// [`Ranges`]: read ranges of located objects. An [`Item`] each.
+    /// Request to read ranges of located objects ([`Ranges`]). The response has an [`Item`] for
+    /// each range.
     Ranges = 5,
-    /// [`Keys`]: whether objects are there. An [`Item`] each; `a` is 0 or 1.
+    /// Request to test for objects ([`Keys`]). The response has an [`Item`] for each key; `a` is 1
+    /// if the object exists, else 0.
     Exist = 6,
-    /// [`Keys`]: remove objects. An [`Item`] each; `a` is whether it was there.
+    /// Request to remove objects ([`Keys`]). The response has an [`Item`] for each key; `a` is 1 if
+    /// the object existed, else 0.
     Remove = 7,
-    /// [`Pattern`]: remove what matches, or everything for none. One [`Item`]; `a` is how many.
+    /// Request to remove all objects, or those that match a pattern ([`Pattern`]). The response has
+    /// one [`Item`]; `a` is the number of removed objects.
     RemoveMatching = 8,
-    /// [`Keys`]: the replicas of objects. [`Replicas`].
+    /// Request for the replicas of objects ([`Keys`]). The response is [`Replicas`].
     Replicas = 9,
-    /// [`struct@Copy`]: ask for a copy, or for a move if there is a source. One [`Item`]; `a` and
-    /// `b` are the task.
+    /// Request for a copy task, or for a move task if there is a source ([`struct@Copy`]). The
+    /// response has one [`Item`]; `a` and `b` are the halves of the identifier of the task.
     Copy = 10,
-    /// [`TaskOf`]: where a task stands. [`TaskInfo`].
+    /// Request for the progress of a task ([`TaskOf`]). The response is a [`TaskInfo`].
     Task = 11,
-    /// `()`: whether the master answers. One [`Item`]; `a` is 0 or 1.
+    /// Request to test whether the master responds (`()`). The response has one [`Item`]; `a` is 0
+    /// or 1.
     Health = 12,
 }
 
 impl Verb {
-    /// All of them.
+    /// All kinds of requests.
     pub const ALL: [Self; 12] = [
         Self::Write,
         Self::Read,
@@ -73,37 +82,43 @@ impl Verb {
     }
 }
 
-/// What an answer begins with.
+/// Kind of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// What the verb promises.
+    /// Success, with the body that [`Verb`] names.
     Answer = 0,
-    /// An [`Item`] with the error of the whole call.
+    /// Failure of the whole call, with the error in an [`Item`].
     Failure = 1,
 }
 
-/// [`Item::b`] of a value for which the memory had no room left.
+/// Value of [`Item::b`] for an object that does not fit into the memory range.
 pub const NO_ROOM: u64 = u64::MAX;
 
-/// The head of a body of that length; `what` is a [`Verb`] or [`Status`].
+/// Returns the head of a message with a body of `len` bytes. `what` is a [`Verb`] or a [`Status`].
 pub fn head(len: u32, what: u8) -> [u8; HEAD_LEN] {
     let [a, b, c, d] = len.to_le_bytes();
     [a, b, c, d, what, 0, 0, 0]
 }
 
-/// Verb and length of a call. `Invalid` for one that is none, or too long.
+/// Returns the verb and the length of the body of a request.
+///
+/// # Errors
+/// Returns an error of kind `Invalid` for a malformed head and for a body above [`MAX_BODY`].
 pub fn parse_call(head: [u8; HEAD_LEN]) -> Result<(Verb, u32)> {
     let (what, len) = parse(head)?;
     let verb = Verb::from_number(what).ok_or_else(|| Error::invalid(format!("a call of kind {what}")))?;
     Ok((verb, len))
 }
 
-/// Status and length of an answer, as [`parse_call`].
+/// Returns the status and the length of the body of a response.
+///
+/// # Errors
+/// Returns the errors of [`parse_call`].
 pub fn parse_answer(head: [u8; HEAD_LEN]) -> Result<(Status, u32)> {
     let (what, len) = parse(head)?;
     let status = [Status::Answer, Status::Failure].into_iter().find(|status| *status as u8 == what);
-    Ok((status.ok_or_else(|| Error::invalid(format!("an answer of kind {what}")))?, len))
+    Ok((status.ok_or_else(|| Error::invalid(format!("response of unknown kind {what}")))?, len))
 }
 
 fn parse([a, b, c, d, what, rest @ ..]: [u8; HEAD_LEN]) -> Result<(u8, u32)> {
@@ -114,7 +129,10 @@ fn parse([a, b, c, d, what, rest @ ..]: [u8; HEAD_LEN]) -> Result<(u8, u32)> {
     Ok((what, len))
 }
 
-/// Appends head and body. `Invalid` for a body that is too long.
+/// Appends the head and the body of a message.
+///
+/// # Errors
+/// Returns an error of kind `Invalid` for a body above [`MAX_BODY`].
 pub fn append(out: &mut Vec<u8>, what: u8, body: &impl Pack) -> Result<()> {
     let start = out.len();
     out.extend_from_slice(&[0; HEAD_LEN]);
@@ -131,7 +149,7 @@ pub fn append(out: &mut Vec<u8>, what: u8, body: &impl Pack) -> Result<()> {
     Ok(())
 }
 
-/// Reads a body.
+/// Decodes a body.
 pub fn body<'a, B: Unpack<'a>>(bytes: &'a [u8]) -> Result<B> {
     pack::decode(bytes).map_err(Error::from)
 }
@@ -139,9 +157,9 @@ pub fn body<'a, B: Unpack<'a>>(bytes: &'a [u8]) -> Result<B> {
 /// A range of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Number of the memory.
+    /// Number of the memory block.
     pub memory: u32,
-    /// First byte in it.
+    /// Offset of the first byte in the memory block.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
@@ -150,18 +168,18 @@ pub struct Place {
 /// An object to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteItem<'a> {
-    /// Its key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// Its value, in pieces that follow each other.
+    /// Consecutive pieces of the value.
     pub pieces: Vec<Place>,
 }
 
 /// Objects to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write<'a> {
-    /// Whether they may replace others.
+    /// Permission to replace existing objects.
     pub upsert: bool,
-    /// How they are to be kept.
+    /// Replication settings of the objects.
     pub config: Cow<'a, ReplicateConfig>,
     /// The objects.
     pub items: Vec<WriteItem<'a>>,
@@ -170,9 +188,9 @@ pub struct Write<'a> {
 /// An object to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadItem<'a> {
-    /// Its key.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// To the front of which memory.
+    /// Memory range that receives the value, from its first byte on.
     pub into: Place,
 }
 
@@ -183,32 +201,32 @@ pub struct Read<'a> {
     pub items: List<'a, ReadItem<'a>>,
 }
 
-/// Objects to read, of whatever length.
+/// Objects of unknown length to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch<'a> {
-    /// Their keys.
+    /// Keys of the objects.
     pub keys: List<'a, &'a [u8]>,
-    /// Memory for all of them.
+    /// Memory range for all values.
     pub into: Place,
 }
 
-/// Objects.
+/// Keys of objects, for several kinds of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys<'a> {
-    /// Their keys.
+    /// Keys of the objects.
     pub keys: List<'a, &'a [u8]>,
-    /// Whether leases do not count, for a removal.
+    /// Removal in spite of leases; ignored by other requests.
     pub force: bool,
 }
 
 /// A range of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeItem {
-    /// Number the object was located under.
+    /// Number of the object, from [`Verb::Locate`].
     pub object: u64,
-    /// First byte in the object.
+    /// Offset of the first byte in the object.
     pub offset: u64,
-    /// To where, and with that how much.
+    /// Memory range that receives the bytes; its length is the length of the read.
     pub into: Place,
 }
 
@@ -219,57 +237,57 @@ pub struct Ranges {
     pub items: Vec<RangeItem>,
 }
 
-/// What to remove.
+/// Objects to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern<'a> {
-    /// A regular expression; everything for none.
+    /// Regular expression that is searched for in the keys; `None` stands for every object.
     pub pattern: Option<&'a str>,
-    /// Whether leases do not count.
+    /// Removal in spite of leases.
     pub force: bool,
 }
 
-/// A copy or a move.
+/// Copy or move of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy<'a> {
-    /// Of which object.
+    /// Key of the object.
     pub key: &'a [u8],
-    /// For a move: the segment it leaves.
+    /// Segment that the object leaves, for a move; `None` for a copy.
     pub source: Option<&'a str>,
-    /// The segments it goes to; one for a move.
+    /// Segments that receive the object; exactly one for a move.
     pub targets: List<'a, &'a str>,
 }
 
-/// A task.
+/// Identifier of a task, as a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskOf {
-    /// Its number.
+    /// Identifier of the task.
     pub task: Uuid,
 }
 
-/// What became of one item.
+/// Result for one item of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Zero, or the number of an error.
+    /// Zero, or the number of an error code.
     pub code: i32,
-    /// What there is to say about an error.
+    /// Text of the error; empty without one.
     pub text: String,
-    /// See [`Verb`].
+    /// First number of the result; see [`Verb`].
     pub a: u64,
-    /// See [`Verb`].
+    /// Second number of the result; see [`Verb`].
     pub b: u64,
 }
 
-/// What became of several.
+/// Results for the items of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Items {
-    /// Each, in order.
+    /// Results in the order of the request.
     pub items: Vec<Item>,
 }
 
-/// Replicas of several objects; an absent list is an object that is not there.
+/// Replicas of several objects; `None` for an object that does not exist.
 #[derive(Debug)]
 pub struct Replicas {
-    /// Each, in order.
+    /// Lists in the order of the request.
     pub lists: Vec<Result<Option<ReplicaList>>>,
 }
 
@@ -290,7 +308,7 @@ wire_fields!(structure Items { items: Vec<Item> });
 wire_fields!(structure Replicas { lists: Vec<Result<Option<ReplicaList>>> });
 
 impl Item {
-    /// What a good or bad end comes to.
+    /// Converts an outcome.
     pub fn of(outcome: Result<(u64, u64)>) -> Self {
         match outcome {
             Ok((a, b)) => Self { code: 0, text: String::new(), a, b },
@@ -298,7 +316,10 @@ impl Item {
         }
     }
 
-    /// The numbers, or the error.
+    /// Returns the two numbers.
+    ///
+    /// # Errors
+    /// Returns the error that the item holds.
     pub fn result(self) -> Result<(u64, u64)> {
         if self.code == 0 {
             Ok((self.a, self.b))
@@ -308,7 +329,8 @@ impl Item {
     }
 }
 
-/// What an error says, with the path it took but without its number, which travels beside it.
+/// Returns the text of an error with its context, without the number of the code. [`Item::code`]
+/// holds the number.
 fn said(error: &Error) -> String {
     let all = error.to_string();
     let code = error.code();
@@ -316,11 +338,11 @@ fn said(error: &Error) -> String {
     all.strip_suffix(&number).unwrap_or(&all).to_owned()
 }
 
-/// Reads a body as what the verb takes, or as an answer to it, and writes it again: for tests of
-/// what a stranger may send.
+/// Decodes a body as a request of that verb, or as a response to one, and encodes the result again.
+/// Tests use this to check messages from untrusted processes.
 ///
 /// # Errors
-/// It is none.
+/// Returns an error if the bytes are no such body.
 pub fn rewrite(verb: Verb, answer: bool, bytes: &[u8]) -> Result<Vec<u8>, PackError> {
     fn again<'a, B: Unpack<'a> + Pack>(bytes: &'a [u8]) -> Result<Vec<u8>, PackError> {
         let mut out = Vec::new();

@@ -1,27 +1,28 @@
-//! One member of the cluster for many processes of a host.
+//! Shared clients: one node of the cluster for many processes of a host.
 //!
-//! The *owner* ([`LocalServer`], in the program `mooncake_client`) is an ordinary
-//! [`Client`](crate::Client) that also listens at a Unix socket. A *light client* ([`LocalClient`])
-//! has no memory in the cluster and opens no connection but to that socket: it makes memory of its
-//! own (memfds whose size is sealed), hands the owner the file descriptors, and names ranges of it
-//! in its calls. The owner maps the same pages and moves objects out of and into them, so no byte
-//! crosses the socket, and a value in such memory is not copied on its way.
+//! The *daemon* ([`LocalServer`], in the program `mooncake_client`) is an ordinary
+//! [`Client`](crate::Client) that also listens on a Unix socket. A *shared client*
+//! ([`LocalClient`]) contributes no memory to the cluster, and its only connections are to that
+//! socket. The shared client creates its own memory (memfds with a sealed size) and sends the file
+//! descriptors to the daemon. Its calls name ranges of this memory. The daemon maps the same pages
+//! and moves objects into and out of them. No byte of a value crosses the socket, and a value in
+//! such memory is not copied on the way.
 //!
-//! A light client divides its memory up by itself; the owner only remembers which files it was
-//! given. When the socket of a light client closes (a death closes it) or stays silent, the owner
-//! lets go of its memory as soon as the transfers that use it have ended. When the owner dies,
-//! calls of light clients fail, and they go on with the next owner at the same path: memory and
-//! addresses stay what they were.
+//! A shared client allocates from its own memory; the daemon records only the files that it
+//! received. The socket of a shared client closes when the process ends. If the socket closes or is
+//! idle for too long, the daemon releases the memory once the transfers that use it have ended. If
+//! the daemon ends, the calls of its shared clients fail. The shared clients continue with the next
+//! daemon at the same path, with the same memory and addresses.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `record.rs` | the control connection: who is there, which memory there is, signs of life |
+//! | `record.rs` | control connection: joining, shared memory, pings |
 //! | `message.rs` | data connections: one call at a time on each |
-//! | `owner.rs`, `serve.rs`, `host.rs`, `guest.rs` | owner: the socket, calls, state of the server, one light client |
-//! | `server_config.rs` | owner: settings and statistics |
-//! | `client.rs`, `link.rs`, `call.rs` | light client: construction, the control connection, one call |
-//! | `shared.rs`, `memory.rs` | light client: memory that the owner also maps, and its allocation |
-//! | `objects.rs` | light client: operations on objects |
+//! | `owner.rs`, `serve.rs`, `host.rs`, `guest.rs` | daemon: the socket, calls, state of the server, one shared client |
+//! | `server_config.rs` | daemon: settings and statistics |
+//! | `client.rs`, `link.rs`, `call.rs` | shared client: construction, the control connection, one call |
+//! | `shared.rs`, `memory.rs` | shared client: memory that the daemon also maps, and its allocation |
+//! | `objects.rs` | shared client: operations on objects |
 
 mod call;
 mod client;
@@ -47,10 +48,10 @@ pub use self::owner::LocalServer;
 pub use self::server_config::{LocalServerConfig, LocalStats};
 pub use self::shared::LocalBuf;
 
-/// Port that names an owner's socket when nothing else is said.
+/// Port that names the socket of a daemon by default.
 pub const DEFAULT_PORT: u16 = 50052;
 
-/// Where the owner of that port listens when it is not told another path.
+/// Returns the default path of the socket of the daemon with that port.
 pub fn default_path(port: u16) -> PathBuf {
     PathBuf::from(format!("/tmp/mooncake_client_{port}.sock"))
 }

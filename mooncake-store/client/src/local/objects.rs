@@ -1,5 +1,5 @@
-//! The verbs of a light client. They mean what those of [`Client`](crate::Client) mean, and fail as
-//! they do; all fail with `RPC_FAIL` while no owner answers.
+//! Operations of a shared client. They have the semantics and the errors of the operations of
+//! [`Client`](crate::Client). All of them fail with `RPC_FAIL` while no daemon responds.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -22,10 +22,11 @@ use crate::payload::PutOutcome;
 use mooncake_protocol::api::WriteMode;
 use mooncake_protocol::wire::TaskInfo;
 
-/// Fewest bytes asked for with a read of unknown length.
+/// Minimum number of bytes for a read of unknown length.
 const GUESS: u64 = 4 << 10;
 
-/// An object, and where the owner knows it to lie. Cheap to clone; good for as long as a lease.
+/// Located object: its length and its number at the daemon. Cloning is cheap. The value is usable
+/// while the lease lasts.
 #[derive(Clone, Debug)]
 pub struct LocatedLocal {
     number: u64,
@@ -33,42 +34,43 @@ pub struct LocatedLocal {
 }
 
 impl LocatedLocal {
-    /// Length of the object in bytes.
+    /// Returns the length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 }
 
-/// A part of an object to read.
+/// Range of an object to read.
 #[derive(Debug)]
 pub struct LocalRange<T: Transport> {
-    /// Of which object.
+    /// Object that contains the range.
     pub object: LocatedLocal,
-    /// From which byte on.
+    /// Offset of the first byte in the object.
     pub offset: u64,
-    /// To where, and with that how much.
+    /// Memory that receives the bytes; its length is the length of the read.
     pub into: SliceMut<T>,
 }
 
-/// What became of a read: how it ended, and the memory, unless the owner may still be writing to
-/// it.
+/// Outcome of a read and its memory. The memory is `None` if the daemon may still write to it.
 type Ended<R, T> = (Result<R>, Option<SliceMut<T>>);
 
-/// Writing.
+/// Writes.
 impl LocalClient {
-    /// Stores a value under a key that is not there yet. One copy, into memory that the owner sees.
+    /// Stores a value under a new key. The value is copied once, into memory that the daemon also
+    /// maps.
     ///
     /// # Errors
-    /// As [`Client::put`](crate::Client::put).
+    /// Returns the errors of [`Client::put`](crate::Client::put).
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
         let (key, config) = (key.as_ref(), ReplicateConfig::default());
         self.write_bytes(WriteMode::Put, &[(key, value.as_ref())], &config).await.and_then(one)
     }
 
-    /// [`put`](Self::put) of a value that was written where the owner sees it, without a copy.
+    /// Stores a value that already lies in shared memory, as [`put`](Self::put) does but without a
+    /// copy.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`put`](Self::put).
     pub async fn put_buf(
         &self,
         key: impl AsRef<[u8]>,
@@ -81,19 +83,19 @@ impl LocalClient {
         one(outcomes)
     }
 
-    /// Stores a value in place of the one that is there, if any.
+    /// Stores a value and replaces an earlier value.
     ///
     /// # Errors
-    /// As [`Client::upsert`](crate::Client::upsert).
+    /// Returns the errors of [`Client::upsert`](crate::Client::upsert).
     pub async fn upsert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         let (key, config) = (key.as_ref(), ReplicateConfig::default());
         self.write_bytes(WriteMode::Upsert, &[(key, value.as_ref())], &config).await.and_then(one).map(drop)
     }
 
-    /// Stores many values, each for itself.
+    /// Stores many values with one call. Each value has its own result.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an outer error if the outcome of every value is unknown.
     pub async fn batch_put<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         items: &[(K, V)],
@@ -103,10 +105,10 @@ impl LocalClient {
         self.write_bytes(WriteMode::Put, &items, config).await
     }
 
-    /// [`upsert`](Self::upsert) of many values.
+    /// Stores many values with one call, as [`upsert`](Self::upsert) does.
     ///
     /// # Errors
-    /// As [`batch_put`](Self::batch_put).
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_upsert<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         items: &[(K, V)],
@@ -116,11 +118,10 @@ impl LocalClient {
         Ok(all_done(self.write_bytes(WriteMode::Upsert, &items, config).await?))
     }
 
-    /// Stores many values, each in pieces that follow each other. Pieces in shared memory are not
-    /// copied.
+    /// Stores many values, each from consecutive pieces. Pieces in shared memory are not copied.
     ///
     /// # Errors
-    /// As [`batch_put`](Self::batch_put).
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_put_pieces<K: AsRef<[u8]>, T: Transport>(
         &self,
         items: &[(K, Vec<Slice<T>>)],
@@ -129,10 +130,11 @@ impl LocalClient {
         self.write_pieces(WriteMode::Put, items, config).await
     }
 
-    /// The same with [`upsert`](Self::upsert).
+    /// Stores many values from pieces, as [`batch_put_pieces`](Self::batch_put_pieces) does, and
+    /// replaces existing ones.
     ///
     /// # Errors
-    /// As [`batch_put`](Self::batch_put).
+    /// Returns the errors of [`batch_put`](Self::batch_put).
     pub async fn batch_upsert_pieces<K: AsRef<[u8]>, T: Transport>(
         &self,
         items: &[(K, Vec<Slice<T>>)],
@@ -149,7 +151,7 @@ impl LocalClient {
     ) -> Result<Vec<Result<PutOutcome>>> {
         let deadline = self.inner.deadline();
         let total: usize = items.iter().map(|(_, value)| value.len()).sum();
-        // An empty value is for the owner to refuse.
+        // An empty value needs no memory; the daemon refuses it.
         let mut room = match total {
             0 => None,
             len => Some(self.inner.room(len, &deadline).await?),
@@ -219,17 +221,17 @@ impl LocalClient {
     }
 }
 
-/// Where bytes of a read go.
+/// Destination of the bytes of a read.
 enum Sink<T: Transport> {
-    /// Straight to where they are wanted.
+    /// Memory of the caller, which the daemon also maps.
     Direct(SliceMut<T>),
-    /// By way of memory that the owner sees.
+    /// Shared buffer, from which the bytes are then copied to the caller.
     Copied(LocalBuf),
 }
 
 impl Inner {
-    /// Where the owner is to put what is wanted in `into`. A slice that it cannot see stays with
-    /// the caller.
+    /// Returns the shared memory that receives the bytes for `into`. If the daemon does not map
+    /// `into`, the slice is returned, too, for a later copy.
     async fn sink<T: Transport>(
         &self,
         into: SliceMut<T>,
@@ -249,7 +251,7 @@ impl Inner {
 }
 
 impl<T: Transport> Sink<T> {
-    /// The caller's memory, with the first bytes of what was read in it.
+    /// Returns the memory of the caller, with the first `len` bytes of the read in it.
     fn finish(self, kept: Option<SliceMut<T>>, len: usize) -> Ended<(), T> {
         match (self, kept) {
             (Sink::Direct(into), _) => (Ok(()), Some(into)),
@@ -261,30 +263,30 @@ impl<T: Transport> Sink<T> {
     }
 }
 
-/// Reading.
+/// Reads.
 impl LocalClient {
-    /// The value of a key, in memory that the owner filled; `None` when it is not there. Let go of
-    /// it soon: the buffer holds only so much.
+    /// Returns the value of a key in a shared buffer, or `None` if there is no object. Drop the
+    /// value soon, because it occupies the buffer of this shared client.
     ///
     /// # Errors
-    /// As [`Client::get`](crate::Client::get).
+    /// Returns the errors of [`Client::get`](crate::Client::get).
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Bytes>> {
         Ok(self.fetch(key.as_ref()).await?.map(LocalBuf::into_bytes))
     }
 
-    /// [`get`](Self::get) of many keys, each for itself.
+    /// Returns the values of many keys, as [`get`](Self::get) does. Each key has its own result.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an outer error if the outcome of every key is unknown.
     pub async fn batch_get<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Bytes>>>> {
         let bytes = |value: Result<Option<LocalBuf>>| Ok(value?.map(LocalBuf::into_bytes));
         Ok(self.batch_get_buf(keys).await?.into_iter().map(bytes).collect())
     }
 
-    /// [`batch_get`](Self::batch_get), as buffers.
+    /// Returns the values of many keys as buffers, as [`batch_get`](Self::batch_get) does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`batch_get`](Self::batch_get).
     pub async fn batch_get_buf<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<LocalBuf>>>> {
         if let [key] = keys {
             return Ok(vec![self.fetch(key.as_ref()).await]);
@@ -329,15 +331,16 @@ impl LocalClient {
         };
         let mut read = items.into_iter().zip(rooms).map(|(item, room)| match item.result() {
             Ok(_) => Ok(Some(room)),
-            // Whoever had it is gone, and it with him.
+            // The node with the replica is gone, so the value is lost.
             Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
             Err(error) => Err(error),
         });
-        let lost = || Err(Error::internal("an answer without an item"));
+        let lost = || Err(Error::internal("response without an item"));
         Ok(values.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect())
     }
 
-    /// Reads one value whose length is not known, in one question if the guess is good.
+    /// Reads one value of unknown length. One call suffices if the value fits into the estimated
+    /// length.
     async fn fetch(&self, key: &[u8]) -> Result<Option<LocalBuf>> {
         let inner = &self.inner;
         let deadline = inner.deadline();
@@ -348,7 +351,7 @@ impl LocalClient {
         let (item, held) = inner.call_items(Verb::Fetch, &call, 1, room, &deadline).await?;
         room = held;
         let Some((len, at)) = found(one_item(item))? else { return Ok(None) };
-        // Short values let the guess sink, by and by.
+        // Short values reduce the estimate slowly.
         inner.longest.store(len.max(guess - guess / 64), Ordering::Relaxed);
         let size = usize::try_from(len).map_err(|_| Error::invalid(format!("a value of {len} bytes")))?;
         if at == NO_ROOM {
@@ -365,17 +368,18 @@ impl LocalClient {
         if size * 2 < usize::try_from(guess).unwrap_or(usize::MAX)
             && let Some(mut fitting) = inner.pool.as_ref().and_then(|pool| pool.try_take(size))
         {
-            // Values may be held for long; they are not to take twice the memory they need.
+            // Callers may hold values for long, so a value should not occupy twice the memory that
+            // it needs.
             fitting.copy_from_slice(&room);
             return Ok(Some(fitting));
         }
         Ok(Some(room))
     }
 
-    /// Reads a value to the front of memory: its length, `None` for a miss.
+    /// Reads a value to the front of memory. Returns its length, or `None` if there is no object.
     ///
     /// # Errors
-    /// As [`Client::get_into`](crate::Client::get_into).
+    /// Returns the errors of [`Client::get_into`](crate::Client::get_into).
     pub async fn get_into<T: Transport>(
         &self,
         key: impl AsRef<[u8]>,
@@ -384,11 +388,11 @@ impl LocalClient {
         self.batch_get_into(vec![(key, into)])
             .await
             .pop()
-            .unwrap_or_else(|| (Err(Error::internal("an answer without an item")), None))
+            .unwrap_or_else(|| (Err(Error::internal("response without an item")), None))
     }
 
-    /// [`get_into`](Self::get_into) of many keys. Slices come back, but for those that the owner
-    /// may still be writing to.
+    /// Reads many values, as [`get_into`](Self::get_into) does. Returns each slice, except those to
+    /// which the daemon may still write.
     pub async fn batch_get_into<K: AsRef<[u8]>, T: Transport>(
         &self,
         items: Vec<(K, SliceMut<T>)>,
@@ -416,7 +420,8 @@ impl LocalClient {
         )
     }
 
-    /// Reads ranges of located objects. `LEASE_EXPIRED` where that was too long ago.
+    /// Reads ranges of located objects. The result of a range is `LEASE_EXPIRED` if its object was
+    /// located too long ago.
     pub async fn read_ranges<T: Transport>(&self, reads: Vec<LocalRange<T>>) -> Vec<Ended<(), T>> {
         let deadline = self.inner.deadline();
         let (of, slices): (Vec<(u64, u64)>, Vec<SliceMut<T>>) =
@@ -438,10 +443,10 @@ impl LocalClient {
         aim.rest.settle(answer, |item| item.result().map(drop), |()| longest)
     }
 
-    /// Where each key lies, with a lease on it; `None` for a miss.
+    /// Returns each object with a lease on it, or `None` for a key without an object.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an outer error if the outcome of every key is unknown.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<LocatedLocal>>>> {
         self.locate_by(keys, &self.inner.deadline()).await
     }
@@ -471,35 +476,35 @@ impl LocalClient {
         Ok(self.inner.call_items(verb, &call, n, (), deadline).await?.0)
     }
 
-    /// Whether each key can be read now.
+    /// Returns for each key whether it can be read now.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an outer error if the outcome of every key is unknown.
     pub async fn batch_exist<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<bool>>> {
         let items = self.ask(Verb::Exist, keys, false, &self.inner.deadline()).await?;
         Ok(items.into_iter().map(|item| item.result().map(|(there, _)| there != 0)).collect())
     }
 
-    /// [`batch_exist`](Self::batch_exist) of one key.
+    /// Returns whether the key can be read now.
     ///
     /// # Errors
-    /// The master or the owner does not answer.
+    /// Returns an error if the master or the daemon does not respond.
     pub async fn exist(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         one(self.batch_exist(&[key]).await?)
     }
 
-    /// Length of a value in bytes, `None` when it is not there.
+    /// Returns the length of a value in bytes, or `None` if there is no object.
     ///
     /// # Errors
-    /// As [`exist`](Self::exist).
+    /// Returns the errors of [`exist`](Self::exist).
     pub async fn size(&self, key: impl AsRef<[u8]>) -> Result<Option<u64>> {
         Ok(one(self.locate(&[key]).await?)?.map(|object| object.size))
     }
 
-    /// Where the replicas of each key lie; `None` for a miss.
+    /// Returns the replicas of each key, or `None` for a key without an object.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any.
+    /// Returns an outer error if the outcome of every key is unknown.
     pub async fn batch_replicas<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
@@ -512,50 +517,52 @@ impl LocalClient {
         let (answer, ()) = self.inner.call(Verb::Replicas, &call, (), &self.inner.deadline()).await?;
         let Replicas { lists } = message::body(&answer)?;
         if lists.len() != call.keys.len() {
-            return Err(Error::internal("another number of answers than of questions from mooncake_client"));
+            return Err(Error::internal("responses of mooncake_client do not match the requests"));
         }
         Ok(lists)
     }
 
-    /// Whether the owner and its master answer.
+    /// Returns whether the daemon and its master respond.
     pub async fn is_healthy(&self) -> bool {
         let asked = self.inner.call_items(Verb::Health, &(), 1, (), &self.inner.deadline()).await;
         asked.and_then(|(item, ())| one_item(item).result()).is_ok_and(|(healthy, _)| healthy != 0)
     }
 }
 
-/// Removing, copying, moving.
+/// Removals, copies and moves.
 impl LocalClient {
-    /// Removes each key; whether it was there.
+    /// Removes each key. Returns for each whether it existed.
     ///
     /// # Errors
-    /// The outer one means that nothing is known of any; the others as
-    /// [`Client::remove`](crate::Client::remove).
+    /// Returns an outer error if the outcome of every key is unknown. The results of single keys
+    /// have the errors of [`Client::remove`](crate::Client::remove).
     pub async fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<Result<bool>>> {
         let items = self.ask(Verb::Remove, keys, force, &self.inner.deadline()).await?;
         Ok(items.into_iter().map(|item| item.result().map(|(gone, _)| gone != 0)).collect())
     }
 
-    /// [`batch_remove`](Self::batch_remove) of one key.
+    /// Removes one key. Returns whether it existed.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`batch_remove`](Self::batch_remove).
     pub async fn remove(&self, key: impl AsRef<[u8]>, force: bool) -> Result<bool> {
         one(self.batch_remove(&[key], force).await?)
     }
 
-    /// Removes what a regular expression finds a match in; how many.
+    /// Removes every object whose key contains a match of the regular expression. Returns the
+    /// number of removed objects.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for a pattern that is none, and when owner or master do not answer.
+    /// Returns `INVALID_PARAMS` for an invalid pattern, and an error if the daemon or the master
+    /// does not respond.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
         self.remove_by(Some(pattern), force).await
     }
 
-    /// Removes every key; how many.
+    /// Removes every object. Returns the number of removed objects.
     ///
     /// # Errors
-    /// Owner or master do not answer.
+    /// Returns an error if the daemon or the master does not respond.
     pub async fn remove_all(&self, force: bool) -> Result<u64> {
         self.remove_by(None, force).await
     }
@@ -567,18 +574,18 @@ impl LocalClient {
         Ok(one_item(item).result()?.0)
     }
 
-    /// As [`Client::copy_task`](crate::Client::copy_task).
+    /// Requests a copy of an object, as [`Client::copy_task`](crate::Client::copy_task) does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`Client::copy_task`](crate::Client::copy_task).
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
         self.order(Copy { key: key.as_ref(), source: None, targets: targets.into() }).await
     }
 
-    /// As [`Client::move_task`](crate::Client::move_task).
+    /// Requests a move of an object, as [`Client::move_task`](crate::Client::move_task) does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the errors of [`Client::move_task`](crate::Client::move_task).
     pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
         self.order(Copy { key: key.as_ref(), source: Some(source), targets: vec![target].into() }).await
     }
@@ -589,30 +596,31 @@ impl LocalClient {
         Ok(Uuid::new(first, second))
     }
 
-    /// Where a task stands.
+    /// Returns the progress of a task.
     ///
     /// # Errors
-    /// `TASK_NOT_FOUND`, and when owner or master do not answer.
+    /// Returns `TASK_NOT_FOUND` for an unknown task, and an error if the daemon or the master does
+    /// not respond.
     pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
         let (answer, ()) = self.inner.call(Verb::Task, &TaskOf { task }, (), &self.inner.deadline()).await?;
         message::body(&answer)
     }
 }
 
-/// Reads, and where their bytes go.
+/// Reads with the destinations of their bytes.
 struct Aim<T: Transport> {
-    /// Which reads have a place, and where.
+    /// Index and memory range of each read that is sent to the daemon.
     places: Vec<(usize, Place)>,
-    /// The memory of these, in the same order.
+    /// Destinations of these reads, in the same order.
     sinks: Vec<Sink<T>>,
     rest: Rest<T>,
 }
 
-/// For every read either what is known already, or the slice that its bytes are copied to.
+/// State of every read on the side of the caller.
 struct Rest<T: Transport>(Vec<Kept<T>>);
 
-/// The slice that bytes are copied to, if they are; or why there is no place for them, and the
-/// slice.
+/// Slice that the bytes are copied to, if they are copied. The error holds the reason for which the
+/// read was not sent, and its slice.
 type Kept<T> = Result<Option<SliceMut<T>>, (Error, SliceMut<T>)>;
 
 impl<T: Transport> Aim<T> {
@@ -634,7 +642,7 @@ impl<T: Transport> Aim<T> {
 }
 
 impl<T: Transport> Rest<T> {
-    /// Puts answers and memory together. `len` says how many bytes were read.
+    /// Combines results with memory. `len` returns the number of bytes of a successful read.
     fn settle<R>(
         self,
         answer: Result<(Vec<Item>, Vec<Sink<T>>)>,
@@ -650,7 +658,7 @@ impl<T: Transport> Rest<T> {
             (Ok(kept), Some(error)) => (Err(error.clone()), kept),
             (Ok(kept), None) => {
                 let Some((item, sink)) = ended.next() else {
-                    return (Err(Error::internal("an answer without an item")), kept);
+                    return (Err(Error::internal("response without an item")), kept);
                 };
                 match read(item) {
                     Ok(value) => {
@@ -665,7 +673,7 @@ impl<T: Transport> Rest<T> {
     }
 }
 
-/// The numbers, `None` for an object that is not there.
+/// Returns the numbers of a result, or `None` if the object does not exist.
 fn found(item: Item) -> Result<Option<(u64, u64)>> {
     match item.result() {
         Ok(numbers) => Ok(Some(numbers)),
@@ -678,11 +686,11 @@ fn all_done(outcomes: Vec<Result<PutOutcome>>) -> Vec<Result<()>> {
     outcomes.into_iter().map(|outcome| outcome.map(drop)).collect()
 }
 
-/// The answer to a batch of one.
+/// Returns the result of a batch with one item.
 fn one<R>(mut outcomes: Vec<Result<R>>) -> Result<R> {
-    outcomes.pop().unwrap_or_else(|| Err(Error::internal("an answer without an item")))
+    outcomes.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))
 }
 
 fn one_item(items: Vec<Item>) -> Item {
-    items.into_iter().next().unwrap_or_else(|| Item::of(Err(Error::internal("an answer without an item"))))
+    items.into_iter().next().unwrap_or_else(|| Item::of(Err(Error::internal("response without an item"))))
 }

@@ -1,4 +1,4 @@
-//! The owner's side: the socket, and who is served through it.
+//! Daemon side: the socket and the control connections of shared clients.
 
 use std::fmt;
 use std::path::Path;
@@ -25,22 +25,23 @@ use super::server_config::{LocalServerConfig, LocalStats};
 use crate::state::Client;
 use mooncake_engine::transport_set::TransportSet;
 
-/// Longest wait for the rest of a call.
+/// Timeout for the rest of a request after its first bytes.
 const CALL: Duration = Duration::from_secs(30);
-/// Time in which who connects says what it wants.
+/// Timeout for the first record of a new connection.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 
-/// Serves light clients with a client of the cluster, until it is stopped or dropped.
+/// Server that serves shared clients with a client of the cluster, until it is stopped or dropped.
 pub struct LocalServer<T: Transport = TransportSet> {
     owner: Arc<Owner<T>>,
     accepting: JoinHandle<()>,
 }
 
 impl<T: Transport> LocalServer<T> {
-    /// Listens, on the current tokio runtime.
+    /// Listens at the path of the configuration, on the current tokio runtime.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` when another process serves that path, or nobody can.
+    /// Returns `INVALID_PARAMS` if another process serves that path, or if the socket cannot be
+    /// created there.
     pub fn start(client: Client<T>, config: LocalServerConfig) -> Result<Self> {
         let listener = listen_at(&config.path, config.mode)?;
         let owner = Arc::new(Owner {
@@ -54,12 +55,12 @@ impl<T: Transport> LocalServer<T> {
         Ok(Self { owner, accepting })
     }
 
-    /// Path of the socket.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.owner.config.path
     }
 
-    /// What light clients hold now.
+    /// Returns the statistics of the shared clients.
     pub fn stats(&self) -> LocalStats {
         let mut stats = LocalStats::default();
         let guests: Vec<_> = self.owner.guests.lock().values().cloned().collect();
@@ -70,7 +71,7 @@ impl<T: Transport> LocalServer<T> {
         stats
     }
 
-    /// Takes no more calls, waits for those under way, and closes every connection.
+    /// Accepts no more calls, waits for the calls in progress, and closes every connection.
     pub async fn stop(mut self) {
         self.owner.stopped.send_replace(true);
         let _ = (&mut self.accepting).await;
@@ -80,8 +81,8 @@ impl<T: Transport> LocalServer<T> {
 impl<T: Transport> Drop for LocalServer<T> {
     fn drop(&mut self) {
         self.owner.stopped.send_replace(true);
-        // The path may be another owner's by now only if somebody removed ours, and then it is
-        // theirs to look after.
+        // Another daemon has a socket at this path only if this socket was removed by hand. That
+        // daemon then has to restore its socket.
         let _ = std::fs::remove_file(&self.owner.config.path);
     }
 }
@@ -116,8 +117,7 @@ async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixLis
         });
     }
     drop(listener);
-    // Those that are in the middle of a call finish it: memory must not be let go of under a
-    // transfer.
+    // Connections finish their calls, because memory must not be released during a transfer.
     connections.finish(Duration::MAX).await;
 }
 
@@ -130,8 +130,8 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: 
         () = set(&mut stopped) => return Ok(()),
     };
     let (bytes, _) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
-    // Control connections keep their places: the number of light clients and their silence are
-    // limited.
+    // Control connections are never replaced by others. Their number is limited, and a timeout
+    // closes the silent ones.
     if !place.work() {
         return Ok(());
     }
@@ -155,14 +155,15 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: 
     }
 }
 
-/// Says why in the one form that every version reads, and passes the error on.
+/// Sends the reason in a record that every version can read, and returns the error.
 async fn refuse(socket: &RecordSocket, error: Error) -> Result<()> {
     let cause = if error.code() == ErrorCode::InvalidVersion { Cause::Version } else { Cause::Nonsense };
     socket.send(&Record::refused(error.code(), cause, 0).encode(), None).await?;
     Err(error)
 }
 
-/// Serves the control connection of a light client until it closes, or is silent for too long.
+/// Serves the control connection of a shared client until it closes, or sends no record within the
+/// timeout.
 async fn welcome<T: Transport>(
     owner: &Arc<Owner<T>>,
     socket: &RecordSocket,
@@ -209,7 +210,7 @@ async fn welcome<T: Transport>(
         };
         let (bytes, file) = match received {
             Ok(received) => received,
-            // It is gone.
+            // The shared client has closed the connection.
             Err(error) if error.code() != ErrorCode::InvalidParams => return Ok(()),
             Err(error) => return refuse(socket, error).await,
         };
@@ -233,7 +234,7 @@ async fn welcome<T: Transport>(
     }
 }
 
-/// A light client while its control connection is served.
+/// Registration of a shared client while its control connection is served.
 struct Listed<'a, T: Transport> {
     owner: &'a Arc<Owner<T>>,
     id: Uuid,

@@ -1,82 +1,82 @@
-//! The control connection of a light client, and the opening of its data connections: records of 64
-//! bytes, little-endian.
+//! Records of the control connection of a shared client, which also open its data connections. A
+//! record has 64 bytes, little-endian.
 //!
-//! The head (magic number, version, kind) is the same in every version, so that two that do not fit
-//! can say so. The light client speaks, the owner answers each record with one of its own, in
-//! order.
+//! Every version has the same head: magic number, version, kind. Thus two incompatible versions can
+//! report the mismatch. The shared client sends records, and the daemon answers each with one
+//! record, in order.
 
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::same_host::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKLC");
-/// Both sides must be of one version.
+/// Version of the protocol; both sides must have the same one.
 pub const VERSION: u16 = 1;
 
-/// One record.
+/// Record of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// A light client is here. Answered with [`Welcome`](Record::Welcome).
+    /// Start of the control connection of a shared client. The response is
+    /// [`Welcome`](Record::Welcome).
     Hello,
-    /// The connection is to carry calls of the light client of that number. Answered with
-    /// [`Done`](Record::Done).
+    /// Start of a data connection of a shared client. The response is [`Done`](Record::Done).
     Join {
-        /// The number it was welcomed with.
+        /// Identifier of the shared client, from [`Welcome`](Record::Welcome).
         guest: Uuid,
     },
-    /// Comes with the file of some memory.
+    /// Offer of a memory block; its file descriptor is attached to the record.
     Share {
-        /// Number of the memory, new among those of this light client.
+        /// Number of the memory block, unused so far by this shared client.
         memory: u32,
-        /// First byte in the file.
+        /// Offset of the first byte in the file.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// That memory is not named any more.
+    /// End of use of a memory block; later calls do not name the block.
     Unshare {
-        /// Its number.
+        /// Number of the memory block.
         memory: u32,
     },
-    /// A sign of life, wanted every now and then.
+    /// Periodic message that keeps the control connection open.
     Ping,
-    /// The owner knows the light client from here on.
+    /// Confirmation that the daemon has registered the shared client.
     Welcome {
-        /// Its number.
+        /// Identifier of the shared client.
         guest: Uuid,
-        /// Calls it may have under way at once.
+        /// Maximum number of calls in progress at once.
         calls: u32,
-        /// Milliseconds without a record after which it is forgotten.
+        /// Milliseconds without a record after which the daemon removes the shared client.
         silence_ms: u32,
     },
-    /// The answer to everything else.
+    /// Response to every record except [`Hello`](Record::Hello).
     Done {
-        /// Zero, or the number of an error.
+        /// Zero, or the number of an error code.
         code: i32,
-        /// What stood in the way.
+        /// Reason for a refusal.
         cause: Cause,
-        /// The limit that was met, where it was one.
+        /// Limit that was reached; 0 if the reason is not a limit.
         limit: u64,
     },
 }
 
-/// Why an owner refuses something.
+/// Reason for which a daemon refuses a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Cause {
-    /// It does not.
+    /// No reason: the record was accepted.
     None = 0,
-    /// It speaks another version, which the head of the record has.
+    /// Version mismatch; the head of the record has the version of the daemon.
     Version = 1,
-    /// It serves as many light clients as it may.
+    /// Maximum number of shared clients reached.
     Guests = 2,
-    /// The light client has as much memory as it may.
+    /// Maximum amount of memory of the shared client reached.
     Memory = 3,
-    /// It has as many calls under way as it may.
+    /// Maximum number of connections for calls of the shared client reached.
     Calls = 4,
-    /// The owner does not know it (any more).
+    /// Unknown shared client, for example after a restart of the daemon.
     Unknown = 5,
-    /// The record or its file is not what it should be.
+    /// Malformed record, or unsuitable file.
     Nonsense = 6,
 }
 
@@ -88,15 +88,15 @@ impl Cause {
 }
 
 impl Record {
-    /// The answer that nothing is wrong.
+    /// Response of success.
     pub const DONE: Self = Record::Done { code: 0, cause: Cause::None, limit: 0 };
 
-    /// The answer that something is.
+    /// Returns the response that refuses a record.
     pub fn refused(code: ErrorCode, cause: Cause, limit: u64) -> Self {
         Record::Done { code: code.number(), cause, limit }
     }
 
-    /// The bytes of it.
+    /// Encodes the record.
     pub fn encode(&self) -> [u8; RECORD_LEN] {
         let (kind, words, longs) = match *self {
             Record::Hello => (1u16, [0; 2], [0; 2]),
@@ -122,8 +122,11 @@ impl Record {
         out
     }
 
-    /// Reads one. `INVALID_VERSION`, naming both, for one of another version; `INVALID_PARAMS` for
-    /// what is none.
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// Returns `INVALID_VERSION`, with both versions in the text, for a record of another version.
+    /// Returns `INVALID_PARAMS` for a malformed record.
     pub fn decode(bytes: &[u8; RECORD_LEN]) -> Result<Self> {
         let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -133,8 +136,9 @@ impl Record {
         }
         if short(4) != VERSION {
             let text = format!(
-                "the other end speaks version {} of the local protocol, this one version {VERSION}; run mooncake_client and the \
-                 programs that use it from one release",
+                "the other end speaks version {} of the local protocol, this one version {VERSION}; \
+                 run mooncake_client and \
+                 the programs that use it from one release",
                 short(4)
             );
             return Err(Error::new(ErrorCode::InvalidVersion, text));
@@ -155,7 +159,7 @@ impl Record {
             }
             other => return Err(Error::invalid(format!("a record of kind {other}"))),
         };
-        // What a kind has no use for is zero.
+        // Fields that a kind does not use must be zero.
         if record.encode() == *bytes {
             Ok(record)
         } else {
@@ -163,10 +167,14 @@ impl Record {
         }
     }
 
-    /// Whether an answer says that it was done; the error says what was in the way, and what to do.
+    /// Checks that a response reports success.
+    ///
+    /// # Errors
+    /// Returns the error of the daemon, with a text that names the reason and the remedy. Returns
+    /// `INVALID_PARAMS` for any record but [`Done`](Record::Done).
     pub fn done(self) -> Result<()> {
         let Record::Done { code, cause, limit } = self else {
-            return Err(Error::invalid(format!("{self:?} where an answer was expected")));
+            return Err(Error::invalid(format!("{self:?} instead of a response")));
         };
         if code == 0 {
             return Ok(());

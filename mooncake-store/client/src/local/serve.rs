@@ -1,4 +1,4 @@
-//! The calls of a light client, made with the owner's own client.
+//! Execution of the calls of a shared client with the client of the daemon.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::payload::PutOutcome;
 use crate::ranges::RangeRead;
 use crate::state::Client;
 
-/// Values read into one piece of memory begin at multiples of this.
+/// Alignment in bytes of the values that are read into one memory range.
 const ALIGN: u64 = 64;
-/// Longest buffer that is kept for the next call.
+/// Maximum size in bytes of a buffer that is kept for the next call.
 const KEPT: usize = 1 << 16;
 
-/// Serves one connection until it closes, the light client is gone, or the owner stops. A call that
-/// has begun is made to its end, whoever is gone meanwhile: a transfer must not be left alone with
-/// memory that somebody else may have next.
+/// Serves one connection until it closes, the shared client is gone, or the daemon stops. A call
+/// that has begun is always finished. Otherwise its transfer could still use memory that is already
+/// reused.
 pub(super) async fn run<T: Transport>(
     owner: &Arc<Owner<T>>,
     seat: Seat<T>,
@@ -66,7 +66,7 @@ pub(super) async fn run<T: Transport>(
     }
 }
 
-/// The next call; `None` at the end of the connection.
+/// Receives the next call. Returns `None` at the end of the connection.
 async fn receive(stream: &mut UnixStream, body: &mut Vec<u8>, place: &Place) -> Result<Option<Verb>> {
     let mut head = [0; HEAD_LEN];
     match stream.read_exact(&mut head).await {
@@ -77,7 +77,7 @@ async fn receive(stream: &mut UnixStream, body: &mut Vec<u8>, place: &Place) -> 
     place.begin_request();
     let (verb, len) = message::parse_call(head)?;
     body.clear();
-    // Grows with what comes, not with what is promised.
+    // The buffer grows with the received bytes, not with the announced length.
     let got = stream.take(u64::from(len)).read_to_end(body).await?;
     Ok((got == len as usize).then_some(verb))
 }
@@ -154,9 +154,9 @@ fn slice<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<Slice<T>>
 
 fn slice_mut<T: Transport>(guest: &Guest<T>, place: MemoryPlace) -> Result<SliceMut<T>> {
     let (region, range) = guest.range(place)?;
-    // SAFETY: the light client divides its memory up, and lends no byte of it to two calls; one
-    // that breaks that rule gets a mixture of both values, in memory of its own. Nothing here looks
-    // at these bytes but by copying them.
+    // SAFETY: the shared client allocates from its own memory and lends no byte of it to two calls.
+    // A client that breaks this rule gets a mixture of both values, in its own memory. Code of this
+    // module only copies these bytes and never interprets them.
     unsafe { region.slice_mut_unchecked(range) }
 }
 
@@ -184,7 +184,7 @@ async fn read<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Read<'_>
 async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'_>) -> Result<Vec<Item>> {
     let located = client.locate(&call.keys).await?;
     let mut end = 0u64;
-    // For those that are read: which it is, and where in the memory.
+    // For each object to read: the range to read, and the index of the object in `answers`.
     let (mut reads, mut of) = (Vec::new(), Vec::new());
     let mut answers = Vec::with_capacity(located.len());
     for (i, found) in located.into_iter().enumerate() {
@@ -238,6 +238,6 @@ async fn ranges<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Ranges
     }
     let mut outcomes =
         client.read_ranges(reads).await.into_iter().map(|(outcome, _)| Item::of(outcome.map(|()| (0, 0))));
-    let lost = || Item::of(Err(Error::internal("an answer without an item")));
+    let lost = || Item::of(Err(Error::internal("response without an item")));
     Ok(answers.into_iter().map(|known| known.or_else(|| outcomes.next()).unwrap_or_else(lost)).collect())
 }

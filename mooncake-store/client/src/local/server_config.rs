@@ -1,25 +1,25 @@
-//! Settings and statistics of a server of light clients.
+//! Settings and statistics of a server of shared clients.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How an owner serves.
+/// Settings of the server of a daemon.
 #[derive(Clone, Debug)]
 pub struct LocalServerConfig {
     /// Path of the socket.
     pub path: PathBuf,
-    /// Its permissions. With those of its user alone, the kernel's word on who connects is asked
-    /// for as well.
+    /// Permissions of the socket. If they admit only its user, the daemon also checks the user that
+    /// the kernel reports for each connection.
     pub mode: u32,
-    /// Light clients served at once. Their control connections take at most half of the places of
-    /// the socket, so that there is always one for a call. Where the socket is open to several
-    /// users, one user has at most half of the light clients.
+    /// Maximum number of shared clients at once. Their control connections take at most half of the
+    /// connections of the socket, so that connections for calls remain. On a socket for several
+    /// users, one user has at most half of the shared clients.
     pub max_clients: usize,
-    /// Bytes one of them may share.
+    /// Maximum number of bytes that one shared client may share.
     pub max_memory: u64,
-    /// Calls of one of them that may be under way at once.
+    /// Maximum number of calls in progress of one shared client.
     pub max_calls: u32,
-    /// A light client that is silent for longer is forgotten.
+    /// Timeout after which a shared client that has sent no record is removed.
     pub silence: Duration,
 }
 
@@ -37,8 +37,8 @@ impl Default for LocalServerConfig {
 }
 
 impl LocalServerConfig {
-    /// Returns the number of connections: of each light client one for control, and one for each
-    /// call under way.
+    /// Returns the maximum number of connections: for each shared client, one for control and one
+    /// for each call in progress.
     pub(super) fn places(&self) -> usize {
         self.max_clients.saturating_mul(self.max_calls as usize + 1)
     }
@@ -49,17 +49,17 @@ impl LocalServerConfig {
     }
 }
 
-/// What an owner's light clients hold just now.
+/// Statistics of the shared clients of a daemon, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LocalStats {
-    /// How many there are.
+    /// Number of shared clients.
     pub clients: usize,
-    /// Pieces of memory they share.
+    /// Number of memory blocks that they share.
     pub memories: usize,
-    /// Bytes of it.
+    /// Total size in bytes of the shared memory blocks.
     pub bytes: u64,
-    /// Connections for calls.
+    /// Number of open connections for calls.
     pub connections: usize,
-    /// Calls under way.
+    /// Number of calls in progress.
     pub calls: usize,
 }

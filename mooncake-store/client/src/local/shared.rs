@@ -1,4 +1,4 @@
-//! Memory that a light client and its owner both see.
+//! Memory that a shared client and its daemon both map.
 
 use bytes::Bytes;
 use mooncake_core::memory::{HostMemory, SharedPages};
@@ -14,22 +14,22 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::message::Place;
 
-/// Some memory, as an owner is told of it.
+/// Memory block that is shared with a daemon.
 #[derive(Clone, Debug)]
 pub(super) struct SharedMemory {
     pub(super) number: u32,
     pub(super) pages: SharedPages,
 }
 
-/// What a light client has to say to its owner.
+/// Command of a shared client to the task of its control connection.
 pub(super) enum Command {
-    /// Here is memory; how it was taken.
+    /// Request to share a memory block; the sender receives the outcome.
     Share(SharedMemory, oneshot::Sender<Result<()>>),
-    /// That memory is not used any more.
+    /// Request to stop sharing the memory block of that number.
     Unshare(u32),
 }
 
-/// What the owner was told of, by first address and number.
+/// Memory blocks that the daemon has mapped, by first address and number.
 #[derive(Default)]
 pub(super) struct Memories {
     pub(super) listed: RwLock<BTreeMap<(u64, u32), SharedMemory>>,
@@ -37,7 +37,8 @@ pub(super) struct Memories {
 }
 
 impl Memories {
-    /// What the owner calls these bytes, if they all lie in one piece of memory that it has.
+    /// Returns the range of these bytes in shared memory, or `None` unless one memory block
+    /// contains them all.
     pub(super) fn place(&self, address: u64, len: usize) -> Option<Place> {
         let end = address.checked_add(len as u64)?;
         let listed = self.listed.read();
@@ -62,7 +63,7 @@ impl Memories {
     }
 }
 
-/// Some memory, taken back from the owner when it is dropped.
+/// Registration of a memory block at the daemon; dropping the value ends it.
 pub(super) struct Share {
     pub(super) number: u32,
     pub(super) memories: Arc<Memories>,
@@ -71,14 +72,14 @@ pub(super) struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // At once: the addresses may be another mapping's in a moment.
+        // The entry is removed at once, because the addresses may soon belong to another mapping.
         self.memories.forget(self.number);
-        // Nobody is there to be told when the runtime is gone.
+        // Sending fails only if the runtime, and with it the control connection, is gone.
         let _ = self.commands.send(Command::Unshare(self.number));
     }
 }
 
-/// Memory through which values travel.
+/// Pool of shared memory for values that do not lie in shared memory already.
 pub(super) struct Pool {
     pub(super) share: Arc<Share>,
     pub(super) start: u64,
@@ -107,46 +108,48 @@ impl Pool {
     }
 }
 
-/// Memory that a light client and its owner see, for a value to be put or one that was read: what
-/// is written here is stored without another copy. It is given back when it is dropped.
+/// Buffer in memory that a shared client and its daemon both map, for a value to put or a value
+/// that was read. A put of this buffer makes no other copy. Dropping the buffer frees its memory.
 pub struct LocalBuf {
-    // Before the bytes: when they are the last of a piece of memory, the owner is told first.
+    // This field drops before `bytes`: the daemon must be notified before the last bytes of a
+    // memory block are freed.
     memory: Arc<Share>,
-    /// First address of that piece.
+    /// First address of the memory block.
     start: u64,
     bytes: PoolBuf<Loopback>,
-    /// How many of them count.
+    /// Number of valid bytes.
     len: usize,
 }
 
 impl LocalBuf {
-    /// Drops all but the first bytes. Their memory goes back with the rest.
+    /// Shortens the buffer to its first `len` bytes. The memory of the others stays reserved until
+    /// the buffer is dropped.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// All of a piece of memory.
+    /// Creates a buffer that is a whole memory block.
     pub(super) fn own(share: Share, memory: HostMemory) -> Result<Self> {
         let len = memory.len();
         let region = Region::<Loopback>::unregistered(Arc::new(memory))?;
         let start = region.addr();
         let memory = region.exclusive().map_err(|_| Error::internal("new memory is not ours alone"))?;
-        // A pool of one: it shows bytes, which a region does not.
+        // A pool with a single buffer gives access to the bytes; a region does not.
         let bytes = BufferPool::new(memory, &PoolConfig::default())?.try_take(len)?;
         Ok(Self { memory: Arc::new(share), start, bytes, len })
     }
 
-    /// Where it begins in this process.
+    /// Returns the first address of the buffer in this process.
     pub fn address(&self) -> u64 {
         self.bytes.local().span.addr()
     }
 
-    /// The bytes for good, without a copy.
+    /// Converts the buffer into immutable bytes without a copy.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
 
-    /// What the owner calls a part of it.
+    /// Returns the range of a part of the buffer in shared memory.
     pub(super) fn place(&self, offset: usize, len: usize) -> Place {
         let offset = self.address() - self.start + offset as u64;
         Place { memory: self.memory.number, offset, len: len as u64 }

@@ -1,5 +1,5 @@
-//! Asking the owners of disks for objects: they read them into memory of theirs, and lend that for
-//! a while.
+//! Loans from the owners of disks. An owner reads objects into its own memory and lends that memory
+//! for a limited time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,15 +16,15 @@ use mooncake_protocol::message::{LendObjects, LendParts};
 use mooncake_protocol::wire::{Lent, LentParts};
 
 impl<T: Transport> Client<T> {
-    /// Objects that owners of disks have read for this client.
+    /// Returns the number of objects that owners of disks have read for this client.
     pub fn disk_reads(&self) -> u64 {
         self.inner.owners.lent.load(Relaxed)
     }
 }
 
 impl<T: Transport> Inner<T> {
-    /// Whole objects of a disk, all or none. The outer error means that the owner does not answer;
-    /// its own refusal is inside.
+    /// Borrows whole objects from a disk, all or none. The outer error means that the owner does
+    /// not respond. The inner error is a refusal by the owner.
     pub(crate) async fn borrow_objects(
         &self,
         endpoint: &str,
@@ -42,8 +42,9 @@ impl<T: Transport> Inner<T> {
         Ok(answer.and_then(|lent| self.loan(owner, lent, Vec::new(), asked, objects.len())))
     }
 
-    /// The same for parts of objects. Where the owner lends no parts, they are whole in its memory,
-    /// and the addresses those of the parts.
+    /// Borrows parts of objects from a disk, all or none. If the owner lends no parts, it lends the
+    /// whole objects, and the addresses are those of the parts inside them. The errors are those of
+    /// `borrow_objects`.
     pub(crate) async fn borrow_parts(
         &self,
         endpoint: &str,
@@ -105,7 +106,8 @@ impl<T: Transport> Inner<T> {
         Ok(self.owners.at(endpoint, self.config.timeout))
     }
 
-    /// What an owner answered; the outer error means that it did not.
+    /// Records whether an owner responded, and returns its response. The outer error means that it
+    /// did not respond.
     fn heard<R>(&self, endpoint: &str, answer: Result<Result<R, ErrorCode>>) -> Result<Result<R>> {
         let answer = answer.inspect_err(|error| {
             if matches!(error.code(), ErrorCode::RpcFail | ErrorCode::RpcTimeout) {

@@ -1,5 +1,5 @@
-//! Files beside the calls: written behind puts, read where nothing else is left, dropped with what
-//! is removed.
+//! File replicas: written after puts, read when no other replica is left, and removed together with
+//! their objects.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::payload::Payload;
 use crate::state::{Client, Inner};
 use mooncake_protocol::api::{EndItem, WriteMode};
 
-/// How often the master is told of a file that was written.
+/// Number of attempts to report a written file to the master.
 const TRIES: usize = 3;
-/// Keys that the master is asked about at a time.
+/// Number of keys in one request to the master.
 const ASKED: usize = 1024;
 
-/// A file that a put was granted.
+/// A file that the master granted to a put.
 pub(crate) struct FilePut {
     pub(crate) attempt: Attempt,
     pub(crate) key: Vec<u8>,
@@ -28,16 +28,16 @@ pub(crate) struct FilePut {
 }
 
 impl<T: Transport> Client<T> {
-    /// What was done with files on a file system that clients share; `None` where the master has
-    /// none (`--root_fs_dir`).
+    /// Returns the counters of the file system that clients share. Returns `None` if the master has
+    /// no directory for files (`--root_fs_dir`).
     pub fn files(&self) -> Option<FileReport> {
         self.inner.files.as_deref().map(Files::report)
     }
 }
 
 impl<T: Transport> Inner<T> {
-    /// Has a value that was stored written to its file, behind the caller's back. It comes back
-    /// when that cannot be.
+    /// Writes a stored value to its file in the background. Returns `put` as the error if no file
+    /// can be written.
     pub(crate) async fn keep_in_file(
         self: &Arc<Self>,
         put: FilePut,
@@ -57,7 +57,7 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// What was removed needs no file any more.
+    /// Removes the files of objects that were removed.
     pub(crate) fn forget_files<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
         let Some(files) = &self.files else { return };
         let gone = files.let_go(keys);
@@ -66,8 +66,8 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Many keys were removed, and it is not known which: the master is asked about those with
-    /// files of ours.
+    /// Removes the files of objects that no longer exist. Called after a removal of many unknown
+    /// keys: the master is asked for the keys of all files of this client.
     pub(crate) fn look_after_files(self: &Arc<Self>) {
         let Some(files) = self.files.clone() else { return };
         let own = files.own();
@@ -90,8 +90,8 @@ impl<T: Transport> Inner<T> {
         });
     }
 
-    /// Files of these keys cannot be read, however often the master names them: it is told, so that
-    /// the keys are not taken for ever.
+    /// Reports keys to the master whose files are permanently unreadable. Without the report, the
+    /// keys would stay occupied.
     pub(crate) fn report_files(self: &Arc<Self>, keys: Vec<Vec<u8>>) {
         if keys.is_empty() {
             return;
@@ -104,7 +104,7 @@ impl<T: Transport> Inner<T> {
         let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         let tell = self.master.dropped_files(self.id, &self.config.tenant, &keys);
         if let Err(error) = self.deadline().bound("files that are gone", tell).await {
-            tracing::debug!("the master was not told of files that are gone: {error}");
+            tracing::debug!("the master was not notified of removed files: {error}");
         }
     }
 }
@@ -129,14 +129,14 @@ async fn write<T: Transport>(
         }
     };
     if !there {
-        // The value is another's by now, or gone: so is its file, before somebody takes it for what
-        // it is not.
+        // The key has another value by now, or none. The file is removed before a reader takes it
+        // for the value of the key.
         files.forget(&put.key, std::path::Path::new(&put.path)).await;
     }
     drop(waiting);
 }
 
-/// Whether the master knows of the file now.
+/// Reports a written file to the master. Returns whether the master lists the file now.
 async fn tell_written<T: Transport>(client: &Inner<T>, put: &FilePut) -> bool {
     let items = [EndItem { key: &put.key, checksum: put.checksum }];
     for _ in 0..TRIES {
@@ -147,7 +147,7 @@ async fn tell_written<T: Transport>(client: &Inner<T>, put: &FilePut) -> bool {
         let end = client.master.put_end(caller, WriteMode::Put, &items, ReplicaType::Disk);
         match client.deadline().bound("end of a file", end).await {
             Ok(answers) => return answers.iter().all(Result::is_ok),
-            Err(error) => tracing::debug!("the master was not told of a file: {error}"),
+            Err(error) => tracing::debug!("the master was not notified of a file: {error}"),
         }
     }
     false
@@ -164,7 +164,7 @@ async fn copy_of<T: Transport>(value: &Payload<'_, T>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether a file failed for good, as far as can be told.
+/// Returns whether an error of a file is probably permanent.
 pub(crate) fn is_gone(error: &mooncake_core::Error) -> bool {
     error.code() == ErrorCode::TransferFail
 }

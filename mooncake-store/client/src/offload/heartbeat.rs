@@ -1,5 +1,5 @@
-//! The heartbeat of a disk: what the master wants written, what it wants back in memory, and what
-//! it is to hear.
+//! Heartbeat of a disk. It writes the objects that the master wants on disk, brings back those that
+//! the master wants in memory, and reports to the master.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -23,35 +23,36 @@ use crate::state::{Client, Inner};
 use mooncake_protocol::server::RunningServer;
 use mooncake_protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
-/// Objects copied out of memory and reported together, at most; and their bytes, unless one alone
-/// is longer.
+/// Maximum number of objects that are copied out of memory and reported together.
 const TOGETHER: usize = 256;
+/// Maximum number of bytes that are copied together, unless a single object has more.
 const BYTES_TOGETHER: i64 = 32 << 20;
-/// Objects written at a time.
+/// Number of objects that are written concurrently.
 const WRITES: usize = 8;
-/// Objects announced at a time.
+/// Number of objects in one announcement.
 const ANNOUNCED: usize = 4096;
-/// How often an object is looked for again that was being read for longer than its lease.
+/// Number of attempts to copy an object whose copy outlasts its lease, and to send a report.
 const TRIES: usize = 3;
-/// How often loans that are overdue are looked for.
+/// Interval of the search for expired loans.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// What the heartbeat of a disk remembers.
+/// State of the heartbeat of a disk.
 #[derive(Debug, Default)]
 struct Beat {
-    /// The master knows the disk, and what lies there.
+    /// True if the master knows the disk and its objects.
     offered: bool,
-    /// Number of the last answer that was seen to.
+    /// Number of the last response whose work is finished.
     done: u64,
-    /// The master does not number what it says.
+    /// True if the master does not number its responses.
     plain: bool,
-    /// Something was written: more has come meanwhile, perhaps.
+    /// True if an object was written, so that the master may have more work.
     busy: bool,
-    /// Objects that went by themselves, and the master has not been told of.
+    /// Objects that left the disk by themselves and that were not reported to the master yet.
     departed: Vec<Arc<[u8]>>,
 }
 
-/// Runs until it is stopped, or the client dropped. Others are served as long.
+/// Runs until `closed` is set or the client is dropped. The server for other clients runs as long
+/// as the heartbeat.
 async fn run<T: Transport>(
     client: Weak<Inner<T>>,
     disk: Arc<Disk<T>>,
@@ -61,13 +62,13 @@ async fn run<T: Transport>(
 ) {
     loop {
         let Some(strong) = client.upgrade() else { break };
-        // A master that numbers what it says can be asked as often as it is told that we live.
+        // A master that numbers its responses can be asked as often as it is pinged.
         let often = if state.plain { disk.config.interval } else { strong.config.ping_interval };
         drop(strong);
         let pause = if state.busy { Duration::ZERO } else { often.min(disk.config.interval) };
         let pause = tokio::time::sleep(pause);
         tokio::select! {
-            // An error means that the sender is gone, and the client with it.
+            // An error means that the sender and the client are gone.
             _ = closed.wait_for(|closed| *closed) => break,
             () = pause => {}
             () = disk.wake.notified() => {}
@@ -88,7 +89,7 @@ async fn run<T: Transport>(
     }
 }
 
-/// Takes back what was lent for too long, as long.
+/// Ends expired loans until `closed` is set.
 async fn sweep<T: Transport>(disk: Arc<Disk<T>>, mut closed: watch::Receiver<bool>) {
     loop {
         tokio::select! {
@@ -98,17 +99,18 @@ async fn sweep<T: Transport>(disk: Arc<Disk<T>>, mut closed: watch::Receiver<boo
     }
 }
 
-/// Offers the disk, and says what lies there.
+/// Offers the disk to the master and announces its objects.
 async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: &mut Beat) -> Result<()> {
     *state = Beat { departed: std::mem::take(&mut state.departed), ..Beat::default() };
     let (master, id) = (&client.master, client.id);
     client.deadline().bound("offering a disk", master.mount_disk(id, true)).await?;
     let capacity = disk.store.stats().capacity;
     if let Err(error) = client.deadline().bound("size of a disk", master.disk_capacity(id, capacity)).await {
-        tracing::debug!(client = %id, "the master was not told how large the disk is: {error}");
+        tracing::debug!(client = %id, "the master was not notified of the capacity of the disk: {error}");
     }
-    // Before anything is announced, so that what the master does not take is heard of.
-    match client.deadline().bound("what is told of a disk", master.disk_work(id, true, 0)).await {
+    // This request precedes the announcements, so that the master reports the objects that it
+    // rejects.
+    match client.deadline().bound("heartbeat of a disk", master.disk_work(id, true, 0)).await {
         Ok(work) => disk.tenants.store(work.tenants, Relaxed),
         Err(error) if error.code() == ErrorCode::NotSupported => state.plain = true,
         Err(error) => return Err(error),
@@ -133,7 +135,7 @@ async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: 
             offer(client, disk, state).await?;
         }
         let work = match ask(client, disk, state).await {
-            // The master is another one, or had given us up.
+            // The master is a new one, or this client has expired there.
             Err(error) if error.code() == ErrorCode::SegmentNotFound => {
                 offer(client, disk, state).await?;
                 ask(client, disk, state).await?
@@ -158,7 +160,7 @@ async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: 
     report_departed(client, disk, state).await
 }
 
-/// Asks what is to be done, and says that what was heard before is.
+/// Requests work from the master, and acknowledges the work of the previous response.
 async fn ask<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
@@ -167,15 +169,17 @@ async fn ask<T: Transport>(
     let (master, id) = (&client.master, client.id);
     if !state.plain {
         let ask = master.disk_work(id, false, state.done);
-        let work = client.deadline().bound("what is to be done with a disk", ask).await?;
+        let work = client.deadline().bound("request for disk work", ask).await?;
         disk.tenants.store(work.tenants, Relaxed);
         return Ok(work);
     }
-    // Before anything else, so that it concerns nothing that is told afterwards.
+    // This request comes first, so that clearing the disk affects no object that the master sends
+    // afterwards.
     let ask = master.must_clear_disk(id);
     let clear = client.deadline().bound("whether the disk is to be emptied", ask).await?;
-    let write = client.deadline().bound("what goes to disk", master.to_offload(id, true)).await;
-    // That it is to be emptied is said once.
+    let write = client.deadline().bound("request for objects to offload", master.to_offload(id, true)).await;
+    // The master sends the request to clear the disk only once, so an error of the second request
+    // must not discard it.
     match write {
         Err(error) if !clear => Err(error),
         write => Ok(DiskWork { clear, write: write.unwrap_or_default(), ..DiskWork::default() }),
@@ -193,7 +197,7 @@ async fn see_to<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, work:
     write_out(client, disk, work.write).await
 }
 
-/// Makes objects unreadable on the disk, in whatever time that takes.
+/// Makes objects unreadable on the disk. The disk may finish after this call has timed out.
 async fn remove<T: Transport>(disk: &Arc<Disk<T>>, keys: Vec<Vec<u8>>) -> Result<()> {
     if keys.is_empty() {
         return Ok(());
@@ -202,14 +206,14 @@ async fn remove<T: Transport>(disk: &Arc<Disk<T>>, keys: Vec<Vec<u8>>) -> Result
     disk.work(async move { from.store.remove(keys).await }).await.map(drop)
 }
 
-/// Tells the master of objects that went by themselves: evicted, damaged, unreadable.
+/// Reports objects to the master that left the disk by themselves: evicted, damaged or unreadable.
 async fn report_departed<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Disk<T>,
     state: &mut Beat,
 ) -> Result<()> {
     state.departed.extend(disk.store.take_departed());
-    // Some may be back by now.
+    // Some of these objects may be on the disk again.
     state.departed.retain(|key| !disk.store.contains(key));
     let mut by_tenant: BTreeMap<&str, Vec<&[u8]>> = BTreeMap::new();
     for key in &state.departed {
@@ -219,15 +223,15 @@ async fn report_departed<T: Transport>(
     for (tenant, keys) in by_tenant {
         for some in keys.chunks(ANNOUNCED) {
             let tell = client.master.dropped_from_disk(client.id, tenant, some);
-            client.deadline().bound("what left the disk", tell).await?;
+            client.deadline().bound("report of objects evicted from disk", tell).await?;
         }
     }
     state.departed.clear();
     Ok(())
 }
 
-/// Writes what the master wants on disk, and says how it went. While some are written, the next are
-/// copied out of memory.
+/// Writes the objects that the master wants on disk, and reports the results. While some objects
+/// are written, the next ones are copied out of memory.
 async fn write_out<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
@@ -250,7 +254,7 @@ async fn write_out<T: Transport>(
     }
 }
 
-/// How many of the first are copied together. All are of one tenant.
+/// Returns the number of leading items that are copied together. All of them have the same tenant.
 fn together(items: &[OffloadItem]) -> usize {
     let Some(first) = items.first() else { return 0 };
     let mut bytes = 0i64;
@@ -262,7 +266,7 @@ fn together(items: &[OffloadItem]) -> usize {
     items.iter().take(TOGETHER).take_while(fits).count().max(1)
 }
 
-/// Says which objects are on the disk now, and which are not.
+/// Reports which objects are on the disk now, and which are not.
 async fn report<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
@@ -282,12 +286,12 @@ async fn report<T: Transport>(
         }
         places.push(disk.stored(&key, if *written { item.size } else { -1 }).1);
     }
-    // An older value is not to be found in place of the one that is not there.
+    // An older value of the key must not be found in place of the missing one.
     remove(disk, unwritten).await?;
     tell(client, items, &places).await
 }
 
-/// Reports what was written. It may be said again when the answer is lost.
+/// Reports written objects to the master. The report is repeated if the response is lost.
 async fn tell<T: Transport>(
     client: &Arc<Inner<T>>,
     items: &[OffloadItem],
@@ -296,7 +300,7 @@ async fn tell<T: Transport>(
     let mut told = Ok(());
     for _ in 0..TRIES {
         let report = client.master.offloaded(client.id, items, places);
-        told = client.deadline().bound("what was written to disk", report).await;
+        told = client.deadline().bound("report of offloaded objects", report).await;
         match &told {
             Err(error) if error.code() != ErrorCode::SegmentNotFound => {}
             _ => break,
@@ -313,7 +317,7 @@ async fn write<T: Transport>(disk: &Arc<Disk<T>>, put: Option<Put>) -> bool {
         let key = put.key().clone();
         to.store.put(put).await?;
         if was_late.load(Relaxed) {
-            // The master has heard that it is not there.
+            // The master has already received the report that the object is not on the disk.
             to.store.remove([key]).await;
         }
         Ok::<_, Error>(())
@@ -328,7 +332,8 @@ async fn write<T: Transport>(disk: &Arc<Disk<T>>, put: Option<Put>) -> bool {
     }
 }
 
-/// Copies objects of a tenant out of our memory. `None` for those that are not there any more.
+/// Copies objects of one tenant out of the memory of this client. The result is `None` for objects
+/// that are no longer there.
 async fn copies<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Disk<T>,
@@ -359,7 +364,8 @@ async fn copies<T: Transport>(
             let own = complete.filter_map(|replica| client.own_bytes(replica)).next();
             let Some(own) = own.filter(|own| own.len() as i64 == item.size) else { continue };
             match copy(disk, &scoped(tenant, &item.key), &own).await {
-                // The bytes were the object's to the end.
+                // The lease covered the whole copy, so the bytes belonged to the object until the
+                // end.
                 Ok(put) if client.config.clock.now() < asked.after(list.lease) => puts[i] = Some(put),
                 Ok(_) => again.push(i),
                 Err(error) => tracing::warn!(key = %shown(&item.key), "not written to disk: {error}"),
@@ -382,11 +388,11 @@ async fn copy<T: Transport>(disk: &Disk<T>, key: &[u8], from: &Slice<T>) -> Resu
 }
 
 impl<T: Transport> Disk<T> {
-    /// An object on this disk, as the master is told of it.
+    /// Returns the description of an object on this disk for the master.
     fn stored(&self, key: &[u8], len: i64) -> (OffloadItem, StoredAt) {
         let (tenant, own) = split(key);
         let item = OffloadItem { tenant: tenant.into(), key: own.into(), size: len };
-        // Where in the file it lies is nobody else's affair.
+        // The position inside the file is private to this client.
         let key_size = i64::try_from(own.len()).unwrap_or(i64::MAX);
         let place =
             StoredAt { bucket: 0, offset: 0, key_size, data_size: len, endpoint: self.endpoint.clone() };
@@ -395,7 +401,7 @@ impl<T: Transport> Disk<T> {
 }
 
 impl<T: Transport> Client<T> {
-    /// Opens the disk that the configuration speaks of, and offers it.
+    /// Opens the disk of the configuration and offers it to the master.
     pub(crate) async fn start_disk(&self) -> Result<()> {
         let inner = &self.inner;
         let Some(config) = inner.config.offload.clone() else { return Ok(()) };
@@ -422,25 +428,27 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Closing files and deregistering memory takes a while, so it does not belong on a task's thread.
+/// Closes a disk on a blocking thread, because closing files and deregistering memory takes a
+/// while.
 async fn drop_disk<T: Transport>(disk: Arc<Disk<T>>) {
     let _ = tokio::task::spawn_blocking(move || drop(disk)).await;
 }
 
 impl<T: Transport> Inner<T> {
-    /// Stops serving the disk, and takes it back. What lies there stays, and may be another
-    /// client's from now on.
+    /// Stops serving the disk and unmounts it at the master. The objects stay on the disk, and
+    /// another client may open it from now on.
     pub(crate) async fn close_disk(&self, deadline: &Deadline) {
         let Some(Running { disk, stop, task }) = self.disk.lock().take() else { return };
         stop.send_replace(true);
         let _ = task.await;
         drop_disk(disk).await;
         if let Err(error) = deadline.bound("taking a disk back", self.master.unmount_disk(self.id)).await {
-            tracing::debug!(client = %self.id, "the master was not told that a disk is gone: {error}");
+            tracing::debug!(client = %self.id, "the master was not notified of a closed disk: {error}");
         }
     }
 
-    /// The master has forgotten us: it is to hear of the disk at once.
+    /// Wakes the heartbeat of the disk, so that a master that has forgotten this client receives
+    /// the offer at once.
     pub(crate) fn offer_disk_again(&self) {
         if let Some(running) = &*self.disk.lock() {
             running.disk.wake.notify_one();

@@ -1,4 +1,5 @@
-//! Objects that the master wants back in memory, because they are read often.
+//! Promotion of objects from disk to memory, as requested by the master for objects that are read
+//! often.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,11 +13,12 @@ use crate::state::Inner;
 use mooncake_protocol::api::Caller;
 use mooncake_protocol::wire::OffloadItem;
 
-/// Reads back what the master asks for, one object after the other.
+/// Reads back the objects that the master requests, one after the other.
 pub(crate) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>) -> Result<()> {
     let ask = client.master.to_promote(client.id);
-    let items = match client.deadline().bound("what comes back from disk", ask).await {
-        // Given up as dead, or a master that brings nothing back: the next heartbeat knows more.
+    let items = match client.deadline().bound("request for objects to promote", ask).await {
+        // This client has expired at the master, or the master does not support promotion. The next
+        // heartbeat detects it.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         items => items?,
     };
@@ -34,8 +36,8 @@ pub(crate) async fn promote<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>
 async fn bring_back<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>, item: &OffloadItem) -> Result<()> {
     let caller = Caller { client: client.id, tenant: &item.tenant, attempt: 0 };
     let moved = move_up(client, disk, item, caller).await;
-    // What ran out of time may still land, so its space is left to the master, which waits long
-    // enough.
+    // A transfer that timed out may still land. Its space is left to the master, which waits long
+    // enough before it reuses the space.
     if moved.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout) {
         return moved;
     }
@@ -56,7 +58,7 @@ async fn move_up<T: Transport>(
     let value = deadline.bound("reading from disk", disk.shelve(&key, len)).await?;
     let own = [client.name.as_str()];
     let start = client.master.promotion_start(caller, &item.key, len, &own);
-    let place = deadline.bound("room for what comes back from disk", start).await?;
+    let place = deadline.bound("space for a promoted object", start).await?;
     let granted = place.location.memory().filter(|at| at.size == len);
     let at = granted.ok_or_else(|| Error::internal("the master granted something else than memory"))?;
     let target = client.reach(&at.endpoint, &deadline).await?;

@@ -1,5 +1,5 @@
-//! Parts of objects that no memory gives: the owners of disks read them into memory of theirs, and
-//! lend that for a while.
+//! Parts of objects that no replica in memory returns. The owners of disks read the parts into
+//! buffers of their own and lend the buffers for a while.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::located::{Place, Verdict, name};
 use crate::replicas::on_disk;
 use crate::state::Inner;
 
-/// Ranges of an object that are no further apart are asked for as one: an owner checks what it
-/// reads in pieces as long as this.
+/// Maximum distance in bytes between ranges of an object that are requested as one piece. Owners
+/// verify the bytes that they read in pieces of this length.
 const GAP: u64 = 64 << 10;
 
-/// What an owner is asked for: pieces of objects, and which ranges lie in each.
+/// Request to an owner of a disk: pieces of objects, and the ranges in each piece.
 struct Asking {
     endpoint: String,
     pieces: Vec<Piece>,
@@ -40,8 +40,8 @@ impl Piece {
 }
 
 impl<T: Transport> Range<T> {
-    /// Where to read it next, unless only a disk has it: of which member, and from which address
-    /// on.
+    /// Returns the endpoint and the address to read next. Returns `None` if the next replica is not
+    /// in memory. A returned replica counts as tried.
     pub(super) fn next_place(&mut self) -> Option<(String, u64)> {
         if let Some(lent) = &self.lent {
             return Some((lent.loan.endpoint.clone(), lent.address));
@@ -51,7 +51,7 @@ impl<T: Transport> Range<T> {
         Some((at.endpoint.clone(), at.address.saturating_add(self.offset)))
     }
 
-    /// The copy on a disk that comes next, and who has it.
+    /// Returns the next replica and the endpoint of its owner, if the replica is on a disk.
     fn next_disk(&self) -> Option<(&Replica, &str)> {
         let copy = self.answer.replica(self.left)?;
         on_disk(copy).map(|(_, endpoint)| (copy, endpoint))
@@ -71,14 +71,15 @@ impl<T: Transport> Range<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Asks the owners of disks for what is open, each for some of it; whether there is something
-    /// to read now, or to ask on.
+    /// Asks the owners of disks for open ranges. Each request has a limited size. Returns whether
+    /// there is something to read now, or another owner to ask.
     pub(super) async fn borrow(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let asked = plan(ranges);
         if asked.is_empty() {
             return false;
         }
-        // One that is frozen leaves the time that the bytes of the others need.
+        // An owner that does not respond must not use up the time for the transfers from the
+        // others.
         let asking = Deadline::until(&self.config.clock, deadline.portion(1, 2));
         let asking = &asking;
         let lent = futures::future::join_all(asked.iter().map(|Asking { endpoint, pieces, .. }| {
@@ -89,8 +90,8 @@ impl<T: Transport> Inner<T> {
         for (Asking { endpoint, pieces, .. }, lent) in asked.iter().zip(lent) {
             match lent {
                 Ok(Ok(loan)) => hand_out(ranges, endpoint, pieces, loan),
-                // One of them is missing, or they are too much: fewer at a time, and then each by
-                // itself.
+                // An object is missing or the request is too large. The next request has fewer
+                // pieces, and the last one has one piece per range.
                 Ok(Err(_)) if pieces.len() > 1 || pieces[0].of.len() > 1 => {
                     for &i in pieces.iter().flat_map(|piece| &piece.of) {
                         ranges[i].left += 1;
@@ -98,7 +99,7 @@ impl<T: Transport> Inner<T> {
                     }
                 }
                 Ok(Err(error)) | Err(error) => {
-                    // Whatever the reason, the disk has lost them, or as good as.
+                    // Every reason counts as loss of the copy on this disk.
                     let error = Error::new(ErrorCode::TransferFail, error.to_string());
                     for &i in pieces.iter().flat_map(|piece| &piece.of) {
                         ranges[i].failure = Some(error.clone());
@@ -115,7 +116,8 @@ impl<T: Transport> Inner<T> {
         true
     }
 
-    /// Asks the master about what came from disks and may be of another value than it spoke of.
+    /// Asks the master to confirm bytes from disks that may belong to another value than its
+    /// response.
     pub(super) async fn confirm(&self, ranges: &mut [Range<T>], deadline: &Deadline) {
         let mut places: Vec<Arc<Place>> = Vec::new();
         for range in ranges.iter().filter(|range| range.came.is_some()) {
@@ -144,14 +146,14 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Which owner is asked for what. What is asked for counts as tried.
+/// Plans the requests to the owners of disks. The replicas in the requests count as tried.
 fn plan<T: Transport>(ranges: &mut [Range<T>]) -> Vec<Asking> {
     let mut open: Vec<usize> = Vec::new();
     for (i, range) in ranges.iter_mut().enumerate() {
         if range.is_open() && range.next_disk().is_some() {
             match range.end() > range.offset {
                 true => open.push(i),
-                // Nothing of it is all of it.
+                // An empty range needs no bytes.
                 false => range.outcome = Some(Ok(())),
             }
         }
@@ -174,7 +176,8 @@ fn plan<T: Transport>(ranges: &mut [Range<T>]) -> Vec<Asking> {
 }
 
 impl Asking {
-    /// Asks for one more range, of that many pieces at most; whether there is room for it.
+    /// Adds a range to the request, which has at most `most` pieces. Returns whether the range
+    /// fits.
     fn take<T: Transport>(&mut self, i: usize, range: &Range<T>, most: usize) -> bool {
         let (place, start, end) = (&range.object.place, range.offset, range.end());
         if let Some(last) = self.pieces.last_mut()
@@ -206,7 +209,7 @@ fn hand_out<T: Transport>(ranges: &mut [Range<T>], endpoint: &str, pieces: &[Pie
         let version = loan.versions.get(at).map(|version| (endpoint.to_owned(), *version));
         for &i in &piece.of {
             let range = &mut ranges[i];
-            // It was the next, and counts as tried since.
+            // The replica was the next one, and counts as tried since the request.
             let Some(copy) = range.answer.replica(range.left + 1).cloned() else { continue };
             let address = loan.addresses[at].saturating_add(range.offset - piece.start);
             range.lent = Some(Lent { loan: loan.clone(), address, copy, version: version.clone() });

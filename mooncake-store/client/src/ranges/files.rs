@@ -1,4 +1,4 @@
-//! Parts of objects that only a file has which all clients share.
+//! Parts of objects that are only in a file on a file system shared by all clients.
 
 use mooncake_core::clock::Moment;
 use mooncake_core::replica::Replica;
@@ -17,11 +17,12 @@ impl<T: Transport> Range<T> {
         in_file(copy).is_some().then(|| copy.clone())
     }
 
-    /// Whether bytes of the file with that number may be given to the caller.
+    /// Records that bytes of a file are returned to the caller, if that is allowed. `number`
+    /// identifies the version of the file.
     fn give_from_file(&self, copy: &Replica, number: u64, now: Moment) -> Result<()> {
         let place = &self.object.place;
         if copy.id.is_of_one_value() {
-            // So is its file.
+            // The file of such a replica belongs to one value, too.
             return place.give(&self.answer, now);
         }
         let path = in_file(copy).map_or("", |(_, path)| path);
@@ -33,7 +34,7 @@ impl<T: Transport> Range<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Reads what is open from files, where these come next; whether there were any.
+    /// Reads open ranges whose next replica is in a file. Returns whether there was one.
     pub(super) async fn read_files(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let Some(files) = &self.files else { return false };
         let asked = ranges.iter_mut().filter(|range| range.is_open()).filter_map(|range| {
@@ -58,7 +59,7 @@ impl<T: Transport> Inner<T> {
                 let now = self.config.clock.now();
                 match result.map(|number| range.give_from_file(&copy, number, now)) {
                     Ok(Ok(())) => range.outcome = Some(Ok(())),
-                    // Nobody can tell any more of which value they are.
+                    // The bytes may belong to another value.
                     Ok(Err(error)) => (range.left, range.failure) = (0, Some(error)),
                     Err(error) => range.failure = Some(error),
                 }

@@ -11,29 +11,30 @@ use super::reservation::{RangeWrite, Reservation, refused};
 use crate::attempt::Attempt;
 use crate::state::Inner;
 
-/// The transfers of one call, and for each transfer its member and its range.
+/// The transfers of one call, and the client and the range of each transfer.
 type Transfers<T> = (Vec<(usize, usize)>, Results<Vec<Request<T, Slice<T>>>>);
 
-/// One call of [`Client::write_ranges`](super::Client::write_ranges). Dropped before its end, it
-/// leaves its ranges unwritten.
+/// Writes of one call of [`Client::write_ranges`](super::Client::write_ranges). If they are dropped
+/// before the end, their ranges stay unwritten.
 pub(super) struct Flight<'a, T: Transport> {
     client: &'a Arc<Inner<T>>,
     writes: &'a [RangeWrite<'a, T>],
-    /// For each range its number while it is open, and whether its bytes may land after its end.
+    /// Number of each range while its write is open, and whether its bytes may arrive after its
+    /// end.
     open: Vec<(Option<u64>, bool)>,
     transfers: Option<Transfers<T>>,
 }
 
 impl<'a, T: Transport> Flight<'a, T> {
-    /// Notes the beginning of every write that is not refused. Those of closed reservations become
-    /// refused.
+    /// Records the beginning of every write that is not refused. Refuses writes to closed
+    /// reservations.
     pub(super) fn begin(
         client: &'a Arc<Inner<T>>,
         writes: &'a [RangeWrite<'a, T>],
         outcomes: &mut [Result<()>],
     ) -> Self {
         let begin = |(write, outcome): (&RangeWrite<'_, T>, &mut Result<()>)| {
-            // A range that cannot exist is not missing.
+            // A range outside its object does not make the object incomplete.
             if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid) {
                 return (None, false);
             }
@@ -48,12 +49,12 @@ impl<'a, T: Transport> Flight<'a, T> {
         Self { client, writes, open, transfers: None }
     }
 
-    /// Keeps the transfers, so that they are waited for even if the call is dropped.
+    /// Stores the transfers, so that they are waited for even if the call is dropped.
     pub(super) fn post(&mut self, of: Vec<(usize, usize)>, results: Results<Vec<Request<T, Slice<T>>>>) {
         self.transfers = Some((of, results));
     }
 
-    /// Waits for all transfers: member, range and outcome of each.
+    /// Waits for all transfers. Returns the client, the range and the outcome of each.
     pub(super) async fn landed(&mut self) -> impl Iterator<Item = ((usize, usize), Result<()>)> + use<T> {
         let results = match &mut self.transfers {
             Some((_, results)) => results.await.0,
@@ -63,12 +64,12 @@ impl<'a, T: Transport> Flight<'a, T> {
         of.into_iter().zip(results)
     }
 
-    /// Notes the outcome of one transfer of a range.
+    /// Records the outcome of one transfer of a range.
     pub(super) fn note(&mut self, write: usize, result: &Result<()>) {
         self.open[write].1 |= is_late(result);
     }
 
-    /// Ends all ranges.
+    /// Records the end of all writes.
     pub(super) fn end(mut self, outcomes: &[Result<()>]) {
         for ((number, may_land), (write, outcome)) in
             self.open.drain(..).zip(self.writes.iter().zip(outcomes))
@@ -80,7 +81,7 @@ impl<'a, T: Transport> Flight<'a, T> {
         self.give_back();
     }
 
-    /// Gives back what was given up meanwhile.
+    /// Returns the space of reservations that were given up during the writes.
     fn give_back(&self) {
         for write in self.writes {
             if write.object.written.take_given_up() {
@@ -116,7 +117,7 @@ impl<T: Transport> Drop for Flight<'_, T> {
                     of_range.for_each(|(_, _, late, ..)| *late |= is_late(&result));
                 }
             }
-            // Nobody was told of a success, so the ranges stay unwritten.
+            // The caller has not received a success, so the ranges stay unwritten.
             open.iter().for_each(|(_, number, late, written, ..)| written.end(*number, false, *late));
             for (_, _, _, written, key, attempt) in open {
                 if written.take_given_up() {

@@ -10,33 +10,36 @@ use super::written::Written;
 use crate::attempt::Attempt;
 use crate::errors::shown;
 
-/// Space granted for an object that nobody can read yet.
+/// Space granted for an object that cannot be read yet.
 #[derive(Debug)]
 pub struct Reservation {
     pub(crate) key: Vec<u8>,
     pub(crate) size: u64,
     pub(crate) replicas: Vec<MemoryLocation>,
     pub(crate) attempt: Attempt,
-    /// Processes that were found before the master was last asked for the space.
+    /// Look-ups that the engine had made before the master was last asked for the space.
     pub(crate) known: LookUps,
-    /// Shared with the tasks that wait for the transfers of dropped calls.
+    /// State of the writes, shared with the tasks that wait for the transfers of dropped calls.
     pub(super) written: Arc<Written>,
 }
 
 impl Reservation {
-    /// The key it is for.
+    /// Returns the key of the object.
     pub fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// Length of the object in bytes.
+    /// Returns the length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether [`Client::commit`](crate::Client::commit) would refuse the object: a write of it is
-    /// under way, a range of it was not written since a write of that range failed or was dropped,
-    /// or a write timed out and may still land.
+    /// Returns whether [`Client::commit`](crate::Client::commit) would refuse the object. There are
+    /// three reasons:
+    ///
+    /// - a write of the object is in progress,
+    /// - a write failed or was dropped, and its range has not been written since,
+    /// - a write timed out and may still arrive.
     pub fn is_incomplete(&self) -> bool {
         self.written.is_incomplete()
     }
@@ -45,11 +48,11 @@ impl Reservation {
 /// A part of a reserved object to write.
 #[derive(Debug)]
 pub struct RangeWrite<'a, T: Transport> {
-    /// Of which object.
+    /// Object to write to.
     pub object: &'a Reservation,
-    /// From which byte on.
+    /// Offset of the first byte in the object.
     pub offset: u64,
-    /// The bytes.
+    /// Bytes to write.
     pub from: Slice<T>,
 }
 

@@ -1,10 +1,10 @@
-//! Which ranges of a reserved object are written, and whether bytes may still land in its space.
+//! Unwritten ranges of a reserved object, and writes that may still arrive in its space.
 //!
 //! A range counts as unwritten from before its transfers begin until a write of it has succeeded.
-//! Calls are futures that callers may drop at any await, and a dropped call does not stop its
-//! transfers: a task waits for their end. Only then the range can be written again with effect, and
-//! only then the space can be given back. After a timeout the end is unknown, so the space is left
-//! to the master.
+//! Calls are futures that callers may drop at any await. A dropped call does not stop its
+//! transfers, so a task waits for their end. Only then can the range be written again with effect,
+//! and only then can the space be returned. After a timeout the end is unknown, so the space is
+//! left to the master.
 
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ pub(super) struct Written(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     unwritten: Vec<Unwritten>,
-    /// Number of the last beginning or end of a write.
+    /// Number of the last step. The beginning and the end of a write are one step each.
     steps: u64,
-    /// A write timed out: its bytes may land at any time.
+    /// True if a write timed out, so that its bytes may arrive at any time.
     may_land: bool,
-    /// Committed or given back: nothing may be written any more.
+    /// True after a commit or a return of the space. Nothing may be written any more.
     closed: bool,
-    /// The space is to be given back when no write is under way.
+    /// True if the space is to be returned when no write is in progress.
     given_up: bool,
 }
 
@@ -33,9 +33,9 @@ struct State {
 #[derive(Debug)]
 struct Unwritten {
     range: Range<u64>,
-    /// Step at which its write began.
+    /// Step at which the write began.
     begun: u64,
-    /// Step at which its write ended without success. None while its bytes are under way.
+    /// Step at which the write ended without success. `None` while the write is in progress.
     ended: Option<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Written {
     /// Refuses all later writes, unless the object is incomplete.
     ///
     /// # Errors
-    /// The reason why it is incomplete.
+    /// Returns the reason why the object is incomplete.
     pub(super) fn close_if_complete(&self) -> Result<(), &'static str> {
         let mut state = self.0.lock();
         if state.is_under_way() {
@@ -75,8 +75,8 @@ impl Written {
         Ok(())
     }
 
-    /// Refuses all later writes, and returns whether the space can be given back now. If a write is
-    /// under way, the task that waits for its end gives it back.
+    /// Refuses all later writes. Returns whether the space can be returned now. If a write is in
+    /// progress, the task that waits for its end returns the space.
     pub(super) fn give_up(&self) -> bool {
         let mut state = self.0.lock();
         state.closed = true;
@@ -87,7 +87,8 @@ impl Written {
         !state.may_land && !state.given_up
     }
 
-    /// Returns the number of a write that begins, and `None` when nothing may be written any more.
+    /// Records the beginning of a write. Returns its number, or `None` if nothing may be written
+    /// any more.
     pub(super) fn begin(&self, range: Range<u64>) -> Option<u64> {
         let mut state = self.0.lock();
         if state.closed {
@@ -98,8 +99,8 @@ impl Written {
         Some(begun)
     }
 
-    /// Notes the end of write `begun`. A successful write also makes up for those of the same bytes
-    /// that had ended before it began.
+    /// Records the end of write `begun`. A successful write also replaces failed writes inside its
+    /// range that had ended before it began.
     pub(super) fn end(&self, begun: u64, succeeded: bool, may_land: bool) {
         let mut state = self.0.lock();
         state.may_land |= may_land;
@@ -116,8 +117,8 @@ impl Written {
         });
     }
 
-    /// Whether the space was given up while a write was under way and can be given back now.
-    /// Returns true once.
+    /// Returns whether the space was given up during a write and can be returned now. Returns true
+    /// only once.
     pub(super) fn take_given_up(&self) -> bool {
         let mut state = self.0.lock();
         let now = state.given_up && !state.is_under_way();
