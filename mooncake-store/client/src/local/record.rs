@@ -136,9 +136,8 @@ impl Record {
         }
         if short(4) != VERSION {
             let text = format!(
-                "the other end speaks version {} of the local protocol, this one version {VERSION}; \
-                 run mooncake_client and \
-                 the programs that use it from one release",
+                "the other end speaks version {} of the local protocol, this one version \
+                 {VERSION}; run mooncake_client and the programs that use it from one release",
                 short(4)
             );
             return Err(Error::new(ErrorCode::InvalidVersion, text));
