@@ -1,5 +1,5 @@
-//! Tests of custom transports (feature `testkit`): the conformance suite of [`Transport`] and a
-//! fault injector.
+//! Tests of custom transports (feature `testkit`): the conformance suite of
+//! [`Transport`](crate::Transport) and a fault injector.
 //!
 //! ```ignore
 //! mod my_wire {
@@ -21,8 +21,8 @@ pub use faulty::{Fault, Faults, Faulty};
 pub use fixture::Fixture;
 pub use on_device::{OnDevice, Sides};
 
-/// Defines a `#[test]` per sentence of the [`Transport`] contract, on the fixture of this
-/// expression. The macro needs a module of its own.
+/// Defines a `#[test]` per sentence of the [`Transport`](crate::Transport) contract, on the fixture
+/// of this expression. The macro needs a module of its own.
 #[macro_export]
 macro_rules! transport_conformance {
     ($fixture:expr) => {
