@@ -129,9 +129,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Servers that tests start; what is not installed is skipped and said, in CI it fails.
-const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "redis-server")];
-
 fn lint() -> Result {
     step("format");
     cargo(&["fmt", "--all", "--check"]).run()?;
@@ -210,8 +207,8 @@ fn ci() -> Result {
     header::check()?;
     python::install_torch()?;
     step("test");
-    debian::install_programs(SERVERS, "the test of metadata directories")?;
-    debian::install_library("librocksdb.so", "librocksdb7.8", "the test of metadata directories in folders")?;
+    debian::install_programs(suite::SERVERS, "the test of metadata directories")?;
+    debian::install_library(suite::ROCKSDB, "the test of metadata directories in folders")?;
     suite::test(&[], true)?;
     edges::run(&[])?;
     python::memcheck()?;

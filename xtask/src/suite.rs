@@ -1,6 +1,6 @@
 //! `cargo xtask test`: the Rust test programs, several at a time, then the documentation tests and
 //! the Python package.
-#![allow(clippy::disallowed_methods, reason = "a task runner measures real time and reads its environment")]
+#![allow(clippy::disallowed_methods, reason = "a task runner measures real time")]
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,8 +9,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::aside::Aside;
-use crate::python;
 use crate::run::{Result, Run, cargo, command, step, target_dir};
+use crate::{debian, python};
 
 /// Test programs that run at once. Most of their time is waiting.
 const AT_ONCE: usize = 4;
@@ -21,13 +21,12 @@ const REPORT: Duration = Duration::from_secs(60);
 /// Longest a program took for `--quick` to include it, in its last complete run.
 const QUICK: Duration = Duration::from_secs(4);
 
-/// Programs that tests start, the Debian packages that have them, and the tests that need them.
-const PROGRAMS: &[(&str, &str, &str)] = &[
-    ("etcd", "etcd-server", "metadata in etcd, leader election"),
-    ("redis-server", "redis-server", "metadata in Redis"),
-    ("cc", "gcc", "the C interface"),
-    ("c++", "g++", "the C interface in C++"),
-];
+/// Servers that tests start, with their Debian packages.
+pub(crate) const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "redis-server")];
+/// Library of the tests of directories in RocksDB, with its Debian package.
+pub(crate) const ROCKSDB: (&str, &str) = ("librocksdb.so", "librocksdb7.8");
+/// Compilers of the tests of the C interface, with their Debian packages.
+const COMPILERS: &[(&str, &str)] = &[("cc", "gcc"), ("c++", "g++")];
 
 /// A test program of the workspace.
 #[derive(Debug, PartialEq)]
@@ -116,20 +115,22 @@ pub(crate) fn test(words: &[&str], in_ci: bool) -> Result {
     python::test(&[])
 }
 
-/// Names the programs that are not installed, before an hour is spent.
+/// Names missing programs and libraries before anything is built.
 fn name_missing(in_ci: bool, quick: bool) {
-    for (program, package, tests) in PROGRAMS {
-        let found = std::env::var_os("PATH")
-            .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).exists()));
-        if !found {
-            let outcome = if in_ci { "fails without it" } else { "is skipped" };
-            println!("{program} is not installed (Debian: {package}): the test of {tests} {outcome}");
+    let outcome = if in_ci { "fail" } else { "are skipped" };
+    let name = |missing: &str, package: &str| {
+        println!("{missing} is not installed (Debian: {package}): the tests that need it {outcome}");
+    };
+    for (program, package) in SERVERS.iter().chain(COMPILERS) {
+        if !debian::has_program(program) {
+            name(program, package);
         }
     }
+    if !debian::has_library(ROCKSDB.0) {
+        name(ROCKSDB.0, ROCKSDB.1);
+    }
     if !quick && !python::is_usable() {
-        println!(
-            "python3 3.11 or newer with venv is not installed (Debian: python3-venv): the Python package is skipped"
-        );
+        name("python3 3.11 or newer with venv", "python3-venv");
     }
 }
 
