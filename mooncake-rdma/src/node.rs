@@ -391,14 +391,8 @@ impl Node {
             )));
         };
         let at = HostPort::parse(server, DEFAULT_PORT);
-        let (rail, earlier) = {
-            let mut rails = self.rails.lock();
-            let rail = rail(&mut rails, nic.index, &request.local_nic_path, request.instance, &at);
-            (rail, earlier_processes(&rails, &request.local_nic_path, request.instance))
-        };
-        for endpoint in earlier {
-            self.retire(&endpoint, &Error::new(ErrorCode::TransferFail, "the peer has restarted"));
-        }
+        let path = &request.local_nic_path;
+        let rail = rail(&mut self.rails.lock(), nic.index, path, request.instance, &at);
         if request.ready == Some(true) {
             let current = rail.current.lock().clone();
             let endpoint = current.filter(|endpoint| endpoint.is_connected_to(&request.pairs));
@@ -419,6 +413,8 @@ impl Node {
                     if then == Phase::Open {
                         self.opened(&endpoint)?;
                     }
+                    // After the set-up, so that a faulty request costs no connection.
+                    self.retire_earlier_processes(&request.local_nic_path, request.instance);
                     return Ok(Connection {
                         local_nic_path: request.peer_nic_path,
                         peer_nic_path: request.local_nic_path,
@@ -443,6 +439,21 @@ impl Node {
             }
         }
         Err(Error::new(ErrorCode::ObjectReplicaBusy, "the connection changes too fast; try again"))
+    }
+
+    /// Retires the connections to earlier processes with this device path: a path has one process
+    /// at a time.
+    fn retire_earlier_processes(self: &Arc<Self>, path: &str, now: Option<Instance>) {
+        let is_earlier = |rail: &Rail| {
+            rail.path == path && now.is_some() && rail.instance.is_some() && rail.instance != now
+        };
+        let earlier: Vec<_> = {
+            let rails = self.rails.lock();
+            rails.values().filter(|rail| is_earlier(rail)).filter_map(|rail| rail.active_endpoint()).collect()
+        };
+        for endpoint in earlier {
+            self.retire(&endpoint, &Error::new(ErrorCode::TransferFail, "the peer has restarted"));
+        }
     }
 
     /// Retires a connection. Unposted messages take another rail; posted ones follow when the queue
@@ -622,15 +633,6 @@ fn check_instance(wanted: Option<Instance>, found: Option<Instance>) -> Result<(
         }
         _ => Ok(()),
     }
-}
-
-/// Returns the connections to earlier processes with the same device path: a path has one process
-/// at a time.
-fn earlier_processes(rails: &Rails, path: &str, now: Option<Instance>) -> Vec<Arc<Endpoint>> {
-    let is_earlier = |(_, known, instance): &(usize, String, Option<Instance>)| {
-        known == path && now.is_some() && instance.is_some() && *instance != now
-    };
-    rails.iter().filter(|(key, _)| is_earlier(key)).filter_map(|(_, rail)| rail.active_endpoint()).collect()
 }
 
 fn rail(rails: &mut Rails, nic: usize, path: &str, instance: Option<Instance>, at: &HostPort) -> Arc<Rail> {
