@@ -1,5 +1,5 @@
 """Stores and engines on GPU memory, with a fake libcuda as the driver of separate processes.
-Its addresses cannot be accessed directly.
+The processor cannot access addresses of that library directly.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ use crate::hello::Hello;
 /// Buffer of received bytes that are not parsed yet: headers, and the first payload bytes that came
 /// along with them.
 ///
-/// Its size is fixed; a length field never makes it grow.
+/// The size of the buffer is fixed; a length field never makes it grow.
 pub struct Inbox {
     bytes: Box<[u8; Inbox::CAPACITY]>,
     start: usize,

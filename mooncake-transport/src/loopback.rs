@@ -1,8 +1,8 @@
 //! In-process transport: nodes of one process copy bytes (through the driver for device memory)
 //! before `submit` returns.
 //!
-//! It is deterministic and has no sockets or threads, so it serves embedded clusters and tests
-//! under Miri.
+//! The transport is deterministic and has no sockets or threads, so it serves embedded clusters and
+//! tests under Miri.
 
 use std::collections::HashMap;
 use std::fmt;

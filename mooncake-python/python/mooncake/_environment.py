@@ -64,9 +64,9 @@ def checksum() -> bool:
 def metrics() -> tuple[bool, int, str]:
     """Returns the metric settings of a store.
 
-    They are whether it counts calls (`MC_STORE_CLIENT_METRIC`), seconds between two summaries in
-    the log, 0 for none (`MC_STORE_CLIENT_METRIC_INTERVAL`), and the label `cluster_id`
-    (`MC_STORE_CLUSTER_ID`).
+    The settings are: whether the store counts calls (`MC_STORE_CLIENT_METRIC`), seconds between
+    two summaries in the log, 0 for none (`MC_STORE_CLIENT_METRIC_INTERVAL`), and the label
+    `cluster_id` (`MC_STORE_CLUSTER_ID`).
     """
     on = os.environ.get("MC_STORE_CLIENT_METRIC", "") or "1"
     interval = int(max(_number("MC_STORE_CLIENT_METRIC_INTERVAL", 0), 0))
@@ -103,7 +103,7 @@ def hot_cache() -> tuple[int, int, int]:
     """Returns the settings of the hot cache, which keeps values of other clients that are read
     often.
 
-    They are its size, 0 for none (`MC_STORE_LOCAL_HOT_CACHE_SIZE`), the longest value
+    The settings are: the size, 0 for none (`MC_STORE_LOCAL_HOT_CACHE_SIZE`), the longest value
     (`MC_STORE_LOCAL_HOT_BLOCK_SIZE`), and the number of reads that admits a value
     (`MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD`).
     """

@@ -1,7 +1,7 @@
 """Memory that one process of a host owns and others map: `mooncake.engine.SharedSegment`.
 
 The memory is a file without a name (memfd), which other processes open through the owner's process.
-It is freed when the last of them ends, however that happens.
+The kernel frees the memory when the last of the processes ends, however it ends.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ use crate::state::Client;
 
 impl<T: Transport> Client<T> {
     /// Withdraws the disk from the cluster, if there is one. Objects on it can no longer be read.
-    /// They stay on the disk for the next client.
+    /// The next client with the disk finds the objects again.
     #[cfg(feature = "disk")]
     pub async fn close_disk(&self) {
         self.inner.close_disk(&self.inner.deadline()).await;

@@ -73,12 +73,12 @@ impl View {
     }
 
     fn draw(&self, master: &str, at: Moment) -> String {
-        let figures = render(master, &self.now, self.before.as_ref());
+        let values = render(master, &self.now, self.before.as_ref());
         match &self.lost {
-            None => figures,
+            None => values,
             Some(error) => {
                 let age = at.since(self.now.at).as_secs();
-                format!("NO RESPONSE: {error}\nthe values below are {age} s old\n\n{figures}")
+                format!("NO RESPONSE: {error}\nthe values below are {age} s old\n\n{values}")
             }
         }
     }
