@@ -22,7 +22,7 @@ use crate::buffers::{Front, Incoming};
 use crate::deadline::{Deadline, late};
 use crate::disk::{BORROWED, BYTES_BORROWED, Loan};
 use crate::errors::{is_lost, shown};
-use crate::located::Asked;
+use crate::issuer::{Asked, Issuer};
 use crate::metrics::{Counting, Operation};
 #[cfg(feature = "disk")]
 use crate::offload::is_gone;
@@ -344,10 +344,10 @@ async fn fetch<T: Transport>(
         for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.open()) {
             let Some(at) = read.replicas.pop() else { continue };
             others |= !read.replicas.is_empty();
-            let named = read.loan.is_none().then_some(read.known);
-            let peer = owners.iter().position(|(e, n)| *e == at.endpoint && *n == named);
+            let issuer = read.loan.as_ref().map_or(Issuer::Master(read.known), |loan| loan.issuer);
+            let peer = owners.iter().position(|(e, i)| *e == at.endpoint && *i == issuer);
             let peer = peer.unwrap_or_else(|| {
-                owners.push((at.endpoint.clone(), named));
+                owners.push((at.endpoint.clone(), issuer));
                 owners.len() - 1
             });
             wanted.push((i, peer, at));
@@ -382,6 +382,7 @@ async fn fetch<T: Transport>(
                     (Ok(_), None) => {}
                     (Err(why), place) => {
                         reads[*i].place = place;
+                        reads[*i].loan = None;
                         reads[*i].too_early = why.is_newer();
                         reads[*i].state = State::Pending(Some(why.error().clone()));
                     }

@@ -14,7 +14,7 @@
 //! | helpers on the shared state | `attempt`, `counting` |
 //! | shared state | `state` |
 //! | parts of the shared state | `cache`, `disk`, `inventory`, `mounted`, `promise`, `peers`, `staging`, `metrics` |
-//! | values and settings | `config`, `payload`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `names`, `overcommit`, `version` |
+//! | values and settings | `config`, `payload`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `issuer`, `names`, `overcommit`, `version` |
 
 #![deny(unsafe_code)]
 
@@ -34,6 +34,7 @@ mod errors;
 mod get;
 mod heartbeat;
 mod inventory;
+mod issuer;
 mod lasting;
 mod lifecycle;
 #[cfg(feature = "local")]

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use crate::deadline::Deadline;
 use crate::errors::shown;
+use crate::issuer::Asked;
 #[cfg(feature = "disk")]
 use crate::replicas::in_file;
 use crate::replicas::{is_same, is_same_copy, on_disk};
@@ -74,13 +75,6 @@ pub(crate) enum Verdict {
     Given,
     /// The bytes count if the master still names the copy that they were read from.
     Ask,
-}
-
-/// Time before a request to the master, and the look-ups that the engine had made by then.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub(crate) at: Moment,
-    pub(crate) known: LookUps,
 }
 
 /// Response of the master about an object.
@@ -270,11 +264,6 @@ pub(crate) fn name<S>(shared: &Arc<S>) -> usize {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Returns the present time and look-ups, to be recorded before a request to the master.
-    pub(crate) fn asked(&self) -> Asked {
-        Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
-    }
-
     pub(crate) fn located(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<Located> {
         let (size, answer) = self.answer(key, list, asked)?;
         let known = Mutex::new(Known { answer: Arc::new(answer), given: Given::Nothing, on_disk: None });
