@@ -167,7 +167,7 @@ impl<T: Transport> Inner<T> {
         let caller = self.caller_for(&payload.tenant_id);
         // Space that the master grants is written to processes that were found before the request.
         for target in payload.targets.iter().chain([&payload.target]).filter(|target| !target.is_empty()) {
-            // The name of a segment is usually that of its endpoint. A failure is that of the write.
+            // The name of a segment is usually that of its endpoint. The write reports a failure.
             let connecting = Deadline::until(&self.config.clock, deadline.portion(1, 4));
             let _ = connecting.bound("connecting to a client", self.engine.open(target)).await;
         }

@@ -45,7 +45,7 @@ pub(super) struct Route<T: Transport> {
     pub(super) local: Option<Arc<ExposedMemory>>,
     pub(super) meter: Arc<Meter>,
     pub(super) number: ProcessNumber,
-    /// Whether the process has published that its memory is not mounted yet.
+    /// True if the process has published that its memory is not mounted yet.
     pub(super) awaits_mount: bool,
 }
 
