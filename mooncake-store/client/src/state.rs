@@ -19,9 +19,7 @@ use tokio::sync::watch;
 use crate::cache::{HotCache, HotCacheStats};
 use crate::config::{self, ClientConfig};
 use crate::deadline::Deadline;
-use crate::disk::Owners;
-#[cfg(feature = "disk")]
-use crate::disk::{DiskReport, Files, Running};
+use crate::disk::{DiskReport, Files, Owners, own};
 use crate::inventory::Inventory;
 use crate::metrics::Metrics;
 use crate::mounted::{Mounted, Moving, drop_region};
@@ -78,10 +76,8 @@ pub(crate) struct Inner<T: Transport> {
     /// Lock held while segments are mounted and unmounted, so that the lists of the master and of
     /// this client change in the same order.
     pub(crate) mounting: tokio::sync::Mutex<()>,
-    #[cfg(feature = "disk")]
-    pub(crate) disk: Mutex<Option<Running<T>>>,
+    pub(crate) disk: own::Slot<T>,
     /// Files that all clients share, if the master has a directory for them.
-    #[cfg(feature = "disk")]
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) staging: Option<Staging<T>>,
     pub(crate) cache: Option<HotCache<T>>,
@@ -137,9 +133,8 @@ impl<T: Transport> Client<T> {
     }
 
     /// Returns the statistics of the disk, or `None` without one ([`ClientConfig::offload`]).
-    #[cfg(feature = "disk")]
     pub fn disk(&self) -> Option<DiskReport> {
-        self.inner.disk.lock().as_ref().map(Running::report)
+        own::report(&self.inner.disk)
     }
 
     /// Returns whether the master responds.

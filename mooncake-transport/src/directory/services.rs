@@ -76,9 +76,8 @@ pub fn etcd(endpoints: &str) -> Result<Arc<dyn Leases>> {
 /// that adds the scheme, and the connection strings that the build supports.
 pub(super) fn not_built_in(text: &str, scheme: &str) -> Error {
     let service = SERVICES.iter().find(|service| service.scheme == scheme);
-    let needs = service.map_or_else(String::new, |service| {
-        format!(" and needs a build with feature `{}`", service.feature)
-    });
+    let needs = service
+        .map_or_else(String::new, |service| format!(" and needs a build with feature `{}`", service.feature));
     let built = SERVICES.iter().filter(|service| service.open.is_some()).map(|service| service.example);
     let there = std::iter::once(P2P).chain(built).collect::<Vec<_>>().join(", ");
     let text = format!("metadata directory {text:?}: {scheme:?} is not built in{needs}; there is {there}");

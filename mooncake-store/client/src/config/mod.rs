@@ -5,9 +5,7 @@ mod offload;
 mod segment_file;
 
 pub use self::hot_cache::HotCacheConfig;
-#[cfg(all(feature = "disk", feature = "testkit"))]
-pub use self::offload::DiskFaults;
-pub use self::offload::OffloadConfig;
+pub use self::offload::{DiskFaults, OffloadConfig};
 pub use self::segment_file::SegmentFile;
 
 use std::ops::RangeInclusive;

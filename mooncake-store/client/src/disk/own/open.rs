@@ -73,11 +73,7 @@ fn open_store(config: &OffloadConfig) -> Result<FileStore> {
     let mut store = StoreConfig::new(&config.path, capacity);
     store.max_objects = config.max_objects;
     (store.high_watermark, store.low_watermark) = config.watermarks.unwrap_or((1.0, 1.0));
-    let disk = DiskConfig { engine, ..DiskConfig::default() };
-    #[cfg(feature = "testkit")]
-    if let Some(faults) = &config.faults {
-        return Ok(FileStore::open_with_faults(disk, store, faults.0.clone())?.0);
-    }
+    let disk = DiskConfig { engine, faults: config.faults.clone(), ..DiskConfig::default() };
     Ok(FileStore::open(disk, store)?.0)
 }
 
