@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::host_port;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
 use mooncake_transport::config::TcpConfig;
@@ -238,20 +239,7 @@ fn instance(desc: &SegmentDesc) -> Result<Option<Instance>> {
 /// Returns the data host, or the host part of the segment name, which is an address unless
 /// something else is published.
 fn data_host(desc: &SegmentDesc) -> &str {
-    let host = if desc.tcp_data_host.is_empty() { host_of(&desc.name) } else { &desc.tcp_data_host };
-    host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host)
-}
-
-/// Returns the host of `host:port`, `[v6]:port`, a bare host or a bare v6 address.
-fn host_of(name: &str) -> &str {
-    if let Some((host, _)) = name.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return host;
-    }
-    match name.rsplit_once(':') {
-        Some(_) if name.parse::<std::net::Ipv6Addr>().is_ok() => name,
-        Some((host, _)) => host,
-        None => name,
-    }
+    host_port::split(if desc.tcp_data_host.is_empty() { &desc.name } else { &desc.tcp_data_host }).0
 }
 
 impl Drop for TcpTransport {

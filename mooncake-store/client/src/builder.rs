@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::{Rng, SharedClock};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::host_port;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
@@ -20,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::{ClientConfig, OffloadConfig, SegmentFile, split_port};
+use crate::config::{ClientConfig, OffloadConfig, SegmentFile};
 use crate::deadline::Deadline;
 use crate::disk::Files;
 use crate::lasting::Opened;
@@ -630,7 +631,7 @@ fn speaks_http(error: &Error) -> bool {
 
 /// Checks that the host name of this client resolves. Other nodes cannot find the client otherwise.
 async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
-    let host = split_port(name).0;
+    let host = host_port::split(name).0;
     if is_planted("unresolved-name") || host.parse::<IpAddr>().is_ok() {
         return Ok(());
     }

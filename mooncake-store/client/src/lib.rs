@@ -84,6 +84,6 @@ pub use self::version::MASTER_VERSIONS;
 #[doc(hidden)]
 pub mod programs {
     pub use super::builder::place as master_place;
-    pub use super::config::{host_id, join_port, split_port};
+    pub use super::config::host_id;
     pub use super::version::check as check_version;
 }

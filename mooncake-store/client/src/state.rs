@@ -2,6 +2,7 @@
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::ids::ClientId;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::transport_set::TransportSet;
@@ -17,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::{HotCache, HotCacheStats};
-use crate::config::{self, ClientConfig};
+use crate::config::ClientConfig;
 use crate::deadline::Deadline;
 use crate::disk::{DiskReport, Files, Owners, own};
 use crate::inventory::Inventory;
@@ -253,7 +254,7 @@ impl<T: Transport> Inner<T> {
 
     /// Returns whether the host name of an endpoint is the one of this client.
     pub(crate) fn is_near(&self, endpoint: &str) -> bool {
-        config::split_port(endpoint).0 == config::split_port(&self.endpoint).0
+        host_port::split(endpoint).0 == host_port::split(&self.endpoint).0
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::host_port;
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
 
@@ -23,7 +24,6 @@ use super::state::State;
 use super::ticker::Ticker;
 use crate::config::{MasterConfig, tenants};
 use mooncake_master::Master;
-use mooncake_protocol::place::join;
 use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
 
 /// A running master with its servers. On drop it stops without waiting.
@@ -93,7 +93,7 @@ impl MasterServer {
             snapshots::restore(snapshots, &config.cluster_id, &master).await?;
         }
         let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
-        let address = join(&config.rpc_address, config.rpc_port);
+        let address = host_port::join(&config.rpc_address, config.rpc_port);
         let rpc = Server::bind(&address, options).await?;
         let metadata = match config.metadata.as_ref().and_then(|server| server.kept_in.as_deref()) {
             Some(url) => {
