@@ -68,10 +68,7 @@ mod writing;
 
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
 pub use self::cache::HotCacheStats;
-#[cfg(all(feature = "disk", feature = "testkit"))]
-pub use self::config::DiskFaults;
-pub use self::config::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
-#[cfg(feature = "disk")]
+pub use self::config::{ClientConfig, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 pub use self::disk::{DiskReport, FileReport};
 pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
@@ -88,6 +85,6 @@ pub use self::version::MASTER_VERSIONS;
 #[doc(hidden)]
 pub mod programs {
     pub use super::builder::place as master_place;
-    pub use super::config::{host_id, join_port, split_port};
+    pub use super::config::host_id;
     pub use super::version::check as check_version;
 }

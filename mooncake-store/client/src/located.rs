@@ -25,9 +25,7 @@ use parking_lot::Mutex;
 use crate::deadline::Deadline;
 use crate::errors::shown;
 use crate::issuer::Asked;
-#[cfg(feature = "disk")]
-use crate::replicas::in_file;
-use crate::replicas::{is_same, is_same_copy, on_disk};
+use crate::replicas::{in_file, is_same, is_same_copy, on_disk};
 use crate::state::Inner;
 
 /// Location of an object, as the master gave it, with the end of its lease. Cheap to clone.
@@ -278,9 +276,9 @@ impl<T: Transport> Inner<T> {
         let lease = asked.at.after(list.lease);
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
-            let readable = replica.location.memory().is_some() || on_disk(replica).is_some();
-            #[cfg(feature = "disk")]
-            let readable = readable || (self.files.is_some() && in_file(replica).is_some());
+            let readable = replica.location.memory().is_some()
+                || on_disk(replica).is_some()
+                || (self.files.is_some() && in_file(replica).is_some());
             readable && replica.status == ReplicaStatus::Complete
         });
         let in_memory = replicas.iter().find(|replica| replica.location.memory().is_some());
@@ -291,7 +289,6 @@ impl<T: Transport> Inner<T> {
         // Replicas on disks are sorted before replicas in memory.
         self.rank(&mut replicas, |replica| replica.location.memory());
         // Replicas in files are sorted before replicas on disks.
-        #[cfg(feature = "disk")]
         replicas.sort_by_key(|replica| in_file(replica).is_none());
         let kept = kept.filter(|kept| kept.len() as u64 == size);
         let known = asked.known;

@@ -6,7 +6,6 @@
 //! requested from the owners of disks (`borrow.rs`).
 
 mod borrow;
-#[cfg(feature = "disk")]
 mod files;
 
 use std::collections::HashMap;
@@ -388,10 +387,7 @@ impl<T: Transport> Inner<T> {
             if self.borrow(ranges, deadline).await {
                 return true;
             }
-            #[cfg(feature = "disk")]
             return self.read_files(ranges, deadline).await;
-            #[cfg(not(feature = "disk"))]
-            return false;
         }
         let peers = self.reach_owners(&owners, deadline).await;
         // A slow client must not use up the time of the replica that is tried after it.

@@ -2,6 +2,7 @@
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::ids::ClientId;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::transport_set::TransportSet;
@@ -17,11 +18,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::{HotCache, HotCacheStats};
-use crate::config::{self, ClientConfig};
+use crate::config::ClientConfig;
 use crate::deadline::Deadline;
-use crate::disk::Owners;
-#[cfg(feature = "disk")]
-use crate::disk::{DiskReport, Files, Running};
+use crate::disk::{DiskReport, Files, Owners, own};
 use crate::inventory::Inventory;
 use crate::issuer::{Asked, Issuer};
 use crate::metrics::Metrics;
@@ -79,10 +78,8 @@ pub(crate) struct Inner<T: Transport> {
     /// Lock held while segments are mounted and unmounted, so that the lists of the master and of
     /// this client change in the same order.
     pub(crate) mounting: tokio::sync::Mutex<()>,
-    #[cfg(feature = "disk")]
-    pub(crate) disk: Mutex<Option<Running<T>>>,
+    pub(crate) disk: own::Slot<T>,
     /// Files that all clients share, if the master has a directory for them.
-    #[cfg(feature = "disk")]
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) staging: Option<Staging<T>>,
     pub(crate) cache: Option<HotCache<T>>,
@@ -138,9 +135,8 @@ impl<T: Transport> Client<T> {
     }
 
     /// Returns the statistics of the disk, or `None` without one ([`ClientConfig::offload`]).
-    #[cfg(feature = "disk")]
     pub fn disk(&self) -> Option<DiskReport> {
-        self.inner.disk.lock().as_ref().map(Running::report)
+        own::report(&self.inner.disk)
     }
 
     /// Returns whether the master responds.
@@ -268,7 +264,7 @@ impl<T: Transport> Inner<T> {
 
     /// Returns whether the host name of an endpoint is the one of this client.
     pub(crate) fn is_near(&self, endpoint: &str) -> bool {
-        config::split_port(endpoint).0 == config::split_port(&self.endpoint).0
+        host_port::split(endpoint).0 == host_port::split(&self.endpoint).0
     }
 }
 

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
-use crate::disk::{Disk, scoped};
+use crate::disk::own::Disk;
+use crate::disk::scoped;
 use crate::errors::shown;
 use crate::issuer::Issuer;
 use crate::state::{Inner, Unreached};
