@@ -120,13 +120,12 @@ impl Cuda {
 
 impl Device {
     pub(super) fn open(cuda: &'static Cuda, number: u32) -> Result<Self> {
-        let functions = cuda.functions();
         let (mut handle, mut context) = (0, null_mut());
         // SAFETY: the driver writes the number.
-        let status = unsafe { call!(functions, cuDeviceGet(&raw mut handle, number as c_int)) };
+        let status = unsafe { call!(cuda, cuDeviceGet(&raw mut handle, number as c_int)) };
         cuda.check(status, "cannot get device")?;
         // SAFETY: the driver writes the context, which is released when the device is dropped.
-        let status = unsafe { call!(functions, cuDevicePrimaryCtxRetain(&raw mut context, handle)) };
+        let status = unsafe { call!(cuda, cuDevicePrimaryCtxRetain(&raw mut context, handle)) };
         cuda.check(status, "cannot get the context of a device")?;
         let mut device = Self {
             cuda,

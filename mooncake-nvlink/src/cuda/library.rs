@@ -89,9 +89,14 @@ impl Cuda {
         let name = path.map_or(OsStr::new(NAME), Path::as_os_str);
         // SAFETY: every program that links the library runs the same initialisers.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|error| {
-            let why = error.source().map_or_else(|| error.to_string(), |why| why.to_string());
-            missing(format!("cannot load libcuda.so.1: {why}"))
+        let library = library.map_err(|error| match error {
+            libloading::Error::InteriorZeroElements => {
+                Error::invalid("invalid path of the CUDA library: it contains a zero byte")
+            }
+            error => {
+                let why = error.source().map_or_else(|| error.to_string(), |why| why.to_string());
+                missing(format!("cannot load libcuda.so.1: {why}"))
+            }
         })?;
         load_functions(library).map_err(missing)
     }
@@ -102,7 +107,7 @@ impl Cuda {
             return Ok(());
         }
         // SAFETY: the call has no flags.
-        let status = unsafe { call!(self.functions, cuInit(0)) };
+        let status = unsafe { call!(self, cuInit(0)) };
         if status == ffi::NO_DEVICE {
             return Err(missing("libcuda.so.1 finds no device"));
         }
@@ -122,7 +127,7 @@ impl Cuda {
     pub fn device_count(&self) -> Result<u32> {
         let mut count: c_int = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { call!(self.functions, cuDeviceGetCount(&raw mut count)) };
+        let status = unsafe { call!(self, cuDeviceGetCount(&raw mut count)) };
         self.check(status, "cannot count devices")?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
@@ -131,7 +136,7 @@ impl Cuda {
     pub fn driver_version(&self) -> i32 {
         let mut version: c_int = 0;
         // SAFETY: the driver writes the number.
-        unsafe { call!(self.functions, cuDriverGetVersion(&raw mut version)) };
+        unsafe { call!(self, cuDriverGetVersion(&raw mut version)) };
         version
     }
 
@@ -142,9 +147,8 @@ impl Cuda {
             let (mut flags, mut active) = (0, 0);
             let Ok(handle) = self.handle(number) else { return false };
             // SAFETY: the driver writes the numbers.
-            let status = unsafe {
-                call!(self.functions, cuDevicePrimaryCtxGetState(handle, &raw mut flags, &raw mut active))
-            };
+            let status =
+                unsafe { call!(self, cuDevicePrimaryCtxGetState(handle, &raw mut flags, &raw mut active)) };
             status == ffi::SUCCESS && active != 0
         })
     }
@@ -153,7 +157,7 @@ impl Cuda {
     pub(super) fn current_context(&self) -> sys::CUcontext {
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver writes the context.
-        unsafe { call!(self.functions, cuCtxGetCurrent(&raw mut context)) };
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut context)) };
         context
     }
 
@@ -163,9 +167,8 @@ impl Cuda {
             let mut text = [0u8; 32];
             let handle = self.handle(number).ok()?;
             // SAFETY: the driver writes a string of at most that length.
-            let status = unsafe {
-                call!(self.functions, cuDeviceGetPCIBusId(text.as_mut_ptr().cast::<c_char>(), 32, handle))
-            };
+            let status =
+                unsafe { call!(self, cuDeviceGetPCIBusId(text.as_mut_ptr().cast::<c_char>(), 32, handle)) };
             let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
             (status == ffi::SUCCESS).then(|| text.to_ascii_lowercase())
         };
@@ -176,7 +179,7 @@ impl Cuda {
     pub(super) fn handle(&self, number: u32) -> Result<sys::CUdevice> {
         let mut handle = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { call!(self.functions, cuDeviceGet(&raw mut handle, number as c_int)) };
+        let status = unsafe { call!(self, cuDeviceGet(&raw mut handle, number as c_int)) };
         self.check(status, "cannot get device").map(|()| handle)
     }
 
@@ -193,7 +196,7 @@ impl Cuda {
     pub(super) fn uuid(&self, number: u32) -> Result<[u8; 16]> {
         let (device, mut uuid) = (self.handle(number)?, [0; 16]);
         // SAFETY: the driver writes the bytes.
-        let status = unsafe { call!(self.functions, cuDeviceGetUuid((&raw mut uuid).cast(), device)) };
+        let status = unsafe { call!(self, cuDeviceGetUuid((&raw mut uuid).cast(), device)) };
         self.check(status, "cannot get the id of a device")?;
         Ok(uuid)
     }
@@ -224,9 +227,8 @@ impl Cuda {
         let mut what = [PointerAttribute::CU_POINTER_ATTRIBUTE_BUFFER_ID];
         let mut into = [(&raw mut id).cast::<c_void>()];
         // SAFETY: the list has one destination for one attribute, with its size.
-        let status = unsafe {
-            call!(self.functions, cuPointerGetAttributes(1, what.as_mut_ptr(), into.as_mut_ptr(), addr))
-        };
+        let status =
+            unsafe { call!(self, cuPointerGetAttributes(1, what.as_mut_ptr(), into.as_mut_ptr(), addr)) };
         if status == ffi::SUCCESS { id } else { 0 }
     }
 
@@ -249,9 +251,8 @@ impl Cuda {
         // SAFETY: the list has one destination per attribute, each with the size of its attribute.
         // For unknown memory the driver writes zeros, and before its initialisation it returns an
         // error.
-        let status = unsafe {
-            call!(self.functions, cuPointerGetAttributes(5, what.as_mut_ptr(), into.as_mut_ptr(), addr))
-        };
+        let status =
+            unsafe { call!(self, cuPointerGetAttributes(5, what.as_mut_ptr(), into.as_mut_ptr(), addr)) };
         (status == ffi::SUCCESS).then_some(about)
     }
 
