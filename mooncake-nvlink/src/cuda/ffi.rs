@@ -93,6 +93,7 @@ macro_rules! tables {
                 Ok(Self { $($name: find(stringify!($name))?,)* })
             }
 
+            #[allow(dead_code, reason = "[`Functions`] has owners with this method")]
             pub(super) fn functions(&self) -> &Self {
                 self
             }
