@@ -136,3 +136,16 @@ tables! {
         cuMemGetAllocationPropertiesFromHandle
     }
 }
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_function_is_named() {
+        // The test program contains no function of the driver.
+        let library = Library::this();
+        assert_eq!(Functions::load(&library).err(), Some("cuInit"));
+        assert_eq!(VirtualMemory::load(&library).err(), Some("cuMemCreate"));
+    }
+}
