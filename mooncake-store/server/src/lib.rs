@@ -16,7 +16,6 @@ mod events;
 mod expired_clients;
 #[cfg(feature = "http")]
 mod http;
-#[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;
 #[cfg_attr(
@@ -29,7 +28,6 @@ mod master_server;
 pub mod process;
 mod rates;
 mod rpc;
-#[cfg(feature = "http")]
 mod scrape;
 mod snapshot_stats;
 mod snapshots;

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-#[cfg(feature = "http")]
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
+use prometheus::core::Collector;
 
 use super::counting::Requests;
 use super::event_stats::EventStats;
@@ -21,6 +21,7 @@ use super::http;
 use super::leader::Leadership;
 use super::rates::Rates;
 use super::rpc::Counted;
+use super::scrape;
 use super::snapshot_stats::SnapshotStats;
 use super::snapshots::{self, SnapshotWriter};
 use super::state::State;
@@ -138,7 +139,6 @@ impl MasterServer {
             events: feed,
             requests: Requests::default(),
             leadership,
-            #[cfg(feature = "http")]
             entries_refused: AtomicU64::new(0),
             #[cfg(feature = "http")]
             policy,
@@ -172,6 +172,18 @@ impl MasterServer {
     /// Returns the counters of published events, if events are enabled.
     pub fn event_stats(&self) -> Option<EventStats> {
         self.state.event_stats()
+    }
+
+    /// Returns a collector of the metrics of this master, for the registry of a program that embeds
+    /// it. The metrics are those of `/metrics`. The collector does not keep the server alive.
+    ///
+    /// ```
+    /// fn register(server: &mooncake_server::MasterServer) -> prometheus::Result<()> {
+    ///     prometheus::register(Box::new(server.metrics_collector()))
+    /// }
+    /// ```
+    pub fn metrics_collector(&self) -> impl Collector + use<> {
+        scrape::of(&self.state)
     }
 
     /// Returns the master.

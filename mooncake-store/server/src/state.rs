@@ -1,7 +1,6 @@
 //! The state that the servers of one master share.
 
 use std::sync::Arc;
-#[cfg(feature = "http")]
 use std::sync::atomic::AtomicU64;
 
 use mooncake_core::meta::MetadataBackend;
@@ -37,7 +36,6 @@ pub(super) struct State {
     pub(super) leadership: Arc<Leadership>,
     pub(super) config: MasterConfig,
     /// Number of metadata entries that were refused because the service was full.
-    #[cfg(feature = "http")]
     pub(super) entries_refused: AtomicU64,
     /// Storage of the tenants' policy, if there are tenants.
     #[cfg(feature = "http")]

@@ -43,8 +43,7 @@ use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, Transport};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub(crate) use self::table::Entry;
-use self::table::Table;
+pub use self::table::{CacheTable, CachedValue};
 use crate::config::HotCacheConfig;
 
 /// Maximum number of values that are fetched at the same time.
@@ -69,7 +68,7 @@ pub struct HotCacheStats {
 pub(crate) struct HotCache<T: Transport> {
     pub(crate) pool: BufferPool<T>,
     pub(crate) config: HotCacheConfig,
-    pub(crate) table: Mutex<Table>,
+    pub(crate) table: Mutex<CacheTable>,
     pub(crate) coming: Arc<Semaphore>,
     pub(crate) hits: AtomicU64,
     pub(crate) fills: AtomicU64,
@@ -94,7 +93,7 @@ impl<T: Transport> HotCache<T> {
         Ok(Some(Self {
             pool: BufferPool::new(memory, &PoolConfig::default())?,
             config,
-            table: Mutex::new(Table::new(seed)),
+            table: Mutex::new(CacheTable::new(seed)),
             coming: Arc::new(Semaphore::new(COMING)),
             hits: AtomicU64::new(0),
             fills: AtomicU64::new(0),

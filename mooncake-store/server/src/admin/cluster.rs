@@ -74,7 +74,7 @@ pub(crate) fn standby_pages(leadership: Arc<Leadership>) -> axum::Router {
 /// Returns the metrics in the text format of Prometheus.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): Shared) -> Response {
-    match scrape::text(&state) {
+    match mooncake_protocol::metrics::text(&scrape::of(&state)) {
         Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
