@@ -43,12 +43,12 @@ fn add_requests(families: &mut Families, state: &State) {
     let shed = state.requests.shed.load(Relaxed);
     families.counter("master_rpc_shed_total", "Requests refused because the master was overloaded", shed);
     let (single, batch) = state.requests.all();
-    for (name, counters) in &single {
+    for (name, counters) in single.iter() {
         let [requests, failures] = counters.read();
         families.counter(&format!("master_{name}_requests_total"), "Number of requests", requests);
         families.counter(&format!("master_{name}_failures_total"), "Failed requests", failures);
     }
-    for (name, counters) in &batch {
+    for (name, counters) in batch.iter() {
         let [requests, failures, partial, items, failed_items] = counters.read();
         for (what, help, value) in [
             ("requests", "Number of requests", requests),
