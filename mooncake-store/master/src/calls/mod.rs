@@ -16,6 +16,7 @@ mod inventory;
 mod journal;
 mod lookup;
 pub(crate) mod master;
+mod metrics;
 mod promises;
 mod promotions;
 pub(crate) mod put;
