@@ -4,14 +4,13 @@
 
 pub mod api;
 mod busy_poll;
+pub mod call;
 pub mod client;
-mod dispatch;
 pub mod frame;
 mod heartbeat;
 #[cfg(feature = "http")]
 #[doc(hidden)]
 pub mod http;
-pub mod inventory;
 pub mod literal;
 pub mod message;
 pub mod meter;
@@ -25,5 +24,4 @@ pub mod remote;
 mod retry;
 pub mod server;
 pub mod service;
-pub mod tiers;
 pub mod wire;

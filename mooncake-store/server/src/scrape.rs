@@ -222,8 +222,8 @@ impl MasterPage {
     /// Adds the time of calls in the master, in one histogram per operation.
     fn latencies(&mut self, state: &State) {
         let (single, batch) = state.requests.all();
-        let single = single.into_iter().map(|(name, counters)| (name, &counters.latency));
-        let all = single.chain(batch.into_iter().map(|(name, counters)| (name, &counters.latency)));
+        let single = single.iter().map(|(name, counters)| (*name, &counters.latency));
+        let all = single.chain(batch.iter().map(|(name, counters)| (*name, &counters.latency)));
         let labels: Vec<_> =
             all.map(|(name, latency)| ([("operation", name)], latency.histogram())).collect();
         let all = labels.iter().map(|(labels, histogram)| (&labels[..], *histogram));

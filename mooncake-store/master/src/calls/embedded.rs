@@ -1,5 +1,6 @@
 //! Interfaces of the master for a client in the same process.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,16 +14,14 @@ use mooncake_protocol::api::{
     Caller, CopyToken, DiskService, EmbeddedMaster, EndItem, InventoryService, ObjectService, PingReply,
     PutItem, SegmentService, TaskService, WriteMode,
 };
-use mooncake_protocol::message::MASTER_VERSION;
-use mooncake_protocol::service::{ObjectCalls, TaskCalls};
-use mooncake_protocol::tiers::TierCalls;
+use mooncake_protocol::message::*;
 use mooncake_protocol::wire::{
     CopyPlan, DiskWork, MovePlan, OffloadItem, StorageConfig, StoredAt, Task, TaskInfo, TaskKind, TaskReport,
 };
 
 use super::master::Master;
 
-/// Batches, made of the calls of the RPC server one by one.
+/// Batches, handled as those of the RPC server.
 #[async_trait]
 impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
     fn fences_writes(&self) -> bool {
@@ -30,11 +29,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
     }
 
     async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
-        Ok(keys.iter().map(|key| ObjectCalls::exist(self, tenant, key)).collect())
+        Ok(keys.iter().map(|key| self.handle(ExistKey { key, tenant })).collect())
     }
 
     async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
-        Ok(keys.iter().map(|key| ObjectCalls::locate(self, tenant, key)).collect())
+        Ok(keys.iter().map(|key| self.handle(GetReplicaList { key, tenant })).collect())
     }
 
     async fn put_start(
@@ -44,11 +43,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
         items: &[PutItem<'_>],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let start = |(index, item): (usize, &PutItem<'_>)| {
-            let group = group_of(config, index, items.len())?;
-            ObjectCalls::put_start(self, caller, mode, *item, config, group)
-        };
-        Ok(items.iter().enumerate().map(start).collect())
+        Ok(self.handle(StartWrites {
+            client: caller.client,
+            attempt: caller.attempt,
+            replace: mode == WriteMode::Upsert,
+            keys: items.iter().map(|item| item.key).collect(),
+            sizes: items.iter().map(|item| item.len).collect(),
+            config: Cow::Borrowed(config),
+            tenant: caller.tenant,
+        }))
     }
 
     async fn put_end(
@@ -58,7 +61,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
         items: &[EndItem<'_>],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        Ok(items.iter().map(|item| ObjectCalls::put_end(self, caller, mode, *item, replicas)).collect())
+        let Caller { client, tenant, attempt } = caller;
+        let replace = mode == WriteMode::Upsert;
+        Ok(self.handle(EndWrites { client, attempt, replace, items: items.into(), replicas, tenant }))
     }
 
     async fn put_revoke(
@@ -68,19 +73,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> ObjectService for Master<A, E> {
         keys: &[&[u8]],
         replicas: ReplicaType,
     ) -> Result<Vec<Result<()>>> {
-        Ok(keys.iter().map(|key| ObjectCalls::put_revoke(self, caller, mode, key, replicas)).collect())
+        let Caller { client, tenant, attempt } = caller;
+        let replace = mode == WriteMode::Upsert;
+        Ok(self.handle(RevokeWrites { client, attempt, replace, keys: keys.into(), replicas, tenant }))
     }
 
     async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
-        Ok(keys.iter().map(|key| ObjectCalls::remove(self, tenant, key, force)).collect())
+        Ok(keys.iter().map(|key| self.handle(Remove { key, force, tenant })).collect())
     }
 
     async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
-        ObjectCalls::remove_matching(self, tenant, pattern, force)
+        self.remove_matching_of(tenant, pattern, force)
     }
 
     async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
-        ObjectCalls::remove_all(self, tenant, force)
+        Ok(self.remove_all_of(tenant, force))
     }
 }
 
@@ -119,11 +126,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> SegmentService for Master<A, E> {
 #[async_trait]
 impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
     async fn create_copy(&self, tenant: &str, key: &[u8], targets: &[&str]) -> Result<Uuid> {
-        TaskCalls::create_copy(self, tenant, key, targets)
+        Master::create_copy(self, &self.scoped(tenant, key)?, targets)
     }
 
     async fn create_move(&self, tenant: &str, key: &[u8], source: &str, target: &str) -> Result<Uuid> {
-        TaskCalls::create_move(self, tenant, key, source, target)
+        Master::create_move(self, &self.scoped(tenant, key)?, source, target)
     }
 
     async fn task(&self, task: Uuid) -> Result<TaskInfo> {
@@ -155,7 +162,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
         targets: &[&str],
         token: CopyToken,
     ) -> Result<CopyPlan> {
-        TaskCalls::copy_start(self, caller, key, source, targets, token)
+        self.hot_copy_start(caller.client, &self.scoped(caller.tenant, key)?, source, targets, token)
     }
 
     async fn move_start(
@@ -165,7 +172,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
         source: &str,
         target: &str,
     ) -> Result<MovePlan> {
-        TaskCalls::move_start(self, caller, key, source, target)
+        Master::move_start(self, caller.client, &self.scoped(caller.tenant, key)?, source, target)
     }
 
     async fn replication_end(
@@ -175,7 +182,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
         key: &[u8],
         token: CopyToken,
     ) -> Result<()> {
-        TaskCalls::replication_end(self, caller, kind, key, token)
+        self.jobs.end_copy(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?, token)
     }
 
     async fn replication_revoke(
@@ -185,16 +192,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> TaskService for Master<A, E> {
         key: &[u8],
         token: CopyToken,
     ) -> Result<()> {
-        TaskCalls::replication_revoke(self, caller, kind, key, token)
-    }
-}
-
-/// Returns the group of item `index` of a batch of `items`.
-fn group_of(config: &ReplicateConfig, index: usize, items: usize) -> Result<&str> {
-    match &config.group_ids {
-        None => Ok(""),
-        Some(groups) if groups.len() == items => Ok(&groups[index]),
-        Some(groups) => Err(Error::invalid(format!("{} group_ids for {items} keys", groups.len()))),
+        self.jobs.revoke_copy(caller.client, kind, &self.scoped_if_known(caller.tenant, key)?, token)
     }
 }
 
@@ -237,9 +235,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> DiskService for Master<A, E> {
         tenant: &str,
         keys: &[&[u8]],
     ) -> Result<Vec<Result<()>>> {
-        let drop =
-            |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::LocalDisk);
-        Ok(keys.iter().map(drop).collect())
+        let replicas = ReplicaType::LocalDisk;
+        Ok(self.handle(BatchEvictDiskReplica { client, keys: keys.into(), tenant, replicas }))
     }
 
     async fn storage(&self) -> Result<StorageConfig> {
@@ -247,8 +244,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> DiskService for Master<A, E> {
     }
 
     async fn dropped_files(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<()>>> {
-        let drop = |key: &&[u8]| TierCalls::dropped_from_disk(self, client, tenant, key, ReplicaType::Disk);
-        Ok(keys.iter().map(drop).collect())
+        let replicas = ReplicaType::Disk;
+        Ok(self.handle(BatchEvictDiskReplica { client, keys: keys.into(), tenant, replicas }))
     }
 
     async fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
@@ -262,14 +259,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> DiskService for Master<A, E> {
         len: u64,
         preferred: &[&str],
     ) -> Result<Replica> {
-        let plan = TierCalls::promotion_start(self, caller.client, caller.tenant, key, len, preferred)?;
-        Ok(plan.memory)
+        let key = self.scoped_if_known(caller.tenant, key)?;
+        Master::promotion_start(self, caller.client, &key, len, preferred)
     }
 
     async fn promotion_end(&self, caller: Caller<'_>, key: &[u8], done: bool) -> Result<()> {
         match done {
-            true => TierCalls::promoted(self, caller.client, caller.tenant, key),
-            false => TierCalls::promotion_failed(self, caller.client, caller.tenant, key),
+            true => self.promoted(caller.client, &self.scoped_if_known(caller.tenant, key)?),
+            false => self.promotion_failed(caller.client, &self.scoped_if_known(caller.tenant, key)?),
         }
     }
 }

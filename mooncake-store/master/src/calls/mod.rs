@@ -12,6 +12,7 @@ mod expired;
 #[cfg(feature = "testkit")]
 mod fault_injection;
 mod files;
+mod handlers;
 mod inventory;
 mod journal;
 mod lookup;
@@ -20,7 +21,6 @@ mod promises;
 mod promotions;
 pub(crate) mod put;
 mod remove;
-mod rpc;
 mod snapshots;
 mod statistics;
 mod tasks;
