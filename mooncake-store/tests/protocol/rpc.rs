@@ -5,12 +5,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::fake_master::FakeMaster;
 use futures::FutureExt;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_store::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
 use mooncake_store::protocol::frame::{self, FIRST_SEQ, Parsed, Status};
 use mooncake_store::protocol::message::*;
@@ -26,9 +26,13 @@ use tokio::time::timeout;
 const TENANT: &str = "default";
 const SECOND: Duration = Duration::from_secs(1);
 
+fn service() -> MasterService<Master> {
+    MasterService(Arc::new(Master::new(MasterOptions::default()).unwrap()))
+}
+
 async fn start(address: &str, options: ServerOptions) -> RunningServer {
     let server = Server::bind(address, options).await.unwrap();
-    server.start(Arc::new(MasterService(Arc::new(FakeMaster::default()))))
+    server.start(Arc::new(service()))
 }
 
 async fn master() -> (RunningServer, RemoteMaster) {
@@ -102,7 +106,8 @@ async fn a_remote_master_is_a_master() {
             assert_eq!(exist.into_iter().filter(|exist| *exist.as_ref().unwrap()).count(), count);
             let located = master.locate(TENANT, &keys).await.unwrap();
             assert!(located.iter().all(|list| list.as_ref().unwrap().lease == 10 * SECOND));
-            let removed = master.remove(TENANT, &keys, false).await.unwrap();
+            // The objects are leased.
+            let removed = master.remove(TENANT, &keys, true).await.unwrap();
             assert_eq!(removed.iter().filter(|removed| removed.is_ok()).count(), count);
             for replicas in [ReplicaType::All, ReplicaType::Memory] {
                 let revoked = master.put_revoke(caller, mode, &keys, replicas).await.unwrap();
@@ -123,7 +128,7 @@ async fn a_remote_master_is_a_master() {
 }
 
 /// Master of Mooncake C++, which refuses calls that are not in its table.
-struct Existing(MasterService<FakeMaster>);
+struct Existing(MasterService<Master>);
 
 impl Service for Existing {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -136,7 +141,7 @@ impl Service for Existing {
 
 #[tokio::test]
 async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
-    let existing = Existing(MasterService(Arc::new(FakeMaster::default())));
+    let existing = Existing(service());
     let running =
         Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(Arc::new(existing));
     let master = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
@@ -151,7 +156,10 @@ async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
         assert!(!master.fences_writes());
         assert!(master.put_end(caller, mode, &end, ReplicaType::All).await.unwrap()[0].is_ok());
     }
-    assert!(master.put_revoke(caller, WriteMode::Put, &[b"k"], ReplicaType::All).await.unwrap()[0].is_ok());
+    let item = [PutItem { key: b"other", len: 7 }];
+    master.put_start(caller, WriteMode::Put, &item, &ReplicateConfig::default()).await.unwrap();
+    let revoked = master.put_revoke(caller, WriteMode::Put, &[b"other"], ReplicaType::All).await.unwrap();
+    assert!(revoked[0].is_ok());
     master.report_unreachable(caller.client, "host:2").await.unwrap();
     // A master of this project may have replaced it.
     master.version().await.unwrap();
