@@ -37,12 +37,19 @@ pub struct Treatment {
     pub batch_counter: Option<&'static str>,
     /// Whether the call visits every object. With millions of objects this takes long.
     pub visits_all: bool,
+    /// Whether the call serves to outlive the master. An embedded master refuses it.
+    pub remote_only: bool,
 }
 
 impl Treatment {
     /// Treatment of a call whose row in the table names none.
-    pub const DEFAULT: Self =
-        Self { class: Class::Kept, counter: None, batch_counter: None, visits_all: false };
+    pub const DEFAULT: Self = Self {
+        class: Class::Kept,
+        counter: None,
+        batch_counter: None,
+        visits_all: false,
+        remote_only: false,
+    };
 }
 
 /// Response of a call in the form of a body, where an error is a number.

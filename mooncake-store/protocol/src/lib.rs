@@ -12,6 +12,7 @@ mod heartbeat;
 #[doc(hidden)]
 pub mod http;
 pub mod literal;
+pub mod master_client;
 pub mod message;
 pub mod meter;
 #[doc(hidden)]
@@ -20,7 +21,6 @@ pub mod pack;
 pub mod place;
 #[doc(hidden)]
 pub mod record;
-pub mod remote;
 mod retry;
 pub mod server;
 pub mod service;

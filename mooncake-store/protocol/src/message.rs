@@ -21,6 +21,7 @@
 //! | `counter name` | counters `master_name_requests_total` and `_failures_total` |
 //! | `batch_counter name` | the same, with counters of items |
 //! | `visits_all` | the call visits every object |
+//! | `remote_only` | the call serves to outlive the master; an embedded master refuses it |
 
 use std::borrow::Cow;
 
@@ -266,6 +267,9 @@ macro_rules! treatment {
     };
     ($so_far:expr; visits_all $(, $($rest:tt)*)?) => {
         treatment!(Treatment { visits_all: true, ..$so_far }; $($($rest)*)?)
+    };
+    ($so_far:expr; remote_only $(, $($rest:tt)*)?) => {
+        treatment!(Treatment { remote_only: true, ..$so_far }; $($($rest)*)?)
     };
 }
 
@@ -613,9 +617,9 @@ calls! {
     /// Reports that the node at this endpoint did not respond.
     ReportUnreachable<'a>(client: ClientId, endpoint: &'a str) -> Answer<()>;
     /// Returns the changes in the client's segments.
-    FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage>;
+    FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage> [remote_only];
     /// [`MountSegment`] of memory that holds objects.
-    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
+    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()> [remote_only];
     /// Reserves the space of objects that will be announced.
     KeepExtents<'a>(
         client: ClientId,
@@ -623,23 +627,25 @@ calls! {
         offsets: List<'a, u64>,
         lengths: List<'a, u64>,
         open: bool,
-    ) -> Answer<()>;
+    ) -> Answer<()> [remote_only];
     /// Announces objects whose space was reserved and whose bytes are unchanged.
-    AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
+    AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>
+        [remote_only];
     /// Releases the space that is still reserved.
-    ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
+    ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()> [remote_only];
     /// Sends the longest promise of earlier masters. The response is the longest promise of this
     /// master, and the time to announce objects.
-    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome>;
+    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome> [remote_only];
     /// Moves the only replicas of objects away from a client that leaves. The response is the
     /// progress.
-    DrainClient(client: ClientId) -> Answer<DrainProgress>;
+    DrainClient(client: ClientId) -> Answer<DrainProgress> [remote_only];
     /// Returns replicas that a segment held when its client expired, and that have been neither
     /// removed nor replaced since.
     FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>
-        [visits_all];
+        [visits_all, remote_only];
     /// [`AnnounceReplicas`] of replicas that [`FetchExpired`] listed.
-    AnnounceExpired<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
+    AnnounceExpired<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>
+        [remote_only];
     /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until
     /// acknowledged, with the obsolete objects.
     FetchDiskWork(client: ClientId, begin: bool, done: u64) -> Answer<DiskWork>;

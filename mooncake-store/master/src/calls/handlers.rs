@@ -7,6 +7,7 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
+use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ClientId;
@@ -15,6 +16,7 @@ use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
 use mooncake_protocol::api::{Caller, CopyToken, EndItem, WriteMode};
 use mooncake_protocol::call::Response;
 use mooncake_protocol::frame::Refusal;
+use mooncake_protocol::master_client::EmbeddedMaster;
 use mooncake_protocol::message::*;
 use mooncake_protocol::pack::{self, Pairs};
 use mooncake_protocol::wire::{DrainProgress, PromotionPlan, TaskKind};
@@ -411,4 +413,14 @@ handlers! {
     AnnounceExpired<'a>: |master, r| {
         each(&r.stored, |stored| master.announce_expired(r.client, stored))
     };
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> EmbeddedMaster for Master<A, E> {
+    fn clock(&self) -> &SharedClock {
+        self.clock()
+    }
+
+    fn do_due_work(&self) {
+        self.tick();
+    }
 }

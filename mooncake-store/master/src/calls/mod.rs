@@ -7,7 +7,6 @@ mod copies;
 mod disk_work;
 mod disks;
 mod drains;
-mod embedded;
 mod expired;
 #[cfg(feature = "testkit")]
 mod fault_injection;
