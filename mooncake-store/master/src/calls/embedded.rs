@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
-use mooncake_core::{Error, Result};
 use mooncake_protocol::api::{
     Caller, CopyToken, DiskService, EmbeddedMaster, EndItem, InventoryService, ObjectService, PingReply,
     PutItem, SegmentService, TaskService, WriteMode,
