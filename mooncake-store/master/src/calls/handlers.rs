@@ -28,7 +28,7 @@ use crate::model::value::Writer;
 /// Implements [`Handle`] for [`Master`], one row for each call.
 macro_rules! handlers {
     ($($call:ident $(<$life:lifetime>)?: |$master:ident, $request:pat_param| $handled:expr;)*) => {$(
-        impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<$call $(<$life>)?> for Master<A, E> {
+        impl<$($life,)? A: SegmentAllocator, E: MergeableOrder> Handle<$call $(<$life>)?> for Master<A, E> {
             fn handle(&self, $request: $call $(<$life>)?) -> Outcome<$call $(<$life>)?> {
                 let $master = self;
                 $handled
