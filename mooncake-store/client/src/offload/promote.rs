@@ -43,9 +43,9 @@ async fn bring_back<T: Transport>(client: &Arc<Inner<T>>, disk: &Disk<T>, item: 
     if moved.as_ref().is_err_and(|error| error.kind() == ErrorKind::Timeout) {
         return moved;
     }
-    let (id, key, tenant) = (client.id, item.key.as_slice(), item.tenant.as_str());
+    let (id, key, tenant, done) = (client.id, item.key.as_slice(), item.tenant.as_str(), moved.is_ok());
     let told = async {
-        match moved.is_ok() {
+        match done {
             true => client.master.call(NotifyPromotionSuccess { client: id, key, tenant }).await,
             false => client.master.call(NotifyPromotionFailure { client: id, key, tenant }).await,
         }
