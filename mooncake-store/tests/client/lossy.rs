@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::clock::{ManualClock, SharedClock};
+use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, Result};
 #[cfg(feature = "disk")]
 use mooncake_store::client::OffloadConfig;
