@@ -8,6 +8,7 @@ pub use mooncake_master as master;
 pub use mooncake_protocol::{self as protocol, api};
 #[cfg(feature = "cli")]
 pub use mooncake_server::tool;
+#[cfg(feature = "server")]
 pub use mooncake_server::{self as server, config};
 
 /// Shared client of the processes of a host. `process` runs it as a program.

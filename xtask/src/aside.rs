@@ -35,6 +35,11 @@ impl Aside {
         Ok(Self { task: task.join(" "), child, said })
     }
 
+    /// Returns whether the task has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Waits for it and shows what it said.
     pub(crate) fn finish(mut self) -> Result {
         step(&format!("{}, begun earlier", self.task));

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{Programs, Result, command, root, step, target_dir};
+use crate::run::{Programs, Result, Run, command, root, step, target_dir};
 
 /// Program that succeeds on an interpreter that is new enough and can make environments.
 const USABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
@@ -22,20 +22,25 @@ pub(crate) fn test(rest: &[&str]) -> Result {
         return command(&python, &["mooncake-python/benches/soak.py"]).args(rest).run();
     }
     step("python");
+    tests(&python).args(rest).run()
+}
+
+/// Tests of the installed package, with the interpreter that [`install`] returned.
+fn tests(python: &str) -> Run {
     // Tests mostly wait, for leases and for processes; tests of one file share masters.
-    let some_at_a_time = ["-n", "3", "--dist", "loadfile"];
-    command(&python, &["-m", "pytest", "-q"])
-        .args(&some_at_a_time)
-        .args(rest)
-        .dir("mooncake-python")
-        .run()
-        .map_err(|error| {
-            let folder = root().join("mooncake-python/tests");
-            format!(
-                "{error}\n(the package is installed in {python}'s environment, its tests are in {})",
-                folder.display()
-            )
-        })
+    command(python, &["-m", "pytest", "-q", "-n", "3", "--dist", "loadfile"]).dir("mooncake-python")
+}
+
+/// Returns the tests of the package that the task `python-package` has installed. Without a Python,
+/// there are none.
+pub(crate) fn tests_of_installed() -> Option<Run> {
+    let python = interpreter();
+    python.exists().then(|| tests(&python.to_string_lossy()))
+}
+
+/// Interpreter of the environment of [`install`].
+fn interpreter() -> PathBuf {
+    target_dir().join("python-venv/bin/python")
 }
 
 /// `cargo xtask memcheck`: a few arguments for every call of the package, under valgrind.
@@ -145,11 +150,12 @@ pub(crate) fn install() -> Result<Option<String>> {
         );
         return Ok(None);
     }
-    let environment = target_dir().join("python-venv");
-    let python = environment.join("bin/python").to_string_lossy().into_owned();
-    if !PathBuf::from(&python).exists() {
-        command("python3", &["-m", "venv", &environment.to_string_lossy()]).run()?;
+    let python = interpreter();
+    if !python.exists() {
+        let environment = target_dir().join("python-venv").to_string_lossy().into_owned();
+        command("python3", &["-m", "venv", &environment]).run()?;
     }
+    let python = python.to_string_lossy().into_owned();
     // Builds where everything else is built, so that dependencies are compiled once.
     let target = target_dir().to_string_lossy().into_owned();
     command(

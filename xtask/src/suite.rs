@@ -1,5 +1,5 @@
-//! `cargo xtask test`: the Rust test programs, several at a time, then the documentation tests and
-//! the Python package.
+//! `cargo xtask test`: the Rust test programs, the documentation tests and the tests of the Python
+//! package, several at a time.
 #![allow(clippy::disallowed_methods, reason = "a task runner measures real time")]
 
 use std::collections::HashMap;
@@ -73,14 +73,18 @@ impl Program {
     }
 
     /// Returns the program as `cargo test` starts it.
-    fn command(&self) -> Run {
+    fn job(&self, in_ci: bool) -> Job {
         let built = target_dir().join("debug");
         let libraries = format!("{}:{}", built.join("deps").display(), built.display());
-        command(&self.executable.to_string_lossy(), &[])
+        let run = command(&self.executable.to_string_lossy(), &[])
             .env("CARGO_MANIFEST_DIR", &self.folder.to_string_lossy())
             .env("CARGO_PKG_NAME", &self.package)
             .env("LD_LIBRARY_PATH", &libraries)
-            .dir(&self.folder.to_string_lossy())
+            .dir(&self.folder.to_string_lossy());
+        // Clients come and go for a minute then.
+        let run = if in_ci { run.env("MOONCAKE_CI", "1").env("TEST_SECONDS", "60") } else { run };
+        let size = std::fs::metadata(&self.executable).map_or(0, |file| file.len());
+        Job { name: self.name(), run, alone: self.alone(), size }
     }
 }
 
@@ -103,16 +107,19 @@ pub(crate) fn test(words: &[&str], in_ci: bool) -> Result {
     let mut programs = build()?;
     let times = Times::read();
     if quick {
-        programs.retain(|program| program.is_unit || times.of(program).is_some_and(|time| time < QUICK));
-        return run(&programs, times, in_ci);
+        programs
+            .retain(|program| program.is_unit || times.of(&program.name()).is_some_and(|time| time < QUICK));
+        return run(programs.iter().map(|program| program.job(in_ci)).collect(), None, times);
     }
+    let mut jobs: Vec<Job> = programs.iter().map(|program| program.job(in_ci)).collect();
+    jobs.push(Job {
+        name: "documentation tests".into(),
+        run: cargo(&["test", "--quiet", "--workspace", "--all-features", "--doc"]),
+        alone: "cargo test --workspace --all-features --doc".into(),
+        size: 0,
+    });
     // The release build of the package takes the processors that waiting tests leave idle.
-    let package = Aside::start(&["python-package"])?;
-    run(&programs, times, in_ci)?;
-    step("documentation tests");
-    cargo(&["test", "--quiet", "--workspace", "--all-features", "--doc"]).run()?;
-    package.finish()?;
-    python::test(&[])
+    run(jobs, Some(Aside::start(&["python-package"])?), times)
 }
 
 /// Names missing programs and libraries before anything is built.
@@ -142,35 +149,55 @@ fn build() -> Result<Vec<Program>> {
     if programs.is_empty() { Err("cargo named no test program".into()) } else { Ok(programs) }
 }
 
-/// A program that runs.
-struct Running<'a> {
-    program: &'a Program,
+/// A part of the tests: a program, the documentation tests, or the tests of the Python package.
+struct Job {
+    name: String,
+    run: Run,
+    /// Command that runs this part alone.
+    alone: String,
+    /// Estimate of the duration of a part that has never passed: larger is longer.
+    size: u64,
+}
+
+/// A part that runs.
+struct Running {
+    name: String,
+    alone: String,
     child: Child,
     log: PathBuf,
     started: Instant,
 }
 
-/// Runs programs, the longest first, to the end of all of them.
-fn run(programs: &[Program], mut times: Times, in_ci: bool) -> Result {
-    step(&format!("{} test programs, {AT_ONCE} at a time", programs.len()));
-    let mut waiting: Vec<&Program> = programs.iter().collect();
+/// Runs parts, the longest first, to the end of all of them. The tests of the Python package join
+/// once `package` has installed it.
+fn run(jobs: Vec<Job>, mut package: Option<Aside>, mut times: Times) -> Result {
+    let parts = jobs.len() + usize::from(package.is_some());
+    step(&format!("{parts} parts of the tests, {AT_ONCE} at a time"));
+    let mut waiting = jobs;
     // The last one starts first. Unknown ones are the longest; large ones have more tests.
-    waiting.sort_by_key(|program| {
-        let size = std::fs::metadata(&program.executable).map_or(0, |file| file.len());
-        (times.of(program).unwrap_or(Duration::MAX), size)
-    });
-    let (mut running, mut failed): (Vec<Running<'_>>, Vec<&Program>) = (Vec::new(), Vec::new());
+    waiting.sort_by_key(|job| (times.of(&job.name).unwrap_or(Duration::MAX), job.size));
+    let (mut running, mut failed): (Vec<Running>, Vec<String>) = (Vec::new(), Vec::new());
     let (mut done, mut reported) = (0, Instant::now());
-    while !(waiting.is_empty() && running.is_empty()) {
+    while !(waiting.is_empty() && running.is_empty() && package.is_none()) {
+        let is_idle = waiting.is_empty() && running.is_empty();
+        if let Some(installed) = package.take_if(|package| is_idle || package.has_ended()) {
+            match installed.finish() {
+                Ok(()) => waiting.extend(python_job()),
+                Err(error) => {
+                    println!("{error}");
+                    failed.push("  cargo xtask python".into());
+                }
+            }
+        }
         while running.len() < AT_ONCE
-            && let Some(program) = waiting.pop()
+            && let Some(job) = waiting.pop()
         {
-            running.push(start(program, in_ci)?);
+            running.push(start(job)?);
         }
         std::thread::sleep(POLL);
         let mut still = Vec::new();
         for mut one in running {
-            let status = one.child.try_wait().map_err(|e| format!("cannot wait for a test program: {e}"))?;
+            let status = one.child.try_wait().map_err(|e| format!("cannot wait for {}: {e}", one.name))?;
             let Some(status) = status else {
                 still.push(one);
                 continue;
@@ -178,22 +205,17 @@ fn run(programs: &[Program], mut times: Times, in_ci: bool) -> Result {
             done += 1;
             let took = one.started.elapsed();
             let verdict = report(&one, status);
-            println!(
-                "{done:3}/{} {verdict} {:6.1} s  {}",
-                programs.len(),
-                took.as_secs_f32(),
-                one.program.name()
-            );
+            println!("{done:3}/{parts} {verdict} {:6.1} s  {}", took.as_secs_f32(), one.name);
             if status.success() {
-                times.set(one.program, took);
+                times.set(one.name, took);
             } else {
-                failed.push(one.program);
+                failed.push(format!("  {}", one.alone));
             }
         }
         running = still;
         if reported.elapsed() > REPORT {
             reported = Instant::now();
-            let names: Vec<_> = running.iter().map(|one| one.program.name()).collect();
+            let names: Vec<_> = running.iter().map(|one| one.name.as_str()).collect();
             println!("        still running: {}", names.join(", "));
         }
     }
@@ -201,31 +223,34 @@ fn run(programs: &[Program], mut times: Times, in_ci: bool) -> Result {
     if failed.is_empty() {
         return Ok(());
     }
-    let commands: Vec<_> = failed.iter().map(|program| format!("  {}", program.alone())).collect();
-    Err(format!("{} test programs failed. Each alone:\n{}", failed.len(), commands.join("\n")))
+    Err(format!("{} parts of the tests failed. Each alone:\n{}", failed.len(), failed.join("\n")))
 }
 
-fn start(program: &Program, in_ci: bool) -> Result<Running<'_>> {
-    let fault = |error| format!("cannot start {}: {error}", program.name());
+/// Returns the tests of the installed Python package; `None` without a Python.
+fn python_job() -> Option<Job> {
+    let run = python::tests_of_installed()?;
+    Some(Job { name: "Python package".into(), run, alone: "cargo xtask python".into(), size: 0 })
+}
+
+fn start(job: Job) -> Result<Running> {
+    let Job { name, run, alone, .. } = job;
+    let fault = |error| format!("cannot start {name}: {error}");
     let folder = state_folder();
     std::fs::create_dir_all(&folder).map_err(fault)?;
-    let log = folder.join(format!("{}.log", program.name().replace(' ', "-")));
+    let log = folder.join(format!("{}.log", name.replace(' ', "-")));
     let output = File::create(&log).map_err(fault)?;
     let errors = output.try_clone().map_err(fault)?;
-    let run = program.command();
-    // Clients come and go for a minute then.
-    let run = if in_ci { run.env("MOONCAKE_CI", "1").env("TEST_SECONDS", "60") } else { run };
     let child = run.start(Stdio::from(output), Stdio::from(errors)).map_err(fault)?;
-    Ok(Running { program, child, log, started: Instant::now() })
+    Ok(Running { name, alone, child, log, started: Instant::now() })
 }
 
-/// Prints the output of a program that failed; the word for its outcome.
-fn report(one: &Running<'_>, status: ExitStatus) -> &'static str {
+/// Prints the output of a part that failed; the word for its outcome.
+fn report(one: &Running, status: ExitStatus) -> &'static str {
     if status.success() {
         return "ok    ";
     }
     let said = std::fs::read(&one.log).unwrap_or_default();
-    println!("\n{}\n{}: {status}", String::from_utf8_lossy(&said), one.program.name());
+    println!("\n{}\n{}: {status}", String::from_utf8_lossy(&said), one.name);
     "FAILED"
 }
 
@@ -234,7 +259,7 @@ fn state_folder() -> PathBuf {
     target_dir().join("xtask-test")
 }
 
-/// Time that each program took when it last passed.
+/// Time that each part took when it last passed.
 struct Times(HashMap<String, Duration>);
 
 impl Times {
@@ -254,12 +279,12 @@ impl Times {
         Self(text.lines().filter_map(time).collect())
     }
 
-    fn of(&self, program: &Program) -> Option<Duration> {
-        self.0.get(&program.name()).copied()
+    fn of(&self, part: &str) -> Option<Duration> {
+        self.0.get(part).copied()
     }
 
-    fn set(&mut self, program: &Program, took: Duration) {
-        self.0.insert(program.name(), took);
+    fn set(&mut self, part: String, took: Duration) {
+        self.0.insert(part, took);
     }
 
     /// Writes the times. They only choose an order, so a failed write does not fail the tests.

@@ -184,7 +184,7 @@ async fn what_is_wrong_is_explained() {
     let fails = |arguments: &[&str], words: &[&str]| tool(arguments, b"").fails(words);
     fails(&["--master", &cluster.admin(), "get", "k"], &["speaks HTTP", "RPC port"]);
     fails(&["--master", "127.0.0.1:1", "get", "k"], &["no master answers at 127.0.0.1:1", "doctor"]);
-    fails(&["--master", "127.0.0.1:1", "ls"], &["--admin"]);
+    fails(&["--timeout", "0.3", "--master", "192.0.2.1:1", "ls"], &["--admin"]);
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = silent.local_addr().unwrap().to_string();
     fails(&["--timeout", "0.3", "--master", &silent, "get", "k"], &["no master answers"]);
