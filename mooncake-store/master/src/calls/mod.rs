@@ -1,4 +1,4 @@
-//! Calls: the public methods of [`Master`], one module for each subject, and the RPC interfaces.
+//! Calls: the public methods of [`Master`], one module for each subject, and the RPC handlers.
 
 mod announce_pace;
 mod client_table;
