@@ -14,12 +14,12 @@ use serde::Deserialize;
 
 use crate::deadline::Deadline;
 use crate::issuer::Issuer;
-use crate::state::{Client, Inner, Unreached};
+use crate::state::{Client, Inner, Unreached, is_newer};
 use mooncake_protocol::api::{Caller, CopyToken};
 use mooncake_protocol::message::{
     CreateCopyTask, CreateMoveTask, FetchTasks, MarkTaskToComplete, MoveStart, QueryTask,
 };
-use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
+use mooncake_protocol::wire::{CopyPlan, Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Maximum number of tasks that one request fetches.
 const FETCHED: u64 = 16;
@@ -27,6 +27,8 @@ const FETCHED: u64 = 16;
 pub(crate) const AT_ONCE: usize = 4;
 /// Pause before a copy that found no space is retried, multiplied by the number of the retry.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Maximum number of repeated requests for the space of a copy.
+const CONFIRMATIONS: usize = 3;
 /// Pause between two checks of whether a client responds after a copy to it timed out.
 const PROBE: Duration = Duration::from_secs(1);
 /// Maximum number of these checks. After ten minutes the master drops the copy.
@@ -180,41 +182,76 @@ impl<T: Transport> Inner<T> {
     /// Makes one copy or move, from start to end.
     async fn replicate(self: &Arc<Self>, kind: TaskKind, payload: &Payload) -> Result<()> {
         let deadline = self.deadline();
-        let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
-        let caller = self.caller_for(&payload.tenant_id);
-        // Space that the master grants is written to processes that were found before the request.
-        for target in payload.targets.iter().chain([&payload.target]).filter(|target| !target.is_empty()) {
-            // The name of a segment is usually that of its endpoint. The write reports a failure.
-            let connecting = Deadline::until(&self.config.clock, deadline.portion(1, 4));
-            let _ = connecting.bound("connecting to a client", self.engine.open(target)).await;
-        }
+        let (key, token) = (payload.key.as_bytes(), payload.token());
         let known = self.engine.look_ups();
-        let (from, to) = match kind {
-            TaskKind::Copy => {
-                let targets: Vec<&str> = payload.targets.iter().map(String::as_str).collect();
-                let start = self.master.copy_start(caller, key, source, &targets, token);
-                let plan = deadline.bound("copy start", start).await?;
-                (plan.source, plan.targets)
-            }
-            TaskKind::Move => {
-                let Caller { client, tenant, .. } = caller;
-                let target = payload.target.as_str();
-                let start = self.master.call(MoveStart { client, key, tenant, source, target });
-                let plan = deadline.bound("move start", start).await?;
-                (plan.source, plan.target.into_iter().collect())
-            }
+        let mut plan = self.start_copy(kind, payload, &deadline).await?;
+        let begun = Begun { kind, key: key.to_vec(), token, tenant: payload.tenant_id.clone() };
+        let made = async {
+            let known = self.confirm_copy(&begun, payload, &mut plan, known, &deadline).await?;
+            self.copy_bytes(&plan.source, &plan.targets, known, &deadline).await
         };
-        if let Err(error) = self.copy_bytes(&from, &to, known, &deadline).await {
-            let begun = Begun { kind, key: key.to_vec(), token, tenant: payload.tenant_id.clone() };
+        if let Err(error) = made.await {
             if error.kind() == ErrorKind::Timeout {
                 // Bytes of a transfer that timed out may still arrive.
-                self.runtime.spawn(revoke_later(Arc::downgrade(self), begun, to));
+                self.runtime.spawn(revoke_later(Arc::downgrade(self), begun, plan.targets));
             } else {
                 self.revoke_copy(&begun).await;
             }
             return Err(error);
         }
+        let caller = self.caller_for(&payload.tenant_id);
         deadline.bound("end of a copy", self.master.replication_end(caller, kind, key, token)).await
+    }
+
+    /// Requests space for a copy or move.
+    async fn start_copy(&self, kind: TaskKind, payload: &Payload, deadline: &Deadline) -> Result<CopyPlan> {
+        let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
+        let caller = self.caller_for(&payload.tenant_id);
+        match kind {
+            TaskKind::Copy => {
+                let targets: Vec<&str> = payload.targets.iter().map(String::as_str).collect();
+                let start = self.master.copy_start(caller, key, source, &targets, token);
+                deadline.bound("copy start", start).await
+            }
+            TaskKind::Move => {
+                let (Caller { client, tenant, .. }, target) = (caller, payload.target.as_str());
+                let start = self.master.call(MoveStart { client, key, tenant, source, target });
+                let plan = deadline.bound("move start", start).await?;
+                Ok(CopyPlan { source: plan.source, targets: plan.target.into_iter().collect() })
+            }
+        }
+    }
+
+    /// Requests the space again while one of its owners was found after the request: it may be in
+    /// memory of an earlier process. Returns the look-ups before the last request.
+    async fn confirm_copy(
+        &self,
+        begun: &Begun,
+        payload: &Payload,
+        plan: &mut CopyPlan,
+        mut known: LookUps,
+        deadline: &Deadline,
+    ) -> Result<LookUps> {
+        for _ in 0..CONFIRMATIONS {
+            let targets = plan.targets.iter().filter_map(|replica| replica.location.memory());
+            let targets: Vec<String> = targets.map(|at| at.endpoint.clone()).collect();
+            if !self.reach_granted(&targets, known, deadline).await.iter().any(is_newer) {
+                break;
+            }
+            known = self.engine.look_ups();
+            if begun.token.is_nil() {
+                self.revoke_copy(begun).await;
+                *plan = self.start_copy(begun.kind, payload, deadline).await?;
+                continue;
+            }
+            // The master stops to replicate the object for a while after a revoke. It refuses a
+            // second start unless the target was lost.
+            match self.start_copy(begun.kind, payload, deadline).await {
+                Err(error) if error.code() == ErrorCode::ObjectHasReplicationTask => {}
+                again => *plan = again?,
+            }
+        }
+        Ok(known)
     }
 
     /// Returns the caller of an RPC for a tenant. An empty tenant means the tenant of this client.

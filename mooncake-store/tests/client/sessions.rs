@@ -160,6 +160,10 @@ async fn space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land() {
     let (one, _) = world.connect(LEN as u64).await;
     let (two, _) = world.connect(LEN as u64).await;
     source.put_with("k", value(1, LEN), &at(&source)).await.unwrap();
+    // Without earlier contact, the space would be requested twice, and there is space for one copy.
+    for target in [&one, &two] {
+        source.engine().open(target.engine().name()).await.unwrap();
+    }
     // The probes of the targets are late, too, until all transfers are released.
     wire.set(always(Fault::LandLate).next(Fault::Fail).next(Fault::LandLate));
     let task = source.copy_task("k", &[one.hostname(), two.hostname()]).await.unwrap();
