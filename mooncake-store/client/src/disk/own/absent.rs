@@ -2,11 +2,18 @@
 
 use std::marker::PhantomData;
 
+use mooncake_protocol::metrics::Families;
 use mooncake_transport::Transport;
 
 /// Contents and counters of a client's disk. They need a build with feature `disk`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskReport {}
+
+impl DiskReport {
+    pub(crate) fn add_metrics(&self, _: &mut Families) {
+        match *self {}
+    }
+}
 
 /// The disk of a client, which this build does not have.
 pub(crate) type Slot<T> = PhantomData<fn() -> T>;

@@ -3,6 +3,7 @@
 mod open;
 mod owner;
 mod running;
+mod scrape;
 mod serve;
 #[allow(unsafe_code)]
 mod shelf;
