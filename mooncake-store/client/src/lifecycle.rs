@@ -11,7 +11,6 @@ use crate::state::Client;
 impl<T: Transport> Client<T> {
     /// Withdraws the disk from the cluster, if there is one. Objects on it can no longer be read.
     /// The next client with the disk finds the objects again.
-    #[cfg(feature = "disk")]
     pub async fn close_disk(&self) {
         self.inner.close_disk(&self.inner.deadline()).await;
     }
@@ -35,7 +34,6 @@ impl<T: Transport> Client<T> {
         }
         self.inner.stop_announcing().await;
         let deadline = self.inner.deadline();
-        #[cfg(feature = "disk")]
         if let Some(files) = &self.inner.files {
             let idle = async {
                 files.idle().await;
@@ -45,7 +43,6 @@ impl<T: Transport> Client<T> {
                 tracing::warn!("{error}");
             }
         }
-        #[cfg(feature = "disk")]
         self.inner.close_disk(&deadline).await;
         let mut outcome = Ok(());
         // With the lock held, no mount is in progress. A later mount sees that the client is

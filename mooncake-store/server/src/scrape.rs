@@ -30,7 +30,7 @@ fn add(families: &mut Families, state: &State) {
     add_snapshots(families, &state.snapshots);
     families.connections("master");
     let help = "Entries that the metadata server refused because it was full";
-    families.counter("master_metadata_refused_total", help, state.entries_refused.load(Relaxed));
+    families.counter("master_metadata_refused_total", help, state.endpoints.entries_refused.load(Relaxed));
     for (subject, gauges, counters) in IDLE {
         let help = format!("{subject}: not supported, always 0");
         gauges.iter().for_each(|name| families.gauge(name, &help, 0));
