@@ -13,6 +13,7 @@ use crate::config;
 use crate::deadline::Deadline;
 use crate::mounted::{Mounted, drop_region};
 use crate::state::{Client, Inner};
+use mooncake_protocol::message::DrainClient;
 use mooncake_protocol::wire::DrainProgress;
 
 impl<T: Transport> Client<T> {
@@ -81,7 +82,7 @@ impl<T: Transport> Client<T> {
     /// Returns `NOT_SUPPORTED` or a version mismatch if the master is one of Mooncake C++, and
     /// `SEGMENT_NOT_FOUND` if the client has no segment.
     pub async fn drain(&self) -> Result<DrainProgress> {
-        let asked = self.inner.master.drain_client(self.inner.id);
+        let asked = self.inner.master.call(DrainClient { client: self.inner.id });
         self.inner.deadline().bound("draining", asked).await
     }
 

@@ -16,6 +16,9 @@ use crate::deadline::Deadline;
 use crate::issuer::Issuer;
 use crate::state::{Client, Inner, Unreached};
 use mooncake_protocol::api::{Caller, CopyToken};
+use mooncake_protocol::message::{
+    CreateCopyTask, CreateMoveTask, FetchTasks, MarkTaskToComplete, MoveStart, QueryTask,
+};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Maximum number of tasks that one request fetches.
@@ -41,7 +44,11 @@ impl<T: Transport> Client<T> {
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
         let inner = &self.inner;
         inner.usable()?;
-        let call = inner.master.create_copy(&inner.config.tenant, key.as_ref(), targets);
+        let call = inner.master.call(CreateCopyTask {
+            key: key.as_ref(),
+            tenant: &inner.config.tenant,
+            targets: targets.into(),
+        });
         inner.deadline().bound("asking for a copy", call).await
     }
 
@@ -52,7 +59,12 @@ impl<T: Transport> Client<T> {
     pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
         let inner = &self.inner;
         inner.usable()?;
-        let call = inner.master.create_move(&inner.config.tenant, key.as_ref(), source, target);
+        let call = inner.master.call(CreateMoveTask {
+            key: key.as_ref(),
+            tenant: &inner.config.tenant,
+            source,
+            target,
+        });
         inner.deadline().bound("asking for a move", call).await
     }
 
@@ -77,7 +89,7 @@ impl<T: Transport> Client<T> {
     pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
         let inner = &self.inner;
         inner.usable()?;
-        inner.deadline().bound("asking for a task", inner.master.task(task)).await
+        inner.deadline().bound("asking for a task", inner.master.call(QueryTask { task })).await
     }
 }
 
@@ -115,7 +127,9 @@ impl<T: Transport> Inner<T> {
         if self.segments.lock().is_empty() || self.working.available_permits() == 0 {
             return Ok(());
         }
-        let tasks = deadline.bound("fetching tasks", self.master.fetch_tasks(self.id, FETCHED)).await?;
+        let tasks = deadline
+            .bound("fetching tasks", self.master.call(FetchTasks { client: self.id, limit: FETCHED }))
+            .await?;
         for task in tasks {
             let client = self.clone();
             self.runtime.spawn(async move {
@@ -138,7 +152,10 @@ impl<T: Transport> Inner<T> {
             Err(error) => (TaskStatus::Failed, format!("{}: {error}", error.code().name())),
         };
         let report = TaskReport { id: task.id, status, message };
-        let told = self.deadline().bound("end of a task", self.master.complete_task(self.id, &report)).await;
+        let told = self
+            .deadline()
+            .bound("end of a task", self.master.call(MarkTaskToComplete { client: self.id, report }))
+            .await;
         if let Err(error) = told {
             tracing::debug!(client = %self.id, "the master was not notified of the end of a task: {error}");
         }
@@ -180,7 +197,9 @@ impl<T: Transport> Inner<T> {
                 (plan.source, plan.targets)
             }
             TaskKind::Move => {
-                let start = self.master.move_start(caller, key, source, &payload.target);
+                let Caller { client, tenant, .. } = caller;
+                let target = payload.target.as_str();
+                let start = self.master.call(MoveStart { client, key, tenant, source, target });
                 let plan = deadline.bound("move start", start).await?;
                 (plan.source, plan.target.into_iter().collect())
             }

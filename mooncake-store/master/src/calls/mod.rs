@@ -1,4 +1,4 @@
-//! Calls: the public methods of [`Master`], one module for each subject, and the RPC interfaces.
+//! Calls: the public methods of [`Master`], one module for each subject, and the RPC handlers.
 
 mod announce_pace;
 mod client_table;
@@ -7,11 +7,11 @@ mod copies;
 mod disk_work;
 mod disks;
 mod drains;
-mod embedded;
 mod expired;
 #[cfg(feature = "testkit")]
 mod fault_injection;
 mod files;
+mod handlers;
 mod inventory;
 mod journal;
 mod lookup;
@@ -21,7 +21,6 @@ mod promises;
 mod promotions;
 pub(crate) mod put;
 mod remove;
-mod rpc;
 mod snapshots;
 mod statistics;
 mod tasks;
