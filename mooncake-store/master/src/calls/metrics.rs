@@ -12,6 +12,9 @@ use super::master::Master;
 use crate::model::stats::{DiskStats, SegmentStats, Stats};
 use crate::model::tenants::TenantInfo;
 
+/// Value of a tenant.
+type TenantValue = fn(&TenantInfo) -> u64;
+
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns a collector of the metrics of this master, for the registry of a program that embeds
     /// it. A server has more metrics, and a collector of its own for them and these. The collector
@@ -167,7 +170,7 @@ fn add_tenants(families: &mut Families, tenants: &[TenantInfo], capacity: u64) {
     if tenants.is_empty() {
         return;
     }
-    let sum = |value: fn(&TenantInfo) -> u64| tenants.iter().map(value).fold(0, u64::saturating_add);
+    let sum = |value: TenantValue| tenants.iter().map(value).fold(0, u64::saturating_add);
     let prefix = "mooncake_tenant_quota";
     for (name, help, value) in [
         ("allocatable_capacity_bytes", "Capacity that tenants share, in bytes", capacity),
@@ -176,7 +179,7 @@ fn add_tenants(families: &mut Families, tenants: &[TenantInfo], capacity: u64) {
     ] {
         families.gauge(&format!("{prefix}_{name}"), help, value);
     }
-    let each: [(&str, &str, fn(&TenantInfo) -> u64); 6] = [
+    let each: [(&str, &str, TenantValue); 6] = [
         ("requested_bytes", "Requested quota of a tenant in bytes", |at| at.requested),
         ("effective_bytes", "Effective quota of a tenant in bytes", |at| at.effective),
         ("charged_bytes", "Charged bytes of a tenant", |at| at.charged),
