@@ -6,15 +6,15 @@
 //! | layer | modules |
 //! |---|---|
 //! | processes on one host | `local` |
-//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `summary` |
+//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `status`, `summary` |
 //! | background work | `heartbeat`, `remount`, `announce`, `lasting`, `mount`, `tasks` |
 //! | public operations | `objects`, `ranges`, `sessions` |
 //! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full` |
 //! | objects on disks | `offload` |
-//! | helpers on the shared state | `attempt`, `counting` |
+//! | helpers on the shared state | `attempt`, `counting`, `handles` |
 //! | shared state | `state` |
 //! | parts of the shared state | `cache`, `disk`, `inventory`, `mounted`, `promise`, `peers`, `staging`, `metrics` |
-//! | values and settings | `config`, `payload`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `names`, `overcommit`, `version` |
+//! | values and settings | `config`, `payload`, `put_options`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `names`, `overcommit`, `version` |
 
 #![deny(unsafe_code)]
 
@@ -32,6 +32,7 @@ mod deadline;
 mod disk;
 mod errors;
 mod get;
+mod handles;
 mod heartbeat;
 mod inventory;
 mod lasting;
@@ -52,6 +53,7 @@ mod payload;
 mod peers;
 mod promise;
 mod put;
+mod put_options;
 mod ranges;
 mod remount;
 mod replicas;
@@ -60,6 +62,7 @@ mod send;
 mod sessions;
 mod staging;
 mod state;
+mod status;
 mod summary;
 mod tasks;
 mod version;
@@ -72,12 +75,14 @@ pub use self::config::DiskFaults;
 pub use self::config::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 #[cfg(feature = "disk")]
 pub use self::disk::{DiskReport, FileReport};
+pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};
 pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
-pub use self::objects::ReadInto;
+pub use self::objects::{BatchRead, ReadInto};
 #[cfg(feature = "http")]
 pub use self::pages::ClientPages;
-pub use self::payload::PutOutcome;
+pub use self::payload::{AsPayload, Payload, PutOutcome};
+pub use self::put_options::PutOptions;
 pub use self::ranges::{RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
 pub use self::state::Client;

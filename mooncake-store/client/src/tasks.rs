@@ -13,7 +13,8 @@ use mooncake_transport::{Slice, Transport};
 use serde::Deserialize;
 
 use crate::deadline::Deadline;
-use crate::state::{Client, Inner};
+use crate::handles::ClientReplicas;
+use crate::state::Inner;
 use mooncake_protocol::api::{Caller, CopyToken};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
@@ -29,7 +30,7 @@ const PROBE: Duration = Duration::from_secs(1);
 const PROBES: usize = 600;
 
 /// Requests for copies and moves. The client that has the bytes executes them.
-impl<T: Transport> Client<T> {
+impl<T: Transport> ClientReplicas<'_, T> {
     /// Requests another copy of an object in each of the named segments. [`task`](Self::task)
     /// returns the progress.
     ///
@@ -37,8 +38,8 @@ impl<T: Transport> Client<T> {
     /// Returns `INVALID_PARAMS` without a target, for a target that is not mounted, and for a key
     /// that is not UTF-8. Returns `OBJECT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` or
     /// `TASK_PENDING_LIMIT_EXCEEDED` from the master, or the error of the RPC.
-    pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
-        let inner = &self.inner;
+    pub async fn copy(self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let call = inner.master.create_copy(&inner.config.tenant, key.as_ref(), targets);
         inner.deadline().bound("asking for a copy", call).await
@@ -47,9 +48,9 @@ impl<T: Transport> Client<T> {
     /// Requests to move the copy in segment `source` to segment `target`.
     ///
     /// # Errors
-    /// Returns the errors of [`copy_task`](Self::copy_task).
-    pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
-        let inner = &self.inner;
+    /// Returns the errors of [`copy`](Self::copy).
+    pub async fn move_to(self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let call = inner.master.create_move(&inner.config.tenant, key.as_ref(), source, target);
         inner.deadline().bound("asking for a move", call).await
@@ -61,8 +62,8 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns `NOT_SUPPORTED` from the master, or the error of the RPC.
-    pub async fn clear_replicas<K: AsRef<[u8]>>(&self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
-        let inner = &self.inner;
+    pub async fn clear<K: AsRef<[u8]>>(self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let call = inner.master.clear_replicas(inner.id, &keys, segment);
@@ -73,8 +74,8 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns `TASK_NOT_FOUND` from the master, or the error of the RPC.
-    pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
-        let inner = &self.inner;
+    pub async fn task(self, task: Uuid) -> Result<TaskInfo> {
+        let inner = &self.client.inner;
         inner.usable()?;
         inner.deadline().bound("asking for a task", inner.master.task(task)).await
     }

@@ -83,7 +83,7 @@ async fn a_client_counts_what_it_does() {
 async fn a_client_that_does_not_count_says_so() {
     let config = ClientConfig { metrics: false, ..ClientConfig::default() };
     let (server, client, pages) = used_client(config).await;
-    assert!(client.metrics().is_none());
+    assert!(client.status().metrics().is_none());
     for path in ["/metrics", "/metrics/summary"] {
         assert_eq!(http(pages.address(), "GET", path, "").await, (503, "metrics not available".into()));
     }
