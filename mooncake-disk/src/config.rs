@@ -6,6 +6,7 @@ use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
 use mooncake_core::{Error, Result};
 
+use crate::fault::Faults;
 use crate::layout::BLOCK;
 
 /// I/O engine.
@@ -39,6 +40,8 @@ pub struct DiskConfig {
     pub zero_copy: bool,
     /// True if I/O bypasses the page cache (`O_DIRECT`) if the file system supports it.
     pub direct: bool,
+    /// Faults that a test injects.
+    pub faults: Faults,
 }
 
 impl Default for DiskConfig {
@@ -50,6 +53,7 @@ impl Default for DiskConfig {
             piece_bytes: 1 << 20,
             zero_copy: false,
             direct: true,
+            faults: Faults::default(),
         }
     }
 }

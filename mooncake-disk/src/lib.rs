@@ -5,7 +5,7 @@
 #[allow(unsafe_code)]
 mod buffer;
 mod config;
-#[cfg(feature = "testkit")]
+#[cfg_attr(not(feature = "testkit"), path = "fault/absent.rs")]
 mod fault;
 mod file;
 #[allow(unsafe_code)]
@@ -24,6 +24,7 @@ mod transport;
 
 pub use buffer::Frame;
 pub use config::{DiskConfig, EngineKind, StoreConfig};
+pub use fault::Faults;
 #[cfg(feature = "testkit")]
 pub use fault::{IoFault, IoFaults, IoRequest};
 pub use io::RunningEngine;

@@ -1,6 +1,9 @@
 //! Jobs for the kernel, their queue, the files that they share, and shares of completions that must
 //! be completed by their deadline whatever the disk does.
 
+#[cfg(feature = "disk-io-uring")]
+mod ring;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
@@ -16,6 +19,7 @@ use mooncake_transport::{Completion, Opcode};
 use parking_lot::{Condvar, Mutex};
 use slab::Slab;
 
+use crate::fault::Faults;
 use crate::file::BlockFile;
 use crate::space::Use;
 use crate::stats::{Counters, add};
@@ -169,8 +173,7 @@ pub(crate) struct Queue {
     asleep: AtomicBool,
     clock: SharedClock,
     pub(crate) counters: Counters,
-    #[cfg(feature = "testkit")]
-    pub(crate) faults: Option<Arc<dyn crate::fault::IoFaults>>,
+    pub(crate) faults: Faults,
 }
 
 #[derive(Default)]
@@ -192,7 +195,7 @@ struct Parked {
 }
 
 impl Queue {
-    pub(crate) fn new(event: Option<OwnedFd>, clock: SharedClock) -> Self {
+    pub(crate) fn new(event: Option<OwnedFd>, clock: SharedClock, faults: Faults) -> Self {
         Self {
             state: Mutex::default(),
             work: Condvar::new(),
@@ -201,8 +204,7 @@ impl Queue {
             asleep: AtomicBool::new(false),
             clock,
             counters: Counters::default(),
-            #[cfg(feature = "testkit")]
-            faults: None,
+            faults,
         }
     }
 
@@ -258,12 +260,6 @@ impl Queue {
         }
     }
 
-    /// Returns the next job, if there is one.
-    #[cfg(feature = "disk-io-uring")]
-    pub(crate) fn next(&self) -> Option<Job> {
-        self.state.lock().ready.pop_front()
-    }
-
     /// Waits for the next job. Returns `None` when the queue is closed.
     pub(crate) fn wait(&self) -> Option<Job> {
         let mut state = self.state.lock();
@@ -276,37 +272,6 @@ impl Queue {
             }
             self.work.wait(&mut state);
         }
-    }
-
-    /// Announces that the engine is about to sleep until the event is written. Returns false if
-    /// there is work to do first.
-    #[cfg(feature = "disk-io-uring")]
-    pub(crate) fn falls_asleep(&self) -> bool {
-        self.asleep.store(true, Ordering::SeqCst);
-        let state = self.state.lock();
-        let idle = state.ready.is_empty() && !state.closed;
-        if !idle {
-            self.asleep.store(false, Ordering::SeqCst);
-        }
-        idle
-    }
-
-    /// Reads the event, so that it can be waited for again.
-    #[cfg(feature = "disk-io-uring")]
-    pub(crate) fn clear_event(&self) {
-        if let Some(event) = &self.event {
-            let _ = rustix::io::read(event, &mut [0u8; 8]);
-        }
-    }
-
-    #[cfg(feature = "disk-io-uring")]
-    pub(crate) fn event(&self) -> Option<&OwnedFd> {
-        self.event.as_ref()
-    }
-
-    #[cfg(feature = "disk-io-uring")]
-    pub(crate) fn is_closed(&self) -> bool {
-        self.state.lock().closed
     }
 
     /// Takes a share from the watch thread. Returns `None` if the share was cancelled, or its

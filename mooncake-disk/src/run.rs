@@ -206,15 +206,10 @@ impl Run {
         queue.end(self.job, done, result);
     }
 
-    #[cfg(feature = "testkit")]
-    pub(crate) fn queue(&self) -> &std::sync::Arc<crate::queue::Queue> {
-        &self.job.queue
-    }
-
-    /// Returns the alignment of offsets and lengths of its requests.
-    #[cfg(feature = "testkit")]
-    pub(crate) fn align(&self) -> usize {
-        self.job.file().align() as usize
+    /// Applies an injected fault to the next request. See [`Faults`](crate::Faults).
+    pub(crate) fn inject(&self, io: &mut Io) -> std::result::Result<(), Option<io::Error>> {
+        let align = self.job.file().align() as usize;
+        self.job.queue.faults.apply(io.write, io.offset, &mut io.len, align)
     }
 
     fn total(&self) -> usize {

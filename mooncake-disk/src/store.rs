@@ -175,18 +175,6 @@ impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
         Self::open_on(DiskTransport::start(DiskConfig { zero_copy: true, ..disk })?, config)
     }
 
-    /// Opens the store on a disk with injected faults.
-    #[cfg(feature = "testkit")]
-    pub fn open_with_faults(
-        disk: DiskConfig,
-        config: StoreConfig<A, E>,
-        faults: Arc<dyn crate::IoFaults>,
-    ) -> Result<(Self, Recovery)> {
-        let disk = DiskConfig { zero_copy: true, ..disk };
-        let clock = mooncake_core::clock::SystemClock::shared();
-        Self::open_on(DiskTransport::start_with_faults(disk, clock, faults)?, config)
-    }
-
     fn open_on(transport: DiskTransport, config: StoreConfig<A, E>) -> Result<(Self, Recovery)> {
         config.check()?;
         let files = Files { dir: config.dir.clone() };

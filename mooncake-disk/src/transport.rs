@@ -77,32 +77,9 @@ impl DiskTransport {
 
     /// Starts the transport with a clock for the deadlines of completions.
     pub fn start_with_clock(config: DiskConfig, clock: SharedClock) -> Result<Self> {
-        let at = clock.clone();
-        Self::start_on(config, clock, move |event| Queue::new(event, at.clone()))
-    }
-
-    /// Starts the transport on a disk with injected faults.
-    #[cfg(feature = "testkit")]
-    pub fn start_with_faults(
-        config: DiskConfig,
-        clock: SharedClock,
-        faults: Arc<dyn crate::IoFaults>,
-    ) -> Result<Self> {
-        let at = clock.clone();
-        Self::start_on(config, clock, move |event| {
-            let mut queue = Queue::new(event, at.clone());
-            queue.faults = Some(faults.clone());
-            queue
-        })
-    }
-
-    fn start_on(
-        config: DiskConfig,
-        clock: SharedClock,
-        queue: impl Fn(Option<std::os::fd::OwnedFd>) -> Queue,
-    ) -> Result<Self> {
         config.check()?;
-        let (queue, engine) = io::start(&config, queue)?;
+        let (queue, engine) =
+            io::start(&config, |event| Queue::new(event, clock.clone(), config.faults.clone()))?;
         let id = LAST.fetch_add(1, Ordering::Relaxed);
         let node = Arc::new(Node {
             // The name has a random part, so that a node of another process is never taken for one

@@ -5,7 +5,7 @@ mod common;
 use std::future::Future;
 use std::sync::Arc;
 
-use common::FakeFaults;
+use common::fake_faults;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_disk::{DiskConfig, DiskTransport, EngineKind, IoFault, RunningEngine};
@@ -14,14 +14,13 @@ use tempfile::TempDir;
 
 struct OnFiles {
     config: DiskConfig,
-    faults: Option<Arc<FakeFaults>>,
     clock: SharedClock,
     dir: TempDir,
 }
 
 impl OnFiles {
     fn new(config: DiskConfig) -> Self {
-        Self { config, faults: None, clock: SystemClock::shared(), dir: common::dir() }
+        Self { config, clock: SystemClock::shared(), dir: common::dir() }
     }
 }
 
@@ -29,12 +28,7 @@ impl Fixture for OnFiles {
     type T = DiskTransport;
 
     fn node(&mut self) -> Arc<DiskTransport> {
-        let (config, clock) = (self.config.clone(), self.clock.clone());
-        let node = match &self.faults {
-            Some(faults) => DiskTransport::start_with_faults(config, clock, faults.clone()),
-            None => DiskTransport::start_with_clock(config, clock),
-        };
-        let node = node.unwrap();
+        let node = DiskTransport::start_with_clock(self.config.clone(), self.clock.clone()).unwrap();
         if self.config.engine == EngineKind::Uring {
             assert_eq!(node.engine(), RunningEngine::Uring);
         }
@@ -98,13 +92,13 @@ mod threads_through_the_page_cache {
 
 /// Cuts half of the requests short, and interrupts some. The results must not change.
 fn short(config: DiskConfig) -> OnFiles {
-    let cut = FakeFaults::new(|n, request| match n % 4 {
+    let faults = fake_faults(|n, request| match n % 4 {
         0 => IoFault::Short(1 + request.len / 3),
         1 if n % 8 == 1 => IoFault::Errno(4),
         2 if request.len > 8192 => IoFault::Short(4096),
         _ => IoFault::None,
     });
-    OnFiles { faults: Some(cut), ..OnFiles::new(config) }
+    OnFiles::new(DiskConfig { faults, ..config })
 }
 
 mod uring_with_short_answers {

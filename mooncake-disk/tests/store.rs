@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{FakeFaults, dir, engines, get, open, pattern, put};
+use common::{dir, engines, fake_faults, get, open, pattern, put};
 use futures::executor::block_on;
 use mooncake_core::clock::Rng;
 use mooncake_core::{ErrorCode, ErrorKind};
@@ -90,7 +90,7 @@ fn a_disk_without_answers_is_reported_as_stalled() {
             false => IoFault::None,
         };
         let config = StoreConfig::new(dir.path(), 16 * MIB);
-        let (store, _) = FileStore::open_with_faults(disk, config, FakeFaults::new(long)).unwrap();
+        let (store, _) = FileStore::open(DiskConfig { faults: fake_faults(long), ..disk }, config).unwrap();
         put(&store, b"short", &pattern(1, 100)).unwrap();
         put(&store, b"long", &pattern(2, 200_000)).unwrap();
         assert_eq!(store.stalled_for(), Duration::ZERO);
@@ -238,7 +238,7 @@ fn disk_errors_cost_objects_and_never_a_wrong_value() {
     // Reads of values fail at times, and writes too: with EIO, or for want of space.
     for disk in engines() {
         let dir = dir();
-        let faults = FakeFaults::new(|n, request| match n % 7 {
+        let faults = fake_faults(|n, request| match n % 7 {
             3 if !request.write => IoFault::Errno(5),
             4 if request.write => IoFault::Errno(28),
             5 if request.write => IoFault::Errno(5),
@@ -246,7 +246,7 @@ fn disk_errors_cost_objects_and_never_a_wrong_value() {
             _ => IoFault::None,
         });
         let config = StoreConfig::new(dir.path(), 8 * MIB);
-        let (store, _) = FileStore::open_with_faults(disk.clone(), config, faults).unwrap();
+        let (store, _) = FileStore::open(DiskConfig { faults, ..disk.clone() }, config).unwrap();
         let (mut there, mut refused, mut lost) = (0, 0, 0);
         for i in 0..200u64 {
             let (key, value) = (format!("{}", i % 50), pattern(i, 20_000));
@@ -301,8 +301,8 @@ fn a_disk_that_does_not_answer_delays_no_deadline() {
     for config in engines() {
         let dir = dir();
         let clock = SystemClock::shared();
-        let faults = FakeFaults::new(|n, _| if n == 0 { IoFault::Stall } else { IoFault::None });
-        let disk = DiskTransport::start_with_faults(config, clock.clone(), faults).unwrap();
+        let faults = fake_faults(|n, _| if n == 0 { IoFault::Stall } else { IoFault::None });
+        let disk = DiskTransport::start_with_clock(DiskConfig { faults, ..config }, clock.clone()).unwrap();
         let path = dir.path().join("segment");
         let segment = disk.open(&OpenSegment { path, len: MIB, grows: false }).unwrap();
         let write = |at: u64, deadline| {

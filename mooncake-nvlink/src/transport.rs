@@ -202,13 +202,7 @@ unsafe impl Transport for NvlinkTransport {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
-        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!(
-                "cannot register memory: invalid range. address={:#x} len={}",
-                span.addr(),
-                span.len
-            )));
-        }
+        span.check()?;
         let span = span.located();
         let (seat, listed) = match (access, span.location) {
             (Access::Remote, Location::Cuda(number)) if !span.read_only => self.open(number, span)?,

@@ -90,13 +90,7 @@ impl Registration {
         (longest, relaxed): (u64, bool),
         owner: u64,
     ) -> Result<Self> {
-        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!(
-                "cannot register memory: invalid range. address={:#x} len={}",
-                span.addr(),
-                span.len
-            )));
-        }
+        span.check()?;
         let rights = Rights { remote: access == Access::Remote, write: !span.read_only, relaxed };
         let parts = Parts::new(span.addr(), span.len as u64, longest);
         let buffer = dma_buf(span);

@@ -127,13 +127,7 @@ unsafe impl Transport for ShmTransport {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
-        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!(
-                "cannot register memory: invalid range. address={:#x} len={}",
-                span.addr(),
-                span.len
-            )));
-        }
+        span.check()?;
         let pages = if access == Access::Remote && !span.read_only { shared_pages(span) } else { None };
         Ok(Registration::new(pages.and_then(|pages| self.owner.open(span, Pages(pages)))))
     }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::host_port;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result, SharedClock};
 use mooncake_transport::config::TcpConfig;
 use mooncake_transport::device::not_host_memory;
+use mooncake_transport::segment::KnownRegions;
 use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -46,8 +48,8 @@ type Address = (String, u16, Option<Instance>);
 pub struct TcpPeer {
     pool: Arc<Pool>,
     framing: Framing,
-    /// First and last address of each region of the peer when it was looked up, sorted.
-    regions: Arc<[(u64, u64)]>,
+    /// Regions of the peer when it was looked up.
+    regions: KnownRegions,
 }
 
 impl TcpTransport {
@@ -105,7 +107,8 @@ impl TcpTransport {
             let transfer = Transfer {
                 op,
                 framing: peer.framing,
-                may_cut: op.len() >= self.config.stripe_threshold && peer.holds(op.remote(), op.len()),
+                may_cut: op.len() >= self.config.stripe_threshold
+                    && peer.regions.contains(op.remote(), op.len()),
                 deadline,
                 now,
                 touched: &mut touched,
@@ -147,13 +150,7 @@ unsafe impl Transport for TcpTransport {
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
-        if span.len == 0 || span.addr().checked_add(span.len as u64).is_none() {
-            return Err(Error::invalid(format!(
-                "cannot register memory: invalid range. address={:#x} len={}",
-                span.addr(),
-                span.len
-            )));
-        }
+        span.check()?;
         match access {
             Access::Local => Ok(Registration::local(span)),
             Access::Remote => self.table.insert(span),
@@ -189,13 +186,10 @@ unsafe impl Transport for TcpTransport {
             )));
         }
         let spoken = if desc.tcp_proto_version >= 2 { Framing::Acknowledged } else { Framing::Plain };
-        let mut regions: Vec<_> =
-            desc.buffers.iter().filter_map(|b| Some((b.addr, b.addr.checked_add(b.length)?))).collect();
-        regions.sort_unstable();
         Ok(TcpPeer {
             pool: self.pool(host, desc.tcp_data_port, instance(desc)?),
             framing: spoken.min(self.config.framing),
-            regions: regions.into(),
+            regions: KnownRegions::of(desc),
         })
     }
 
@@ -216,16 +210,6 @@ unsafe impl Transport for TcpTransport {
     }
 }
 
-impl TcpPeer {
-    /// Returns whether the range lies in one region, as far as this node knows. The peer decides at
-    /// each request. The result only tells whether the range may be split.
-    fn holds(&self, addr: u64, len: usize) -> bool {
-        let after = self.regions.partition_point(|&(first, _)| first <= addr);
-        let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
-        addr.checked_add(len as u64).is_some_and(|last| last <= end)
-    }
-}
-
 /// Returns the instance that a descriptor names. Returns `None` for a node without hellos, such as
 /// one of Mooncake C++.
 ///
@@ -238,20 +222,7 @@ fn instance(desc: &SegmentDesc) -> Result<Option<Instance>> {
 /// Returns the data host, or the host part of the segment name, which is an address unless
 /// something else is published.
 fn data_host(desc: &SegmentDesc) -> &str {
-    let host = if desc.tcp_data_host.is_empty() { host_of(&desc.name) } else { &desc.tcp_data_host };
-    host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host)
-}
-
-/// Returns the host of `host:port`, `[v6]:port`, a bare host or a bare v6 address.
-fn host_of(name: &str) -> &str {
-    if let Some((host, _)) = name.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return host;
-    }
-    match name.rsplit_once(':') {
-        Some(_) if name.parse::<std::net::Ipv6Addr>().is_ok() => name,
-        Some((host, _)) => host,
-        None => name,
-    }
+    host_port::split(if desc.tcp_data_host.is_empty() { &desc.name } else { &desc.tcp_data_host }).0
 }
 
 impl Drop for TcpTransport {

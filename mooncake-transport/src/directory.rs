@@ -1,6 +1,8 @@
 //! Directory of segments: segments are published and looked up at their own handshake port, or in a
 //! metadata service.
 
+mod services;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +13,11 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::handshake::{self, HandshakeConfig};
-use crate::metadata_services::not_built_in;
 use crate::net::{DEFAULT_PORT, HostPort};
 use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 
+pub use self::services::etcd;
 pub use crate::metadata_services::{FOLDER, P2P, RedisLogin};
 
 /// Time that the owner of a name has to answer a probe before its name may be taken over.
@@ -91,20 +93,7 @@ impl Directory {
         }
         // As in Mooncake C++, a string without a scheme selects etcd.
         let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);
-        let backend: Option<Arc<dyn MetadataBackend>> = match scheme {
-            #[cfg(feature = "http")]
-            "http" => Some(Arc::new(crate::http::HttpMetadata::new(text)?)),
-            #[cfg(feature = "metadata-etcd")]
-            "etcd" => Some(Arc::new(crate::etcd::EtcdMetadata::new(text)?)),
-            #[cfg(feature = "metadata-redis")]
-            "redis" => Some(Arc::new(crate::redis::RedisMetadata::new(text, &options.redis)?)),
-            #[cfg(feature = "metadata-rocksdb")]
-            "rocksdb" => Some(Arc::new(crate::rocksdb::RocksMetadata::open(text)?)),
-            _ => None,
-        };
-        let Some(backend) = backend else {
-            return Err(not_built_in(text, scheme));
-        };
+        let backend = services::open(text, scheme, &options.redis)?;
         let keys = MetaKeys::new(&options.cluster_id);
         let keys = if scheme == "http" { keys } else { keys.with_newline() };
         Ok(Self::Metadata { backend, keys })
@@ -257,12 +246,12 @@ mod tests {
     fn connection_strings() {
         assert!(Directory::connect(P2P, "").unwrap().is_p2p());
         for (text, word, built_in) in [
-            ("127.0.0.1:2379", "feature `metadata-etcd`", cfg!(feature = "metadata-etcd")),
-            ("etcd://a:1,b:2", "feature `metadata-etcd`", cfg!(feature = "metadata-etcd")),
-            ("redis://h:1", "feature `metadata-redis`", cfg!(feature = "metadata-redis")),
-            ("http://h/metadata", "feature `http`", cfg!(feature = "http")),
+            ("127.0.0.1:2379", "feature `metadata-etcd`", services::has("metadata-etcd")),
+            ("etcd://a:1,b:2", "feature `metadata-etcd`", services::has("metadata-etcd")),
+            ("redis://h:1", "feature `metadata-redis`", services::has("metadata-redis")),
+            ("http://h/metadata", "feature `http`", services::has("http")),
             ("https://h/metadata", "\"https\" is not built in; there is", false),
-            ("rocksdb:///srv/own", "feature `metadata-rocksdb`", cfg!(feature = "metadata-rocksdb")),
+            ("rocksdb:///srv/own", "feature `metadata-rocksdb`", services::has("metadata-rocksdb")),
         ] {
             if built_in && text.starts_with(FOLDER) {
                 // This string would open a folder.
@@ -281,8 +270,8 @@ mod tests {
 
     #[test]
     fn a_directory_of_our_own_that_is_not_built_in() {
-        let error = if cfg!(feature = "metadata-rocksdb") {
-            not_built_in("rocksdb:///srv/own", "rocksdb")
+        let error = if services::has("metadata-rocksdb") {
+            services::not_built_in("rocksdb:///srv/own", "rocksdb")
         } else {
             own("rocksdb:///srv/own").unwrap_err()
         };

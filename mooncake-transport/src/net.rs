@@ -1,6 +1,5 @@
-//! Names of hosts and ports, and listeners on a port of a range, with the rules of Mooncake C++.
+//! Connections, and listeners on a port of a range, with the rules of Mooncake C++.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use mooncake_core::clock::Rng;
+pub use mooncake_core::host_port::HostPort;
 use mooncake_core::{Error, ErrorCode, Result};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpStream, lookup_host};
@@ -64,79 +64,6 @@ async fn connect_to_any(places: &[SocketAddr]) -> io::Result<TcpStream> {
         }
     }
     Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
-}
-
-/// Host, by name or address, and port. An IPv6 address is printed in brackets.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HostPort {
-    /// Name or address, IPv6 without brackets.
-    pub host: String,
-    /// Port number.
-    pub port: u16,
-}
-
-impl HostPort {
-    /// Creates an address from a host and a port.
-    pub fn new(host: impl Into<String>, port: u16) -> Self {
-        Self { host: host.into(), port }
-    }
-
-    /// Parses `host:port`, `v6:port` or `[v6]:port`. The port must be present.
-    ///
-    /// # Errors
-    /// Returns `INVALID_PARAMS` with the faulty part.
-    pub fn exact(text: &str) -> Result<Self> {
-        let wrong =
-            |what: &str| Error::invalid(format!("invalid address {text:?}: {what}; expected host:port"));
-        let (host, port) = text.rsplit_once(':').ok_or_else(|| wrong("it has no port"))?;
-        let in_brackets = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let address = in_brackets.unwrap_or(host);
-        if address.is_empty() {
-            return Err(wrong("it has no host"));
-        }
-        let without_scope = address.split_once('%').map_or(address, |(address, _)| address);
-        let is_v6 = without_scope.parse::<Ipv6Addr>().is_ok();
-        let is_name = !address.contains(|c: char| c.is_whitespace() || c.is_control() || "[]:/".contains(c));
-        if !is_v6 && (in_brackets.is_some() || !is_name) {
-            return Err(wrong("its host is neither a name nor an address"));
-        }
-        match port.parse() {
-            Ok(port) if port != 0 => Ok(Self::new(address, port)),
-            _ => Err(wrong("its port is not a number from 1 to 65535")),
-        }
-    }
-
-    /// Parses `host:port`, `[v6]:port`, a bare IPv6 address or `v6%scope:port`. A missing or
-    /// invalid port becomes `default`.
-    pub fn parse(text: &str, default: u16) -> Self {
-        let port = |text: &str| text.parse().ok().filter(|p| *p != 0).unwrap_or(default);
-        if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
-            return Self::new(host, rest.strip_prefix(':').map_or(default, port));
-        }
-        if text.parse::<Ipv6Addr>().is_ok() {
-            return Self::new(text, default);
-        }
-        if let Some((address, scope)) = text.split_once('%')
-            && address.parse::<Ipv6Addr>().is_ok()
-        {
-            let (scope, rest) = scope.rsplit_once(':').map_or((scope, default), |(s, p)| (s, port(p)));
-            return Self::new(format!("{address}%{scope}"), rest);
-        }
-        match text.rsplit_once(':') {
-            Some((host, rest)) => Self::new(host, port(rest)),
-            None => Self::new(text, default),
-        }
-    }
-}
-
-impl fmt::Display for HostPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
 }
 
 /// Listens on `ip` at a random free port of the range, or on exactly one port if the range has one.
@@ -278,63 +205,6 @@ fn interface_addresses() -> Vec<(String, IpAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_read_as_the_existing_system_reads_them() {
-        for (text, host, port) in [
-            ("node", "node", DEFAULT_PORT),
-            ("node:7", "node", 7),
-            ("node:x", "node", DEFAULT_PORT),
-            ("node:", "node", DEFAULT_PORT),
-            ("node:0", "node", DEFAULT_PORT),
-            ("node:65536", "node", DEFAULT_PORT),
-            ("10.0.0.1:16000", "10.0.0.1", 16000),
-            ("::1", "::1", DEFAULT_PORT),
-            ("[::1]", "::1", DEFAULT_PORT),
-            ("[::1]:15918", "::1", 15918),
-            ("fe80::1%eth0:9", "fe80::1%eth0", 9),
-            ("fe80::1%eth0", "fe80::1%eth0", DEFAULT_PORT),
-            ("", "", DEFAULT_PORT),
-            ("[", "[", DEFAULT_PORT),
-        ] {
-            assert_eq!(HostPort::parse(text, DEFAULT_PORT), HostPort::new(host, port), "{text:?}");
-        }
-        for (text, host, port) in [
-            ("node:7", "node", 7),
-            ("a_b.c-d:65535", "a_b.c-d", 65535),
-            ("10.0.0.1:50051", "10.0.0.1", 50051),
-            ("[::1]:50051", "::1", 50051),
-            ("::1:50051", "::1", 50051),
-            ("[fe80::1%eth0]:9", "fe80::1%eth0", 9),
-        ] {
-            assert_eq!(HostPort::exact(text).unwrap(), HostPort::new(host, port), "{text:?}");
-        }
-        for (text, word) in [
-            ("", "no port"),
-            ("node", "no port"),
-            ("127.0.0.1", "no port"),
-            (":50051", "no host"),
-            ("[]:50051", "no host"),
-            ("node:", "not a number"),
-            ("node:x", "not a number"),
-            ("node:0", "not a number"),
-            ("node:-1", "not a number"),
-            ("node:65536", "not a number"),
-            ("[::1]", "neither"),
-            ("::1", "neither"),
-            ("[::1:50051", "neither"),
-            ("[node]:50051", "neither"),
-            ("a b:1", "neither"),
-            ("a/b:1", "neither"),
-            ("a:1:2", "neither"),
-            ("a\0:2", "neither"),
-        ] {
-            let error = HostPort::exact(text).unwrap_err().to_string();
-            assert!(error.contains(word), "{text:?}: {error}");
-        }
-        assert_eq!(HostPort::new("::1", 5).to_string(), "[::1]:5");
-        assert_eq!(HostPort::new("h", 5).to_string(), "h:5");
-    }
 
     #[test]
     #[cfg_attr(miri, ignore = "sockets")]

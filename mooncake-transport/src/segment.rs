@@ -5,6 +5,7 @@
 //! descriptors survive a round trip.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Map, Value};
@@ -303,6 +304,28 @@ fn bad(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorCode::InvalidParams, what).context("segment descriptor")
 }
 
+/// Address ranges of the buffers in a descriptor, sorted. Clones share them.
+#[derive(Clone, Debug)]
+pub struct KnownRegions(Arc<[(u64, u64)]>);
+
+impl KnownRegions {
+    /// Returns the ranges of the buffers of a segment.
+    pub fn of(desc: &SegmentDesc) -> Self {
+        let range = |buffer: &BufferDesc| Some((buffer.addr, buffer.addr.checked_add(buffer.length)?));
+        let mut regions: Vec<_> = desc.buffers.iter().filter_map(range).collect();
+        regions.sort_unstable();
+        Self(regions.into())
+    }
+
+    /// Returns whether the range lies in one region, as far as this node knows. The peer decides at
+    /// each request. The result only tells whether the range may be split.
+    pub fn contains(&self, addr: u64, len: usize) -> bool {
+        let after = self.0.partition_point(|&(first, _)| first <= addr);
+        let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.0.get(i)) else { return false };
+        addr.checked_add(len as u64).is_some_and(|last| last <= end)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -429,6 +452,21 @@ mod tests {
         #[test]
         fn noise_is_refused_without_a_panic(text in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = SegmentDesc::decode(&text);
+        }
+    }
+
+    #[test]
+    fn a_range_is_held_by_one_region() {
+        let regions = KnownRegions([(100, 200), (200, 300)].into());
+        for (addr, len, inside) in [
+            (100, 100, true),
+            (100, 101, false),
+            (99, 2, false),
+            (250, 50, true),
+            (300, 1, false),
+            (u64::MAX, 2, false),
+        ] {
+            assert_eq!(regions.contains(addr, len), inside, "{addr}+{len}");
         }
     }
 }

@@ -231,7 +231,7 @@ impl<R> fmt::Debug for Stage<R> {
     }
 }
 
-#[cfg(all(test, feature = "testkit"))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use futures::FutureExt;

@@ -18,7 +18,7 @@ use crate::device::{self, DeviceCopy};
 use crate::fallback::{self, with_fallback};
 use crate::handshake::AcceptConnection;
 use crate::protocol::Protocol;
-use crate::segment::SegmentDesc;
+use crate::segment::{KnownRegions, SegmentDesc};
 use crate::stages::{Stage, StagePool};
 use crate::statistics::FallbackCounter;
 use crate::ticket::{Completion, is_given_back, ticket};
@@ -61,22 +61,14 @@ pub struct ThroughRegistration<R> {
 #[derive(Clone, Debug)]
 pub struct ThroughPeer<P> {
     inner: P,
-    /// First address and end of each region of the peer at the last look-up, sorted.
-    regions: Arc<[(u64, u64)]>,
+    /// Regions of the peer at the last look-up.
+    regions: KnownRegions,
 }
 
 impl<P> ThroughPeer<P> {
     /// Returns the peer of the inner transport.
     pub fn inner(&self) -> &P {
         &self.inner
-    }
-
-    /// Returns whether the range lies in one known region. A refusal of a part is then a refusal of
-    /// the whole.
-    fn holds(&self, addr: u64, len: usize) -> bool {
-        let after = self.regions.partition_point(|&(first, _)| first <= addr);
-        let Some(&(_, end)) = after.checked_sub(1).and_then(|i| self.regions.get(i)) else { return false };
-        addr.checked_add(len as u64).is_some_and(|last| last <= end)
     }
 }
 
@@ -200,10 +192,7 @@ unsafe impl<T: Transport> Transport for ThroughHost<T> {
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<Self::Peer> {
         let inner = self.transport.connect(desc).await?;
-        let range = |addr: u64, length: u64| Some((addr, addr.checked_add(length)?));
-        let mut regions: Vec<_> = desc.buffers.iter().filter_map(|b| range(b.addr, b.length)).collect();
-        regions.sort_unstable();
-        Ok(ThroughPeer { inner, regions: regions.into() })
+        Ok(ThroughPeer { inner, regions: KnownRegions::of(desc) })
     }
 
     fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
@@ -335,7 +324,8 @@ impl<T: Transport> Carrier<T> {
     fn begin(carrier: &Arc<Self>, peer: &ThroughPeer<T::Peer>, ops: Vec<(Posted, Completion)>) {
         let mut cutter = Cutter { chunk: carrier.stages.len(), loads: Vec::new() };
         for (op, share) in ops {
-            let may_cut = peer.holds(op.remote, op.local.len);
+            // A refusal of a part is then a refusal of the whole.
+            let may_cut = peer.regions.contains(op.remote, op.local.len);
             cutter.add(op, share, may_cut);
         }
         let (carrier, peer) = (carrier.clone(), peer.inner.clone());
@@ -533,20 +523,5 @@ mod tests {
         // A part outside the known memory of the peer may be refused after other parts were
         // accepted.
         assert_eq!(loads(&[(25, false), (5, false)]), [vec![(0, 25)], vec![(0, 5)]]);
-    }
-
-    #[test]
-    fn only_what_lies_in_one_region_is_cut() {
-        let peer = ThroughPeer { inner: (), regions: [(100, 200), (200, 300)].into() };
-        for (addr, len, inside) in [
-            (100, 100, true),
-            (100, 101, false),
-            (99, 2, false),
-            (250, 50, true),
-            (300, 1, false),
-            (u64::MAX, 2, false),
-        ] {
-            assert_eq!(peer.holds(addr, len), inside, "{addr}+{len}");
-        }
     }
 }

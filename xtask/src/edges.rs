@@ -84,6 +84,16 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "identity::a_reservation_of_the_process_before_is_not_written_to_the_next_one",
                 bugs: &["store-ignores-instances"],
             },
+            Edge {
+                program: "client",
+                test: "identity::a_copy_is_not_written_to_the_next_process",
+                bugs: &["store-ignores-pending-mounts"],
+            },
+            Edge {
+                program: "client",
+                test: "loans::a_value_that_one_process_lends_is_not_read_from_the_next_one",
+                bugs: &["store-ignores-instances"],
+            },
         ],
     ),
     (

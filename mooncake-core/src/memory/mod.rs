@@ -17,6 +17,8 @@ mod shared;
 use std::fmt;
 use std::ptr::NonNull;
 
+use crate::{Error, Result};
+
 pub use device::{
     DeviceDriver, PendingCopy, copy_memory, device_driver, driver_for, offer_device_memory,
     serve_device_memory,
@@ -84,6 +86,21 @@ impl MemorySpan {
     /// Returns the address of the first byte, as remote nodes see it.
     pub fn addr(&self) -> u64 {
         self.ptr.as_ptr().addr() as u64
+    }
+
+    /// Checks the range of memory to register.
+    ///
+    /// # Errors
+    /// Returns `INVALID_PARAMS` for an empty range and for one that exceeds the address space.
+    pub fn check(&self) -> Result<()> {
+        if self.len == 0 || self.addr().checked_add(self.len as u64).is_none() {
+            return Err(Error::invalid(format!(
+                "cannot register memory: invalid range. address={:#x} len={}",
+                self.addr(),
+                self.len
+            )));
+        }
+        Ok(())
     }
 
     /// Returns whether `[addr, addr + len)` lies wholly inside. False on overflow and for a length

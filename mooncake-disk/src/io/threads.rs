@@ -26,23 +26,14 @@ pub(super) fn start(config: &DiskConfig, queue: &Arc<Queue>) -> io::Result<()> {
 
 fn work(mut run: Run, bounces: &mut Bounces) {
     loop {
-        #[allow(unused_mut, reason = "fault injection shortens the request")]
         let mut io = run.io();
-        #[cfg(feature = "testkit")]
-        if let Some(fault) = super::worker::injected(&run, &mut io) {
-            match fault {
-                crate::fault::IoFault::Errno(errno) => {
-                    match run.answer(Err(io::Error::from_raw_os_error(errno))) {
-                        Some(result) => return run.end(result, bounces),
-                        None => continue,
-                    }
-                }
-                // The thread would hang with the request; only the memory of the run is leaked
-                // here.
-                _ => return std::mem::forget(run),
-            }
-        }
-        if let Some(result) = run.answer(call(io)) {
+        let answer = match run.inject(&mut io) {
+            Ok(()) => call(io),
+            Err(Some(error)) => Err(error),
+            // The thread would hang with the request; only the memory of the run is leaked here.
+            Err(None) => return std::mem::forget(run),
+        };
+        if let Some(result) = run.answer(answer) {
             return run.end(result, bounces);
         }
     }

@@ -114,18 +114,13 @@ impl Driver {
 
     fn request(&mut self, key: usize) {
         let run = &self.runs[key];
-        #[allow(unused_mut, reason = "fault injection shortens the request")]
         let mut io = run.io();
-        #[cfg(feature = "testkit")]
-        if let Some(fault) = super::worker::injected(run, &mut io) {
-            // Any other fault is treated as a request without a completion.
-            if let crate::fault::IoFault::Errno(errno) = fault {
-                self.answer(key, Err(io::Error::from_raw_os_error(errno)));
-            }
-            return;
+        match run.inject(&mut io) {
+            Ok(()) => self.push(&entry_of(io).user_data(key as u64)),
+            Err(Some(error)) => self.answer(key, Err(error)),
+            // The request gets no completion.
+            Err(None) => {}
         }
-        let entry = entry_of(io).user_data(key as u64);
-        self.push(&entry);
     }
 
     fn push(&mut self, entry: &squeue::Entry) {

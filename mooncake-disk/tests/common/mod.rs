@@ -3,11 +3,14 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of the module")]
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::executor::block_on;
 use mooncake_core::Result;
-use mooncake_disk::{DiskConfig, EngineKind, FileStore, IoFault, IoFaults, IoRequest, Recovery, StoreConfig};
+use mooncake_disk::{
+    DiskConfig, EngineKind, Faults, FileStore, IoFault, IoFaults, IoRequest, Recovery, StoreConfig,
+};
 use tempfile::TempDir;
 
 /// Creates a directory beside the test program, so on an ordinary disk and not in a temporary file
@@ -25,15 +28,14 @@ pub fn engines() -> [DiskConfig; 3] {
 
 /// Fake faults, decided by a function of the test.
 #[derive(Debug)]
-pub struct FakeFaults {
-    pub decide: fn(u64, IoRequest) -> IoFault,
-    pub seen: AtomicU64,
+struct FakeFaults {
+    decide: fn(u64, IoRequest) -> IoFault,
+    seen: AtomicU64,
 }
 
-impl FakeFaults {
-    pub fn new(decide: fn(u64, IoRequest) -> IoFault) -> std::sync::Arc<Self> {
-        std::sync::Arc::new(Self { decide, seen: AtomicU64::new(0) })
-    }
+/// Returns faults that `decide` chooses, by the number of the request.
+pub fn fake_faults(decide: fn(u64, IoRequest) -> IoFault) -> Faults {
+    Faults::new(Arc::new(FakeFaults { decide, seen: AtomicU64::new(0) }))
 }
 
 impl IoFaults for FakeFaults {

@@ -69,7 +69,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             Some(bytes) => println!("locked memory: {bytes} bytes at most, which is what can be registered"),
         }
         if let (true, Err(error), false) =
-            (cfg!(feature = "transport-rdma"), crate::transport_set::rdma_devices(), found.nics.is_empty())
+            (crate::built_in::has("rdma"), crate::transport_set::rdma_devices(), found.nics.is_empty())
         {
             println!("no device can be opened: {error}");
         }

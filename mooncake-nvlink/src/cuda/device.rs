@@ -11,9 +11,11 @@ use mooncake_core::memory::Location;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
-use super::ffi::{self, Functions, Status};
+use super::ffi::{self, CopyBatches, Functions, Status, call, sys};
 use super::library::Cuda;
 
+const NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+const WITHOUT_TIMING: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 /// Number of streams that copies are spread over.
 const STREAMS: usize = 4;
 /// Number of events kept for reuse. Each copy in progress uses one.
@@ -26,7 +28,7 @@ static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
 pub struct Device {
     cuda: &'static Cuda,
     number: u32,
-    handle: ffi::Device,
+    handle: sys::CUdevice,
     context: usize,
     uuid: [u8; 16],
     streams: Vec<usize>,
@@ -48,7 +50,7 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut context = null_mut();
         // SAFETY: undoes the push, which restores the earlier context.
-        unsafe { (self.device.functions().context_pop)(&raw mut context) };
+        unsafe { call!(self.device, cuCtxPopCurrent_v2(&raw mut context)) };
     }
 }
 
@@ -92,15 +94,15 @@ impl Cuda {
     ///
     /// # Safety
     /// `context` is a context.
-    pub(super) unsafe fn device_of_context(&'static self, context: ffi::Context) -> Result<Arc<Device>> {
+    pub(super) unsafe fn device_of_context(&'static self, context: sys::CUcontext) -> Result<Arc<Device>> {
         let (mut handle, mut before) = (0, std::ptr::null_mut());
         // SAFETY: promised by the caller; undone below.
-        let status = unsafe { (self.functions().context_push)(context) };
+        let status = unsafe { call!(self, cuCtxPushCurrent_v2(context)) };
         self.check(status, "cannot use context")?;
         // SAFETY: the driver writes the number, and pops the pushed context.
         let status = unsafe {
-            let status = (self.functions().context_device)(&raw mut handle);
-            (self.functions().context_pop)(&raw mut before);
+            let status = call!(self, cuCtxGetDevice(&raw mut handle));
+            call!(self, cuCtxPopCurrent_v2(&raw mut before));
             status
         };
         self.check(status, "cannot get the device of a context")?;
@@ -118,13 +120,12 @@ impl Cuda {
 
 impl Device {
     pub(super) fn open(cuda: &'static Cuda, number: u32) -> Result<Self> {
-        let functions = cuda.functions();
         let (mut handle, mut context) = (0, null_mut());
         // SAFETY: the driver writes the number.
-        let status = unsafe { (functions.device)(&raw mut handle, number as c_int) };
+        let status = unsafe { call!(cuda, cuDeviceGet(&raw mut handle, number as c_int)) };
         cuda.check(status, "cannot get device")?;
         // SAFETY: the driver writes the context, which is released when the device is dropped.
-        let status = unsafe { (functions.primary_retain)(&raw mut context, handle) };
+        let status = unsafe { call!(cuda, cuDevicePrimaryCtxRetain(&raw mut context, handle)) };
         cuda.check(status, "cannot get the context of a device")?;
         let mut device = Self {
             cuda,
@@ -150,7 +151,8 @@ impl Device {
             let _here = self.enter()?;
             let (mut least, mut greatest) = (0, 0);
             // SAFETY: the driver writes the numbers.
-            let status = unsafe { (self.functions().stream_priorities)(&raw mut least, &raw mut greatest) };
+            let status =
+                unsafe { call!(self, cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)) };
             self.check(status, "cannot get stream priorities")?;
             for _ in 0..STREAMS {
                 let mut stream = null_mut();
@@ -158,7 +160,7 @@ impl Device {
                 // the caller may hold back.
                 // SAFETY: the driver writes the stream, which is destroyed with the device.
                 let status = unsafe {
-                    (self.functions().stream_create)(&raw mut stream, ffi::STREAM_NON_BLOCKING, greatest)
+                    call!(self, cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, greatest))
                 };
                 self.check(status, "cannot create stream")?;
                 streams.push(stream.expose_provenance());
@@ -183,7 +185,7 @@ impl Device {
     pub fn name(&self) -> String {
         let mut name = [0u8; 128];
         // SAFETY: the driver writes a string of at most that length.
-        unsafe { (self.functions().device_name)(name.as_mut_ptr().cast::<c_char>(), 128, self.handle) };
+        unsafe { call!(self, cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 128, self.handle)) };
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         String::from_utf8_lossy(&name[..end]).into_owned()
     }
@@ -196,7 +198,7 @@ impl Device {
         let (mut free, mut all) = (0, 0);
         let _here = self.enter()?;
         // SAFETY: the driver writes the numbers.
-        let status = unsafe { (self.functions().memory_info)(&raw mut free, &raw mut all) };
+        let status = unsafe { call!(self, cuMemGetInfo_v2(&raw mut free, &raw mut all)) };
         self.check(status, "cannot query device memory").map(|()| all - free.min(all))
     }
 
@@ -213,18 +215,19 @@ impl Device {
         self.cuda.functions()
     }
 
-    pub(super) fn attribute(&self, which: c_int) -> c_int {
+    pub(super) fn attribute(&self, which: sys::CUdevice_attribute) -> c_int {
         let mut value = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { (self.functions().device_attribute)(&raw mut value, which, self.handle) };
+        let status = unsafe { call!(self, cuDeviceGetAttribute(&raw mut value, which, self.handle)) };
         if status == ffi::SUCCESS { value } else { 0 }
     }
 
     /// Returns whether other hosts of the same NVLink fabric can open memory of the device.
     pub fn has_fabric(&self) -> bool {
-        self.functions().shareable_export.is_some()
-            && self.attribute(ffi::VIRTUAL_MEMORY_SUPPORTED) != 0
-            && self.attribute(ffi::FABRIC_HANDLE_SUPPORTED) != 0
+        use sys::CUdevice_attribute as Attribute;
+        self.cuda.virtual_memory.is_some()
+            && self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0
+            && self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0
     }
 
     /// Returns whether the driver has reported the loss of the context. Later copies fail.
@@ -245,16 +248,16 @@ impl Device {
     pub(super) fn enter(&self) -> Result<Current<'_>> {
         // SAFETY: a context that this device retains.
         let status =
-            unsafe { (self.functions().context_push)(std::ptr::with_exposed_provenance_mut(self.context)) };
+            unsafe { call!(self, cuCtxPushCurrent_v2(std::ptr::with_exposed_provenance_mut(self.context))) };
         self.check(status, "cannot use the context of a device")?;
         Ok(Current { device: self, _here: PhantomData })
     }
 
-    pub(super) fn is_context(&self, context: ffi::Context) -> bool {
+    pub(super) fn is_context(&self, context: sys::CUcontext) -> bool {
         context.addr() == self.context
     }
 
-    fn stream(&self) -> ffi::Stream {
+    fn stream(&self) -> sys::CUstream {
         let next = self.next.fetch_add(1, Ordering::Relaxed) % self.streams.len();
         std::ptr::with_exposed_provenance_mut(self.streams[next])
     }
@@ -267,16 +270,12 @@ impl Device {
         }
         let mut can = 0;
         // SAFETY: the driver writes the number.
-        let status =
-            unsafe { (self.functions().device_can_access_peer)(&raw mut can, self.handle, other.handle) };
+        let status = unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can, self.handle, other.handle)) };
         if status == ffi::SUCCESS && can != 0 {
             let Ok(_here) = self.enter() else { return };
             // SAFETY: a context that the other device retains.
             let status = unsafe {
-                (self.functions().context_enable_peer)(
-                    std::ptr::with_exposed_provenance_mut(other.context),
-                    0,
-                )
+                call!(self, cuCtxEnablePeerAccess(std::ptr::with_exposed_provenance_mut(other.context), 0,))
             };
             if status != ffi::SUCCESS && status != ffi::PEER_ACCESS_ALREADY_ENABLED {
                 tracing::debug!(
@@ -303,48 +302,29 @@ impl Device {
         // SAFETY: promised by the caller.
         let begun = unsafe { self.begin(copies, stream) };
         // SAFETY: an event and a stream of this device.
-        let status = unsafe { (self.functions().event_record)(event.raw(), stream) };
+        let status = unsafe { call!(self, cuEventRecord(event.raw(), stream)) };
         let begun = begun.and(self.check(status, "cannot record event"));
         if let Err(error) = begun {
             // SAFETY: a stream of this device.
-            unsafe { (self.functions().stream_synchronize)(stream) };
+            unsafe { call!(self, cuStreamSynchronize(stream)) };
             return Err(error);
         }
         Ok(event)
     }
 
-    unsafe fn begin(&self, copies: &[(u64, u64, usize)], stream: ffi::Stream) -> Result<()> {
+    unsafe fn begin(&self, copies: &[(u64, u64, usize)], stream: sys::CUstream) -> Result<()> {
         /// Number of copies from which one call for all is cheaper.
         const BATCH: usize = 4;
-        if let Some(batch) = self.functions().copy_batch.filter(|_| copies.len() >= BATCH) {
-            let mut to: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
-            let mut from: Vec<u64> = copies.iter().map(|copy| copy.1).collect();
-            let mut len: Vec<usize> = copies.iter().map(|copy| copy.2).collect();
-            let mut how =
-                ffi::CopyAttributes { source_order: ffi::SOURCE_IN_STREAM_ORDER, ..Default::default() };
-            let (mut first, mut failed) = (0usize, usize::MAX);
-            // SAFETY: the lists have one entry per copy, and the attributes apply to all; the
-            // caller promises the addresses.
-            let status = unsafe {
-                batch(
-                    to.as_mut_ptr(),
-                    from.as_mut_ptr(),
-                    len.as_mut_ptr(),
-                    copies.len(),
-                    &raw mut how,
-                    &raw mut first,
-                    1,
-                    &raw mut failed,
-                    stream,
-                )
-            };
+        if let Some(batches) = self.cuda.copy_batches.as_ref().filter(|_| copies.len() >= BATCH) {
+            // SAFETY: promised by the caller.
+            let status = unsafe { begin_batch(batches, copies, stream) };
             if status != ffi::NOT_SUPPORTED {
                 return self.check(status, "copies");
             }
         }
         for &(to, from, len) in copies {
             // SAFETY: promised by the caller.
-            let status = unsafe { (self.functions().copy_async)(to, from, len, stream) };
+            let status = unsafe { call!(self, cuMemcpyAsync(to, from, len, stream)) };
             self.check(status, "cannot begin copy")?;
         }
         Ok(())
@@ -361,10 +341,10 @@ impl Device {
         let _here = self.enter()?;
         let stream = self.stream();
         // SAFETY: promised by the caller.
-        let status = unsafe { (self.functions().set_async)(span.addr(), byte, span.len, stream) };
+        let status = unsafe { call!(self, cuMemsetD8Async(span.addr(), byte, span.len, stream)) };
         self.check(status, "cannot fill memory")?;
         // SAFETY: a stream of this device.
-        self.check(unsafe { (self.functions().stream_synchronize)(stream) }, "cannot fill memory")
+        self.check(unsafe { call!(self, cuStreamSynchronize(stream)) }, "cannot fill memory")
     }
 
     /// Waits until the current work of the default stream is complete.
@@ -379,24 +359,60 @@ impl Device {
         let _here = self.enter()?;
         let mut event = null_mut();
         // SAFETY: the driver writes the event, which is destroyed with the device, or by `Event`.
-        let status = unsafe { (self.functions().event_create)(&raw mut event, ffi::EVENT_DISABLE_TIMING) };
+        let status = unsafe { call!(self, cuEventCreate(&raw mut event, WITHOUT_TIMING)) };
         self.check(status, "cannot create event")?;
         Ok(Event { device: self.clone(), event: event.expose_provenance() })
     }
 
     /// Creates an event that occurs when the current work of the stream is complete.
-    pub(super) fn event_on(self: &Arc<Self>, stream: ffi::Stream) -> Result<Event> {
+    pub(super) fn event_on(self: &Arc<Self>, stream: sys::CUstream) -> Result<Event> {
         let event = self.event()?;
         let _here = self.enter()?;
         // SAFETY: an event of this device; the caller promises the stream.
-        let status = unsafe { (self.functions().event_record)(event.raw(), stream) };
+        let status = unsafe { call!(self, cuEventRecord(event.raw(), stream)) };
         self.check(status, "cannot wait for stream")?;
         Ok(event)
     }
 }
 
+/// Begins copies with one call. They read their sources in the order of the stream.
+///
+/// # Safety
+/// As for [`Device::copy`].
+unsafe fn begin_batch(batches: &CopyBatches, copies: &[(u64, u64, usize)], stream: sys::CUstream) -> Status {
+    let mut to: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
+    let mut from: Vec<u64> = copies.iter().map(|copy| copy.1).collect();
+    let mut len: Vec<usize> = copies.iter().map(|copy| copy.2).collect();
+    let no_hint = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+    let mut attributes = sys::CUmemcpyAttributes {
+        srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+        srcLocHint: no_hint,
+        dstLocHint: no_hint,
+        flags: 0,
+    };
+    let (mut first, mut failed) = (0, usize::MAX);
+    // SAFETY: the lists have one entry per copy, and the attributes apply to all; the caller
+    // promises the addresses.
+    unsafe {
+        call!(
+            batches,
+            cuMemcpyBatchAsync(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                len.as_mut_ptr(),
+                copies.len(),
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                &raw mut failed,
+                stream,
+            )
+        )
+    }
+}
+
 impl Event {
-    fn raw(&self) -> ffi::Event {
+    fn raw(&self) -> sys::CUevent {
         std::ptr::with_exposed_provenance_mut(self.event)
     }
 
@@ -407,7 +423,7 @@ impl Event {
             return Some(Err(error));
         }
         // SAFETY: an event of this device.
-        match unsafe { (self.device.functions().event_query)(self.raw()) } {
+        match unsafe { call!(self.device, cuEventQuery(self.raw())) } {
             ffi::NOT_READY => None,
             status => Some(self.device.check(status, "copy failed")),
         }
@@ -417,7 +433,7 @@ impl Event {
     pub(crate) fn wait(&self) -> Result<()> {
         let _here = self.device.enter()?;
         // SAFETY: an event of this device.
-        let status = unsafe { (self.device.functions().event_synchronize)(self.raw()) };
+        let status = unsafe { call!(self.device, cuEventSynchronize(self.raw())) };
         self.device.check(status, "copy failed")
     }
 }
@@ -431,7 +447,7 @@ impl Drop for Event {
         drop(events);
         if let Ok(_here) = self.device.enter() {
             // SAFETY: an event of this device, without another user.
-            unsafe { (self.device.functions().event_destroy)(self.raw()) };
+            unsafe { call!(self.device, cuEventDestroy_v2(self.raw())) };
         }
     }
 }
@@ -441,19 +457,17 @@ impl Drop for Device {
         if let Ok(_here) = self.enter() {
             for event in self.events.lock().drain(..) {
                 // SAFETY: an event without a user.
-                unsafe {
-                    (self.cuda.functions().event_destroy)(std::ptr::with_exposed_provenance_mut(event))
-                };
+                unsafe { call!(self.cuda, cuEventDestroy_v2(std::ptr::with_exposed_provenance_mut(event))) };
             }
             for &stream in &self.streams {
                 // SAFETY: a stream without a user.
                 unsafe {
-                    (self.cuda.functions().stream_destroy)(std::ptr::with_exposed_provenance_mut(stream))
+                    call!(self.cuda, cuStreamDestroy_v2(std::ptr::with_exposed_provenance_mut(stream)))
                 };
             }
         }
         // SAFETY: retained by `open`.
-        unsafe { (self.cuda.functions().primary_release)(self.handle) };
+        unsafe { call!(self.cuda, cuDevicePrimaryCtxRelease_v2(self.handle)) };
     }
 }
 

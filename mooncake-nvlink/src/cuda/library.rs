@@ -1,21 +1,26 @@
 //! libcuda, loaded on first use, and its information about the machine.
 
-use std::borrow::Cow;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::error::Error as _;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-use super::ffi::{self, Functions, Status};
+use super::ffi::{
+    self, Address, CopyBatches, Describe, Functions, RangeHandles, Status, StreamWaits, VirtualMemory, call,
+    sys,
+};
 
-const NAME: &CStr = c"libcuda.so.1";
+use sys::CUpointer_attribute as PointerAttribute;
+
+const NAME: &str = "libcuda.so.1";
 
 static CUDA: OnceLock<Cuda> = OnceLock::new();
 static LOADING: Mutex<()> = Mutex::new(());
@@ -27,6 +32,10 @@ static LOOKS: AtomicU64 = AtomicU64::new(0);
 /// Library of the CUDA driver in this process. There is one, which is never unloaded.
 pub struct Cuda {
     functions: Functions,
+    pub(super) stream_waits: Option<StreamWaits>,
+    pub(super) copy_batches: Option<CopyBatches>,
+    pub(super) range_handles: Option<RangeHandles>,
+    pub(super) virtual_memory: Option<VirtualMemory>,
     initialised: Mutex<bool>,
     /// Ids of all devices, by number.
     uuids: OnceLock<Vec<[u8; 16]>>,
@@ -67,12 +76,9 @@ impl Cuda {
         let _turn = LOADING.lock();
         #[cfg(test)]
         LOOKS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: a constant name; the call loads nothing.
-        let handle = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        if handle.is_null() {
-            return None;
-        }
-        load_functions(handle).ok()
+        // SAFETY: the call loads nothing.
+        let library = unsafe { Library::open(Some(NAME), RTLD_NOW | libc::RTLD_NOLOAD) };
+        load_functions(library.ok()?).ok()
     }
 
     fn load(path: Option<&Path>) -> Result<&'static Self> {
@@ -80,25 +86,19 @@ impl Cuda {
             return Ok(cuda);
         }
         let _turn = LOADING.lock();
-        let name = match path {
-            Some(path) => CString::new(path.as_os_str().as_bytes())
-                .map_err(|_| Error::invalid("invalid path of the CUDA library: it contains a zero byte"))?,
-            None => NAME.into(),
-        };
-        // SAFETY: a C string; every program that links the library runs the same initialisers.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            // SAFETY: after a failed `dlopen` this is a string or null, valid until the next call
-            // from this thread.
-            let why = unsafe { libc::dlerror() };
-            let why = match why.is_null() {
-                true => Cow::Borrowed("file not found"),
-                // SAFETY: not null, as checked above.
-                false => unsafe { CStr::from_ptr(why) }.to_string_lossy(),
-            };
-            return Err(missing(format!("cannot load libcuda.so.1: {why}")));
-        }
-        load_functions(handle).map_err(missing)
+        let name = path.map_or(OsStr::new(NAME), Path::as_os_str);
+        // SAFETY: every program that links the library runs the same initialisers.
+        let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(|error| match error {
+            libloading::Error::InteriorZeroElements => {
+                Error::invalid("invalid path of the CUDA library: it contains a zero byte")
+            }
+            error => {
+                let why = error.source().map_or_else(|| error.to_string(), |why| why.to_string());
+                missing(format!("cannot load libcuda.so.1: {why}"))
+            }
+        })?;
+        load_functions(library).map_err(missing)
     }
 
     fn initialise(&self) -> Result<()> {
@@ -107,7 +107,7 @@ impl Cuda {
             return Ok(());
         }
         // SAFETY: the call has no flags.
-        let status = unsafe { (self.functions.init)(0) };
+        let status = unsafe { call!(self, cuInit(0)) };
         if status == ffi::NO_DEVICE {
             return Err(missing("libcuda.so.1 finds no device"));
         }
@@ -127,7 +127,7 @@ impl Cuda {
     pub fn device_count(&self) -> Result<u32> {
         let mut count: c_int = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { (self.functions.device_count)(&raw mut count) };
+        let status = unsafe { call!(self, cuDeviceGetCount(&raw mut count)) };
         self.check(status, "cannot count devices")?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
@@ -136,7 +136,7 @@ impl Cuda {
     pub fn driver_version(&self) -> i32 {
         let mut version: c_int = 0;
         // SAFETY: the driver writes the number.
-        unsafe { (self.functions.driver_version)(&raw mut version) };
+        unsafe { call!(self, cuDriverGetVersion(&raw mut version)) };
         version
     }
 
@@ -147,16 +147,17 @@ impl Cuda {
             let (mut flags, mut active) = (0, 0);
             let Ok(handle) = self.handle(number) else { return false };
             // SAFETY: the driver writes the numbers.
-            let status = unsafe { (self.functions.primary_state)(handle, &raw mut flags, &raw mut active) };
+            let status =
+                unsafe { call!(self, cuDevicePrimaryCtxGetState(handle, &raw mut flags, &raw mut active)) };
             status == ffi::SUCCESS && active != 0
         })
     }
 
     /// Returns the current context of this thread, or null.
-    pub(super) fn current_context(&self) -> ffi::Context {
+    pub(super) fn current_context(&self) -> sys::CUcontext {
         let mut context = std::ptr::null_mut();
         // SAFETY: the driver writes the context.
-        unsafe { (self.functions.context_current)(&raw mut context) };
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut context)) };
         context
     }
 
@@ -166,9 +167,8 @@ impl Cuda {
             let mut text = [0u8; 32];
             let handle = self.handle(number).ok()?;
             // SAFETY: the driver writes a string of at most that length.
-            let status = unsafe {
-                (self.functions.device_pci_address)(text.as_mut_ptr().cast::<c_char>(), 32, handle)
-            };
+            let status =
+                unsafe { call!(self, cuDeviceGetPCIBusId(text.as_mut_ptr().cast::<c_char>(), 32, handle)) };
             let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;
             (status == ffi::SUCCESS).then(|| text.to_ascii_lowercase())
         };
@@ -176,10 +176,10 @@ impl Cuda {
     }
 
     /// Returns the driver's handle of a device.
-    pub(super) fn handle(&self, number: u32) -> Result<ffi::Device> {
+    pub(super) fn handle(&self, number: u32) -> Result<sys::CUdevice> {
         let mut handle = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { (self.functions.device)(&raw mut handle, number as c_int) };
+        let status = unsafe { call!(self, cuDeviceGet(&raw mut handle, number as c_int)) };
         self.check(status, "cannot get device").map(|()| handle)
     }
 
@@ -196,7 +196,7 @@ impl Cuda {
     pub(super) fn uuid(&self, number: u32) -> Result<[u8; 16]> {
         let (device, mut uuid) = (self.handle(number)?, [0; 16]);
         // SAFETY: the driver writes the bytes.
-        let status = unsafe { (self.functions.device_uuid)(&raw mut uuid, device) };
+        let status = unsafe { call!(self, cuDeviceGetUuid((&raw mut uuid).cast(), device)) };
         self.check(status, "cannot get the id of a device")?;
         Ok(uuid)
     }
@@ -205,7 +205,7 @@ impl Cuda {
     /// and for managed memory, which the processor can touch.
     pub fn allocation(&self, addr: u64) -> Option<MemorySpan> {
         let about = self.pointer(addr)?;
-        if about.kind != ffi::MEMORY_TYPE_DEVICE || about.managed || about.size == 0 {
+        if about.kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 || about.managed || about.size == 0 {
             return None;
         }
         let ptr = std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(
@@ -224,22 +224,24 @@ impl Cuda {
     /// ones, or 0 if the driver reports none.
     pub(super) fn buffer_id(&self, addr: u64) -> u64 {
         let mut id = 0u64;
-        let (what, into) = ([ffi::POINTER_BUFFER_ID], [(&raw mut id).cast::<c_void>()]);
+        let mut what = [PointerAttribute::CU_POINTER_ATTRIBUTE_BUFFER_ID];
+        let mut into = [(&raw mut id).cast::<c_void>()];
         // SAFETY: the list has one destination for one attribute, with its size.
-        let status = unsafe { (self.functions.pointer_attributes)(1, what.as_ptr(), into.as_ptr(), addr) };
+        let status =
+            unsafe { call!(self, cuPointerGetAttributes(1, what.as_mut_ptr(), into.as_mut_ptr(), addr)) };
         if status == ffi::SUCCESS { id } else { 0 }
     }
 
     fn pointer(&self, addr: u64) -> Option<Pointer> {
         let mut about = Pointer { kind: 0, managed: false, device: -1, start: 0, size: 0 };
-        let what = [
-            ffi::POINTER_MEMORY_TYPE,
-            ffi::POINTER_IS_MANAGED,
-            ffi::POINTER_DEVICE_ORDINAL,
-            ffi::POINTER_RANGE_START,
-            ffi::POINTER_RANGE_SIZE,
+        let mut what = [
+            PointerAttribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            PointerAttribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            PointerAttribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         ];
-        let into: [*mut c_void; 5] = [
+        let mut into: [*mut c_void; 5] = [
             (&raw mut about.kind).cast(),
             (&raw mut about.managed).cast(),
             (&raw mut about.device).cast(),
@@ -249,7 +251,8 @@ impl Cuda {
         // SAFETY: the list has one destination per attribute, each with the size of its attribute.
         // For unknown memory the driver writes zeros, and before its initialisation it returns an
         // error.
-        let status = unsafe { (self.functions.pointer_attributes)(5, what.as_ptr(), into.as_ptr(), addr) };
+        let status =
+            unsafe { call!(self, cuPointerGetAttributes(5, what.as_mut_ptr(), into.as_mut_ptr(), addr)) };
         (status == ffi::SUCCESS).then_some(about)
     }
 
@@ -258,17 +261,19 @@ impl Cuda {
         if status == ffi::SUCCESS {
             return Ok(());
         }
-        let text = |say: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+        let text = |address: Address| {
             let mut text: *const c_char = null();
-            // SAFETY: the driver writes a pointer to a constant string, or null.
-            unsafe { say(status, &raw mut text) };
+            // SAFETY: the two functions below have this type, and take any number. The driver
+            // writes a pointer to a constant string, or null.
+            unsafe { std::mem::transmute::<Address, Describe>(address)(status, &raw mut text) };
             // SAFETY: as above.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
         };
-        let name = text(self.functions.error_name).unwrap_or_else(|| format!("CUDA error {status}").into());
-        let said = text(self.functions.error_text).unwrap_or_default();
+        let name =
+            text(self.functions.cuGetErrorName).unwrap_or_else(|| format!("CUDA error {status}").into());
+        let said = text(self.functions.cuGetErrorString).unwrap_or_default();
         let code = match status {
-            1 | ffi::INVALID_HANDLE => ErrorCode::InvalidParams,
+            ffi::INVALID_VALUE | ffi::INVALID_HANDLE => ErrorCode::InvalidParams,
             ffi::OUT_OF_MEMORY => ErrorCode::BufferOverflow,
             ffi::NOT_INITIALIZED | ffi::NO_DEVICE | ffi::NOT_SUPPORTED => ErrorCode::NotSupported,
             _ => ErrorCode::TransferFail,
@@ -300,15 +305,30 @@ struct Pointer {
 }
 
 /// Looks up the functions of the library. The caller holds [`LOADING`].
-fn load_functions(handle: *mut c_void) -> Result<&'static Cuda, String> {
+fn load_functions(library: Library) -> Result<&'static Cuda, String> {
     if let Some(cuda) = CUDA.get() {
         return Ok(cuda);
     }
-    // SAFETY: the handle is open and never closed; names are constants, under which the driver
-    // exports these functions.
-    let functions = unsafe { Functions::load(|name| libc::dlsym(handle, name.as_ptr())) };
+    let functions = Functions::load(&library);
+    let optional = (
+        StreamWaits::load(&library).ok(),
+        CopyBatches::load(&library).ok(),
+        RangeHandles::load(&library).ok(),
+        VirtualMemory::load(&library).ok(),
+    );
+    // The functions stay valid, because the library is not closed.
+    let _ = library.into_raw();
     let functions = functions.map_err(|name| format!("libcuda.so.1 has no {name}: the driver is too old"))?;
-    Ok(CUDA.get_or_init(|| Cuda { functions, initialised: Mutex::new(false), uuids: OnceLock::new() }))
+    let (stream_waits, copy_batches, range_handles, virtual_memory) = optional;
+    Ok(CUDA.get_or_init(|| Cuda {
+        functions,
+        stream_waits,
+        copy_batches,
+        range_handles,
+        virtual_memory,
+        initialised: Mutex::new(false),
+        uuids: OnceLock::new(),
+    }))
 }
 
 fn missing(what: impl fmt::Display) -> Error {

@@ -1,8 +1,9 @@
 //! Device memory, allocated, exported to other processes and imported from them, and page-locked
 //! host memory.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -12,8 +13,13 @@ use mooncake_core::memory::{Location, MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::device::Device;
-use super::ffi::{self, HANDLE_BYTES};
-use super::library::Cuda;
+use super::ffi::{HANDLE_BYTES, VirtualMemory, call, sys};
+
+const FABRIC: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+const DMA_BUF: sys::CUmemRangeHandleType = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+const GRANULARITY: sys::CUmemAllocationGranularity_flags =
+    sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+const LAZY_PEER_ACCESS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
 
 /// Device memory, freed on drop.
 pub struct DeviceMemory {
@@ -34,7 +40,7 @@ impl DeviceMemory {
         let mut ptr = 0;
         let _here = device.enter()?;
         // SAFETY: the driver writes the address, which is freed when the value is dropped.
-        let status = unsafe { (device.functions().alloc)(&raw mut ptr, some(len)?) };
+        let status = unsafe { call!(device, cuMemAlloc_v2(&raw mut ptr, some(len)?)) };
         device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
         Ok(Self { device: device.clone(), span: span(ptr, len, device.location())?, mapped: None })
     }
@@ -45,39 +51,44 @@ impl DeviceMemory {
     /// # Errors
     /// Returns the errors of [`new`](Self::new), and `NOT_SUPPORTED` if the device is in no fabric.
     pub fn with_fabric(device: &Arc<Device>, len: usize) -> Result<Self> {
-        let Some(vmm) = Vmm::find(device.cuda()).filter(|_| device.has_fabric()) else {
+        let Some(vmm) = device.cuda().virtual_memory.as_ref().filter(|_| device.has_fabric()) else {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!("{} is in no fabric", device.location()),
             ));
         };
-        let at = ffi::Location { kind: ffi::LOCATION_DEVICE, id: device.number().cast_signed() };
-        let properties = ffi::AllocationProperties {
-            handle_types: ffi::HANDLE_FABRIC,
-            location: at,
-            flags: ffi::AllocationFlags {
-                gpu_direct_rdma: u8::from(device.attribute(ffi::RDMA_WITH_VMM_SUPPORTED) != 0),
-                ..ffi::AllocationFlags::default()
+        let rdma = device
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: FABRIC,
+            location: location(device.number()),
+            win32HandleMetaData: null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: u8::from(rdma != 0),
+                usage: 0,
+                reserved: [0; 4],
             },
-            ..ffi::AllocationProperties::default()
         };
         let _here = device.enter()?;
         let mut grain = 0;
         // SAFETY: the driver reads the properties and writes the number.
-        let status =
-            unsafe { (vmm.granularity)(&raw mut grain, &raw const properties, ffi::GRANULARITY_MINIMUM) };
+        let status = unsafe {
+            call!(vmm, cuMemGetAllocationGranularity(&raw mut grain, &raw const properties, GRANULARITY))
+        };
         device.check(status, "cannot get the granularity of memory")?;
         let whole = some(len)?.checked_next_multiple_of(grain.max(1));
         let whole = whole
             .ok_or_else(|| Error::invalid(format!("cannot allocate {len} bytes: length is too large")))?;
         let mut handle = 0;
         // SAFETY: as above.
-        let status = unsafe { (vmm.create)(&raw mut handle, whole, &raw const properties, 0) };
+        let status = unsafe { call!(vmm, cuMemCreate(&raw mut handle, whole, &raw const properties, 0)) };
         device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
         let mapped = vmm.map_for_all(device, handle, whole);
         // The mapping keeps the memory.
         // SAFETY: created above.
-        unsafe { (vmm.release)(handle) };
+        unsafe { call!(vmm, cuMemRelease(handle)) };
         Ok(Self { device: device.clone(), span: span(mapped?, len, device.location())?, mapped: Some(whole) })
     }
 
@@ -90,12 +101,12 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(_here) = self.device.enter() else { return };
-        match (self.mapped, Vmm::find(self.device.cuda())) {
+        match (self.mapped, &self.device.cuda().virtual_memory) {
             // SAFETY: mapped on creation, and no longer used.
             (Some(whole), Some(vmm)) => unsafe { vmm.unmap(self.span.addr(), whole) },
             // SAFETY: allocated on creation, and no longer used.
             _ => unsafe {
-                (self.device.functions().free)(self.span.addr());
+                call!(self.device, cuMemFree_v2(self.span.addr()));
             },
         }
     }
@@ -127,7 +138,7 @@ impl Pinned {
         let _here = device.enter()?;
         // SAFETY: the driver writes the address, which is freed when the value is dropped.
         let status =
-            unsafe { (device.functions().host_alloc)(&raw mut ptr, some(len)?, ffi::HOST_ALLOC_PORTABLE) };
+            unsafe { call!(device, cuMemHostAlloc(&raw mut ptr, some(len)?, sys::CU_MEMHOSTALLOC_PORTABLE)) };
         device.check(status, &format!("cannot allocate {len} bytes of page-locked memory"))?;
         let ptr = NonNull::new(ptr.cast())
             .ok_or_else(|| Error::internal("internal error: page-locked memory without an address"))?;
@@ -148,7 +159,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(_here) = self.device.enter() {
             // SAFETY: allocated on creation, and no longer used.
-            unsafe { (self.device.functions().host_free)(self.span.ptr.as_ptr().cast()) };
+            unsafe { call!(self.device, cuMemFreeHost(self.span.ptr.as_ptr().cast())) };
         }
     }
 }
@@ -193,7 +204,8 @@ impl Allocation {
         let (mut base, mut len) = (0, 0usize);
         let _here = device.enter()?;
         // SAFETY: the driver writes the numbers.
-        let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut len, span.addr()) };
+        let status =
+            unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut len, span.addr())) };
         device.check(status, "cannot find the allocation")?;
         let len = len as u64;
         if base > span.addr() || base + len < span.addr() + span.len as u64 {
@@ -224,36 +236,43 @@ impl Allocation {
 }
 
 fn export_ipc(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
-    let mut handle = ffi::IpcHandle([0; HANDLE_BYTES]);
+    let mut handle = [0; HANDLE_BYTES];
     // SAFETY: the driver writes the bytes.
-    let status = unsafe { (device.functions().ipc_export)(&raw mut handle, base) };
+    let status = unsafe { call!(device, cuIpcGetMemHandle((&raw mut handle).cast(), base)) };
     device.check(status, "cannot get IPC handle")?;
-    Ok(handle.0)
+    Ok(handle)
 }
 
 fn export_fabric(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
-    let vmm = Vmm::find(device.cuda()).ok_or_else(no_vmm)?;
+    let vmm = device.cuda().virtual_memory.as_ref().ok_or_else(no_vmm)?;
     let mut memory = 0;
     // SAFETY: the driver writes the handle, which is released below.
-    let status = unsafe { (vmm.handle_of)(&raw mut memory, with_exposed_provenance_mut(base as usize)) };
+    let status = unsafe {
+        call!(vmm, cuMemRetainAllocationHandle(&raw mut memory, with_exposed_provenance_mut(base as usize)))
+    };
     device.check(status, "cannot get fabric handle: memory is not of cuMemCreate")?;
     let mut bytes = [0u8; HANDLE_BYTES];
-    let mut properties = ffi::AllocationProperties::default();
+    let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::uninit();
     // SAFETY: the driver writes the properties.
-    let status = unsafe { (vmm.properties_of)(&raw mut properties, memory) };
+    let status =
+        unsafe { call!(vmm, cuMemGetAllocationPropertiesFromHandle(properties.as_mut_ptr(), memory)) };
     let exported = device.check(status, "cannot get the properties of memory").and_then(|()| {
-        if properties.handle_types & ffi::HANDLE_FABRIC == 0 {
+        // Only this field is read, because the others are enums, of which the driver may know more.
+        // SAFETY: written by the driver.
+        let handles = unsafe { (&raw const (*properties.as_ptr()).requestedHandleTypes).read() };
+        if handles & FABRIC != FABRIC {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 "cannot get fabric handle: memory was not allocated for a fabric",
             ));
         }
         // SAFETY: a fabric handle has as many bytes.
-        let status = unsafe { (vmm.export)(bytes.as_mut_ptr().cast(), memory, ffi::HANDLE_FABRIC, 0) };
+        let status =
+            unsafe { call!(vmm, cuMemExportToShareableHandle(bytes.as_mut_ptr().cast(), memory, FABRIC, 0)) };
         device.check(status, "cannot get fabric handle")
     });
     // SAFETY: retained above.
-    unsafe { (vmm.release)(memory) };
+    unsafe { call!(vmm, cuMemRelease(memory)) };
     exported.map(|()| bytes)
 }
 
@@ -264,12 +283,13 @@ pub(crate) fn dma_buf(device: &Arc<Device>, span: MemorySpan) -> Result<(OwnedFd
     let no = |why: &str| {
         Error::new(ErrorCode::NotSupported, format!("cannot export dma-buf of {}: {why}", device.location()))
     };
-    let export = device.functions().range_handle.filter(|_| device.attribute(ffi::DMA_BUF_SUPPORTED) != 0);
-    let export = export.ok_or_else(|| no("the driver or the device does not support it"))?;
+    let supported = device.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) != 0;
+    let handles = device.cuda().range_handles.as_ref().filter(|_| supported);
+    let handles = handles.ok_or_else(|| no("the driver or the device does not support it"))?;
     let (mut base, mut len) = (0, 0usize);
     let _here = device.enter()?;
     // SAFETY: the driver writes the numbers.
-    let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut len, span.addr()) };
+    let status = unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut len, span.addr())) };
     device.check(status, "cannot find the allocation")?;
     if base > span.addr() || base + (len as u64) < span.addr() + span.len as u64 {
         return Err(no("the memory is not in one allocation"));
@@ -278,8 +298,12 @@ pub(crate) fn dma_buf(device: &Arc<Device>, span: MemorySpan) -> Result<(OwnedFd
     let first = base - base % PAGE;
     let mut fd: c_int = -1;
     // SAFETY: the driver writes the descriptor, which this process then owns.
-    let status =
-        unsafe { export((&raw mut fd).cast(), first, (end - first) as usize, ffi::HANDLE_DMA_BUF, 0) };
+    let status = unsafe {
+        call!(
+            handles,
+            cuMemGetHandleForAddressRange((&raw mut fd).cast(), first, (end - first) as usize, DMA_BUF, 0)
+        )
+    };
     device.check(status, "cannot export dma-buf")?;
     // SAFETY: new, and without another owner.
     Ok((unsafe { OwnedFd::from_raw_fd(fd) }, span.addr() - first))
@@ -301,16 +325,18 @@ impl Imported {
         let _here = device.enter()?;
         let at = match allocation.kind {
             HandleKind::Ipc => {
-                let (mut at, handle) = (0, ffi::IpcHandle(allocation.handle));
+                let mut at = 0;
+                let handle = sys::CUipcMemHandle { reserved: allocation.handle.map(|byte| byte as c_char) };
                 // SAFETY: the driver checks the bytes; the mapping is closed when the value is
                 // dropped.
                 let status =
-                    unsafe { (device.functions().ipc_open)(&raw mut at, handle, ffi::IPC_LAZY_PEER_ACCESS) };
+                    unsafe { call!(device, cuIpcOpenMemHandle_v2(&raw mut at, handle, LAZY_PEER_ACCESS)) };
                 device.check(status, "memory of a peer cannot be opened")?;
                 // The announced length may be wrong.
                 let (mut base, mut there) = (0, 0usize);
                 // SAFETY: the driver writes the numbers.
-                let status = unsafe { (device.functions().address_range)(&raw mut base, &raw mut there, at) };
+                let status =
+                    unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut there, at)) };
                 let known = device.check(status, "cannot query memory of a peer");
                 let fits = known.and_then(|()| match there < len {
                     true => Err(Error::invalid(format!("memory of a peer has {there} bytes, not {len}"))),
@@ -318,21 +344,25 @@ impl Imported {
                 });
                 if fits.is_err() {
                     // SAFETY: opened above.
-                    unsafe { (device.functions().ipc_close)(at) };
+                    unsafe { call!(device, cuIpcCloseMemHandle(at)) };
                 }
                 fits?
             }
             HandleKind::Fabric => {
-                let vmm = Vmm::find(device.cuda()).ok_or_else(no_vmm)?;
+                let vmm = device.cuda().virtual_memory.as_ref().ok_or_else(no_vmm)?;
                 let (mut memory, mut bytes) = (0, allocation.handle);
                 // SAFETY: a fabric handle has as many bytes, which the driver checks.
-                let status =
-                    unsafe { (vmm.import)(&raw mut memory, bytes.as_mut_ptr().cast(), ffi::HANDLE_FABRIC) };
+                let status = unsafe {
+                    call!(
+                        vmm,
+                        cuMemImportFromShareableHandle(&raw mut memory, bytes.as_mut_ptr().cast(), FABRIC)
+                    )
+                };
                 device.check(status, "memory of a peer cannot be opened")?;
                 let mapped = vmm.map_for_all(device, memory, len);
                 // The mapping keeps the memory.
                 // SAFETY: imported above.
-                unsafe { (vmm.release)(memory) };
+                unsafe { call!(vmm, cuMemRelease(memory)) };
                 mapped?
             }
         };
@@ -358,12 +388,12 @@ impl Imported {
             return;
         }
         let Ok(_here) = self.device.enter() else { return };
-        match (self.kind, Vmm::find(self.device.cuda())) {
+        match (self.kind, &self.device.cuda().virtual_memory) {
             // SAFETY: mapped by `open`, and no longer used.
             (HandleKind::Fabric, Some(vmm)) => unsafe { vmm.unmap(self.at, self.len) },
             // SAFETY: opened by its handle, and no longer used.
             _ => unsafe {
-                (self.device.functions().ipc_close)(self.at);
+                call!(self.device, cuIpcCloseMemHandle(self.at));
             },
         }
     }
@@ -381,64 +411,42 @@ impl fmt::Debug for Imported {
     }
 }
 
-/// Functions of virtual memory management, which older drivers lack.
-struct Vmm {
-    create:
-        unsafe extern "C" fn(*mut ffi::Handle, usize, *const ffi::AllocationProperties, u64) -> ffi::Status,
-    release: unsafe extern "C" fn(ffi::Handle) -> ffi::Status,
-    reserve: unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> ffi::Status,
-    unreserve: unsafe extern "C" fn(u64, usize) -> ffi::Status,
-    map: unsafe extern "C" fn(u64, usize, usize, ffi::Handle, u64) -> ffi::Status,
-    unmap: unsafe extern "C" fn(u64, usize) -> ffi::Status,
-    set_access: unsafe extern "C" fn(u64, usize, *const ffi::AccessDescription, usize) -> ffi::Status,
-    granularity: unsafe extern "C" fn(*mut usize, *const ffi::AllocationProperties, i32) -> ffi::Status,
-    export: unsafe extern "C" fn(*mut c_void, ffi::Handle, i32, u64) -> ffi::Status,
-    import: unsafe extern "C" fn(*mut ffi::Handle, *mut c_void, i32) -> ffi::Status,
-    handle_of: unsafe extern "C" fn(*mut ffi::Handle, *mut c_void) -> ffi::Status,
-    properties_of: unsafe extern "C" fn(*mut ffi::AllocationProperties, ffi::Handle) -> ffi::Status,
+/// Returns the location of a device's memory.
+fn location(device: u32) -> sys::CUmemLocation {
+    sys::CUmemLocation {
+        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: device.cast_signed(),
+    }
 }
 
-impl Vmm {
-    fn find(cuda: &Cuda) -> Option<Self> {
-        let functions = cuda.functions();
-        Some(Self {
-            create: functions.create?,
-            release: functions.release?,
-            reserve: functions.reserve?,
-            unreserve: functions.unreserve?,
-            map: functions.map?,
-            unmap: functions.unmap?,
-            set_access: functions.set_access?,
-            granularity: functions.granularity?,
-            export: functions.shareable_export?,
-            import: functions.shareable_import?,
-            handle_of: functions.handle_of?,
-            properties_of: functions.properties_of?,
-        })
-    }
-
+impl VirtualMemory {
     /// Maps memory at a free address, readable and writable for all devices of this process. The
     /// context of the device is current.
-    fn map_for_all(&self, device: &Device, handle: ffi::Handle, len: usize) -> Result<u64> {
+    fn map_for_all(
+        &self,
+        device: &Device,
+        handle: sys::CUmemGenericAllocationHandle,
+        len: usize,
+    ) -> Result<u64> {
         let mut at = 0;
         // SAFETY: the driver writes the address.
-        let status = unsafe { (self.reserve)(&raw mut at, len, 0, 0, 0) };
+        let status = unsafe { call!(self, cuMemAddressReserve(&raw mut at, len, 0, 0, 0)) };
         device.check(status, "cannot reserve addresses")?;
         // SAFETY: the memory of the handle has that many bytes, or the driver refuses.
-        let status = unsafe { (self.map)(at, len, 0, handle, 0) };
+        let status = unsafe { call!(self, cuMemMap(at, len, 0, handle, 0)) };
         if let Err(error) = device.check(status, "cannot map memory") {
             // SAFETY: reserved above.
-            unsafe { (self.unreserve)(at, len) };
+            unsafe { call!(self, cuMemAddressFree(at, len)) };
             return Err(error);
         }
-        let access: Vec<ffi::AccessDescription> = (0..device.cuda().device_count()?)
-            .map(|number| ffi::AccessDescription {
-                location: ffi::Location { kind: ffi::LOCATION_DEVICE, id: number.cast_signed() },
-                flags: ffi::ACCESS_READ_WRITE,
+        let access: Vec<sys::CUmemAccessDesc> = (0..device.cuda().device_count()?)
+            .map(|number| sys::CUmemAccessDesc {
+                location: location(number),
+                flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
             })
             .collect();
         // SAFETY: mapped above.
-        let status = unsafe { (self.set_access)(at, len, access.as_ptr(), access.len()) };
+        let status = unsafe { call!(self, cuMemSetAccess(at, len, access.as_ptr(), access.len())) };
         if let Err(error) = device.check(status, "cannot give devices access to memory") {
             // SAFETY: as above.
             unsafe { self.unmap(at, len) };
@@ -454,8 +462,8 @@ impl Vmm {
     unsafe fn unmap(&self, at: u64, len: usize) {
         // SAFETY: promised by the caller.
         unsafe {
-            (self.unmap)(at, len);
-            (self.unreserve)(at, len);
+            call!(self, cuMemUnmap(at, len));
+            call!(self, cuMemAddressFree(at, len));
         }
     }
 }

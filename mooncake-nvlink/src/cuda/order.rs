@@ -11,9 +11,10 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::{Condvar, Mutex};
 
 use super::device::{Device, Event};
-use super::ffi;
+use super::ffi::{self, call, sys};
 use super::library::Cuda;
 use super::memory::Pinned;
+use sys::{CUdevice_attribute as Attribute, CUstreamWaitValue_flags as Wait};
 
 /// Stream of the caller (a `CUstream`, which a `cudaStream_t` is), with its device.
 #[derive(Debug)]
@@ -50,10 +51,10 @@ impl StreamRef {
         };
         let stream = Self { device, stream: handle };
         let _here = stream.device.enter()?;
-        let mut capturing = 0;
+        let mut capturing = 0u32;
         // SAFETY: the caller promises a stream.
         let status =
-            unsafe { (stream.device.functions().stream_is_capturing)(stream.raw(), &raw mut capturing) };
+            unsafe { call!(stream.device, cuStreamIsCapturing(stream.raw(), (&raw mut capturing).cast())) };
         stream.device.check(status, "cannot query stream")?;
         if capturing != 0 {
             return Err(Error::new(
@@ -70,7 +71,7 @@ impl StreamRef {
         &self.device
     }
 
-    fn raw(&self) -> ffi::Stream {
+    fn raw(&self) -> sys::CUstream {
         with_exposed_provenance_mut(self.stream)
     }
 
@@ -86,14 +87,18 @@ impl StreamRef {
     /// # Errors
     /// Returns the errors of the driver; the stream is then unchanged.
     pub fn hold(&self, flags: &Arc<Flags>) -> Result<Hold> {
-        if let Some(wait) = self.device.functions().stream_wait_value {
+        if let Some(waits) = &self.device.cuda().stream_waits {
             let flag = flags.take(&self.device)?;
             // The next work of the stream sees what a NIC has written to the device by then.
-            let flush =
-                if self.device.attribute(ffi::FLUSH_SUPPORTED) != 0 { ffi::WAIT_VALUE_FLUSH } else { 0 };
+            let flush = match self.device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES) {
+                0 => 0,
+                _ => Wait::CU_STREAM_WAIT_VALUE_FLUSH as u32,
+            };
+            let at_least = Wait::CU_STREAM_WAIT_VALUE_GEQ as u32;
             let _here = self.device.enter()?;
             // SAFETY: the flag is not reused before this stream has seen it raised.
-            let status = unsafe { wait(self.raw(), flag as u64, 1, ffi::WAIT_VALUE_GEQ | flush) };
+            let status =
+                unsafe { call!(waits, cuStreamWaitValue32_v2(self.raw(), flag as u64, 1, at_least | flush)) };
             if status == ffi::SUCCESS {
                 let passed = self.device.event_on(self.raw());
                 return Ok(Hold(HoldMethod::Flag { flags: flags.clone(), flag, passed: passed.ok() }));
@@ -108,9 +113,8 @@ impl StreamRef {
         let _here = self.device.enter()?;
         // SAFETY: the function owns the reference; the driver calls it once, or never if this
         // fails.
-        let status = unsafe {
-            (self.device.functions().launch_host_function)(self.raw(), pass, theirs.cast_mut().cast())
-        };
+        let status =
+            unsafe { call!(self.device, cuLaunchHostFunc(self.raw(), Some(pass), theirs.cast_mut().cast())) };
         if let Err(error) = self.device.check(status, "cannot hold stream back") {
             // SAFETY: the function was not called.
             drop(unsafe { Arc::from_raw(theirs) });
@@ -125,7 +129,7 @@ fn device_of(cuda: &'static Cuda, handle: usize) -> Result<Arc<Device>> {
     let mut context = null_mut();
     // SAFETY: the caller promises a stream; the driver writes the context.
     let status =
-        unsafe { (cuda.functions().stream_context)(with_exposed_provenance_mut(handle), &raw mut context) };
+        unsafe { call!(cuda, cuStreamGetCtx(with_exposed_provenance_mut(handle), &raw mut context)) };
     cuda.check(status, "cannot get the context of a stream")?;
     // SAFETY: the driver returned the context.
     unsafe { cuda.device_of_context(context) }

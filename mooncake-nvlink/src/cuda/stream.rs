@@ -8,7 +8,7 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, Result};
 
 use super::device::Device;
-use super::ffi;
+use super::ffi::{self, call, sys};
 
 /// Stream in order with the default stream. Destroyed on drop; its work continues.
 pub struct Stream {
@@ -25,7 +25,7 @@ impl Stream {
         let mut stream = null_mut();
         let _here = device.enter()?;
         // SAFETY: the driver writes the stream, which is destroyed when the value is dropped.
-        let status = unsafe { (device.functions().stream_create)(&raw mut stream, 0, 0) };
+        let status = unsafe { call!(device, cuStreamCreateWithPriority(&raw mut stream, 0, 0)) };
         device.check(status, "cannot create stream")?;
         Ok(Self { device: device.clone(), stream: stream.expose_provenance() })
     }
@@ -46,7 +46,7 @@ impl Stream {
     pub unsafe fn fill(&self, span: MemorySpan, byte: u8) -> Result<()> {
         let _here = self.device.enter()?;
         // SAFETY: promised by the caller.
-        let status = unsafe { (self.device.functions().set_async)(span.addr(), byte, span.len, self.raw()) };
+        let status = unsafe { call!(self.device, cuMemsetD8Async(span.addr(), byte, span.len, self.raw())) };
         self.device.check(status, "cannot fill memory")
     }
 
@@ -68,7 +68,7 @@ impl Stream {
         let _here = self.device.enter()?;
         // SAFETY: promised by the caller.
         let status =
-            unsafe { (self.device.functions().copy_async)(to.addr(), from.addr(), from.len, self.raw()) };
+            unsafe { call!(self.device, cuMemcpyAsync(to.addr(), from.addr(), from.len, self.raw())) };
         self.device.check(status, "cannot begin copy")
     }
 
@@ -79,7 +79,7 @@ impl Stream {
     pub fn is_idle(&self) -> Result<bool> {
         let _here = self.device.enter()?;
         // SAFETY: a stream of this value.
-        match unsafe { (self.device.functions().stream_query)(self.raw()) } {
+        match unsafe { call!(self.device, cuStreamQuery(self.raw())) } {
             ffi::NOT_READY => Ok(false),
             status => self.device.check(status, "work of the stream failed").map(|()| true),
         }
@@ -92,11 +92,11 @@ impl Stream {
     pub fn wait(&self) -> Result<()> {
         let _here = self.device.enter()?;
         // SAFETY: a stream of this value.
-        let status = unsafe { (self.device.functions().stream_synchronize)(self.raw()) };
+        let status = unsafe { call!(self.device, cuStreamSynchronize(self.raw())) };
         self.device.check(status, "work of the stream failed")
     }
 
-    fn raw(&self) -> ffi::Stream {
+    fn raw(&self) -> sys::CUstream {
         with_exposed_provenance_mut(self.stream)
     }
 }
@@ -105,7 +105,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_here) = self.device.enter() {
             // SAFETY: a stream of this value.
-            unsafe { (self.device.functions().stream_destroy)(self.raw()) };
+            unsafe { call!(self.device, cuStreamDestroy_v2(self.raw())) };
         }
     }
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use mooncake_core::clock::{Rng, SharedClock};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::host_port;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::directory::DirectoryOptions;
+use mooncake_transport::directory::{DirectoryOptions, etcd};
 use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
 use mooncake_transport::net::HostPort;
 use mooncake_transport::{Directory, LoopbackNet, Transport};
@@ -20,9 +21,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::{ClientConfig, OffloadConfig, SegmentFile, split_port};
+use crate::config::{ClientConfig, OffloadConfig, SegmentFile};
 use crate::deadline::Deadline;
-#[cfg(feature = "disk")]
 use crate::disk::Files;
 use crate::lasting::Opened;
 use crate::metrics::Metrics;
@@ -39,7 +39,6 @@ use mooncake_protocol::place::Place;
 use mooncake_protocol::remote::RemoteMaster;
 
 /// Cluster name of masters for which no other name is configured.
-#[cfg(feature = "metadata-etcd")]
 const DEFAULT_CLUSTER: &str = "mooncake_cluster";
 /// Pause between two attempts to reach the master.
 const RETRY: Duration = Duration::from_millis(100);
@@ -451,7 +450,6 @@ impl<W: Wires> ClientBuilder<W> {
         let api = master.api(&config, metrics.as_deref())?;
         find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
 
-        #[cfg(feature = "disk")]
         let files = shared_files(&api, &deadline).await;
 
         let mut rng = Rng::from_os();
@@ -515,9 +513,7 @@ impl<W: Wires> ClientBuilder<W> {
                 announcing_stopped: Default::default(),
                 mounting: tokio::sync::Mutex::default(),
                 working: tokio::sync::Semaphore::new(crate::tasks::AT_ONCE),
-                #[cfg(feature = "disk")]
-                disk: Mutex::default(),
-                #[cfg(feature = "disk")]
+                disk: Default::default(),
                 files,
                 staging,
                 cache,
@@ -547,15 +543,16 @@ impl<W: Wires> ClientBuilder<W> {
             }
             None => {}
         }
-        #[cfg(feature = "disk")]
         client.start_disk().await?;
         Ok(client)
     }
 }
 
 /// Returns the directory of the files that all clients share, or `None` if the master names none.
-#[cfg(feature = "disk")]
 async fn shared_files(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Option<Arc<Files>> {
+    if !cfg!(feature = "disk") {
+        return None;
+    }
     match deadline.bound("where files lie", master.storage()).await {
         Ok(storage) => Files::new(storage),
         Err(error) => {
@@ -616,21 +613,16 @@ pub fn place(address: &str, cluster: &str) -> Result<Place> {
         HostPort::exact(address).map_err(|error| error.context("the master"))?;
         return Ok(Place::Fixed(address.into()));
     };
-    #[cfg(feature = "metadata-etcd")]
-    if scheme == "etcd" {
-        let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
-        let directory = Arc::new(mooncake_transport::etcd::EtcdMetadata::new(address)?);
-        return Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)));
-    }
-    let _ = cluster;
-    Err(Error::new(
-        ErrorCode::NotSupported,
-        format!(
+    if scheme != "etcd" {
+        let text = format!(
             "master {address:?}: {scheme:?} is not built in; there is host:port, and with feature \
-                 `metadata-etcd` \
-             etcd://host:port for the one of several that leads"
-        ),
-    ))
+             `metadata-etcd` etcd://host:port for the one of several that leads"
+        );
+        return Err(Error::new(ErrorCode::NotSupported, text));
+    }
+    let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
+    let directory = etcd(address).map_err(|error| error.context(format!("master {address:?}")))?;
+    Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)))
 }
 
 /// Returns whether an HTTP server responded to an RPC.
@@ -641,7 +633,7 @@ fn speaks_http(error: &Error) -> bool {
 
 /// Checks that the host name of this client resolves. Other nodes cannot find the client otherwise.
 async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
-    let host = split_port(name).0;
+    let host = host_port::split(name).0;
     if is_planted("unresolved-name") || host.parse::<IpAddr>().is_ok() {
         return Ok(());
     }

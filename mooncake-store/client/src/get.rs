@@ -22,13 +22,10 @@ use crate::buffers::{Front, Incoming};
 use crate::deadline::{Deadline, late};
 use crate::disk::{BORROWED, BYTES_BORROWED, Loan};
 use crate::errors::{is_lost, shown};
-use crate::located::Asked;
+use crate::issuer::{Asked, Issuer};
 use crate::metrics::{Counting, Operation};
-#[cfg(feature = "disk")]
 use crate::offload::is_gone;
-#[cfg(feature = "disk")]
-use crate::replicas::in_file;
-use crate::replicas::on_disk;
+use crate::replicas::{in_file, on_disk};
 use crate::state::{Inner, Owner};
 
 /// Maximum number of requests to the master for the locations of an object.
@@ -98,11 +95,8 @@ pub(crate) async fn read<T: Transport>(
             client.came(read.key, len as u64);
         }
     }
-    #[cfg(feature = "disk")]
-    {
-        let gone = |read: &&Read<'_, T>| read.pending() && matches!(read.gone, Some((_, ROUNDS)));
-        client.report_files(reads.iter().filter(gone).map(|read| read.key.to_vec()).collect());
-    }
+    let gone = |read: &&Read<'_, T>| read.pending() && matches!(read.gone, Some((_, ROUNDS)));
+    client.report_files(reads.iter().filter(gone).map(|read| read.key.to_vec()).collect());
     let outcomes: Vec<Outcome<T>> = reads.into_iter().map(Read::outcome).collect();
     match &asked {
         Ok(()) => outcomes.iter().for_each(|outcome| counting.read(&outcome.result)),
@@ -140,10 +134,8 @@ struct Read<'a, T: Transport> {
     /// Replicas in memory that were not tried yet, the best last.
     replicas: Vec<MemoryLocation>,
     /// Files that contain the value and were not tried yet.
-    #[cfg(feature = "disk")]
     files: Vec<String>,
     /// File that could not be read last, and the number of times that the master has named it.
-    #[cfg(feature = "disk")]
     gone: Option<(String, usize)>,
     /// Endpoints of owners of disks that have the value and were not asked yet.
     disks: Vec<String>,
@@ -182,9 +174,7 @@ impl<'a, T: Transport> Read<'a, T> {
             want: Some(want),
             place: None,
             replicas: Vec::new(),
-            #[cfg(feature = "disk")]
             files: Vec::new(),
-            #[cfg(feature = "disk")]
             gone: None,
             disks: Vec::new(),
             company: BORROWED,
@@ -249,9 +239,7 @@ impl<'a, T: Transport> Read<'a, T> {
         self.replicas.extend(readable().filter_map(|replica| replica.location.memory()).cloned());
         let size = self.replicas.first().map(|at| at.size);
         let size = size.or_else(|| readable().find_map(on_disk).map(|(size, _)| size));
-        #[cfg(feature = "disk")]
         let in_files = || readable().filter_map(in_file).filter(|_| client.files.is_some());
-        #[cfg(feature = "disk")]
         let size = size.or_else(|| in_files().next().map(|(size, _)| size));
         let Some(size) = size else {
             self.state = State::Missing;
@@ -260,11 +248,8 @@ impl<'a, T: Transport> Read<'a, T> {
         self.replicas.retain(|at| at.size == size);
         let disks = readable().filter_map(on_disk).filter(|(len, _)| *len == size);
         self.disks = disks.map(|(_, endpoint)| endpoint.to_owned()).collect();
-        #[cfg(feature = "disk")]
-        {
-            self.files =
-                in_files().filter(|(len, _)| *len == size).map(|(_, path)| path.to_owned()).collect();
-        }
+        let files = in_files().filter(|(len, _)| *len == size);
+        self.files = files.map(|(_, path)| path.to_owned()).collect();
         client.rank(&mut self.replicas, |at| Some(at));
         if let Err(error) = self.make_room(client, size) {
             self.state = State::Failed(error);
@@ -344,20 +329,16 @@ async fn fetch<T: Transport>(
         for (i, read) in reads.iter_mut().enumerate().filter(|(_, read)| read.open()) {
             let Some(at) = read.replicas.pop() else { continue };
             others |= !read.replicas.is_empty();
-            let named = read.loan.is_none().then_some(read.known);
-            let peer = owners.iter().position(|(e, n)| *e == at.endpoint && *n == named);
+            let issuer = read.loan.as_ref().map_or(Issuer::Master(read.known), |loan| loan.issuer);
+            let peer = owners.iter().position(|(e, i)| *e == at.endpoint && *i == issuer);
             let peer = peer.unwrap_or_else(|| {
-                owners.push((at.endpoint.clone(), named));
+                owners.push((at.endpoint.clone(), issuer));
                 owners.len() - 1
             });
             wanted.push((i, peer, at));
         }
         if wanted.is_empty() {
-            if borrow(client, reads, deadline).await {
-                continue;
-            }
-            #[cfg(feature = "disk")]
-            if read_files(client, reads, deadline).await {
+            if borrow(client, reads, deadline).await || read_files(client, reads, deadline).await {
                 continue;
             }
             return;
@@ -382,6 +363,7 @@ async fn fetch<T: Transport>(
                     (Ok(_), None) => {}
                     (Err(why), place) => {
                         reads[*i].place = place;
+                        reads[*i].loan = None;
                         reads[*i].too_early = why.is_newer();
                         reads[*i].state = State::Pending(Some(why.error().clone()));
                     }
@@ -476,7 +458,6 @@ async fn borrow<T: Transport>(
 
 /// Reads values from files that no other replica returned. Returns whether there was a file to try
 /// and time is left.
-#[cfg(feature = "disk")]
 async fn read_files<T: Transport>(
     client: &Arc<Inner<T>>,
     reads: &mut [Read<'_, T>],
@@ -505,7 +486,6 @@ async fn read_files<T: Transport>(
 }
 
 impl<T: Transport> Read<'_, T> {
-    #[cfg(feature = "disk")]
     fn note_gone(&mut self, path: String, error: &Error) {
         let times = match &self.gone {
             Some((before, times)) if *before == path => *times,

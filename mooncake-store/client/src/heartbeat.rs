@@ -115,7 +115,6 @@ impl Beat {
         }
         if reply.need_remount || client.has_unconfirmed() {
             client.remount(reply.need_remount, &deadline).await?;
-            #[cfg(feature = "disk")]
             client.offer_disk_again();
         }
         // A failed request is repeated with the next ping. The failure does not affect whether the

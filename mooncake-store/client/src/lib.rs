@@ -14,7 +14,7 @@
 //! | helpers on the shared state | `attempt`, `counting`, `handles` |
 //! | shared state | `state` |
 //! | parts of the shared state | `cache`, `disk`, `inventory`, `mounted`, `promise`, `peers`, `staging`, `metrics` |
-//! | values and settings | `config`, `payload`, `put_options`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `names`, `overcommit`, `version` |
+//! | values and settings | `config`, `payload`, `put_options`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `issuer`, `names`, `overcommit`, `version` |
 
 #![deny(unsafe_code)]
 
@@ -35,6 +35,7 @@ mod get;
 mod handles;
 mod heartbeat;
 mod inventory;
+mod issuer;
 mod lasting;
 mod lifecycle;
 #[cfg(feature = "local")]
@@ -70,10 +71,7 @@ mod writing;
 
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
 pub use self::cache::HotCacheStats;
-#[cfg(all(feature = "disk", feature = "testkit"))]
-pub use self::config::DiskFaults;
-pub use self::config::{ClientConfig, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
-#[cfg(feature = "disk")]
+pub use self::config::{ClientConfig, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 pub use self::disk::{DiskReport, FileReport};
 pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};
 pub use self::located::Located;
@@ -92,6 +90,6 @@ pub use self::version::MASTER_VERSIONS;
 #[doc(hidden)]
 pub mod programs {
     pub use super::builder::place as master_place;
-    pub use super::config::{host_id, join_port, split_port};
+    pub use super::config::host_id;
     pub use super::version::check as check_version;
 }

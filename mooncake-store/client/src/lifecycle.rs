@@ -28,7 +28,6 @@ impl<T: Transport> Client<T> {
         }
         self.inner.stop_announcing().await;
         let deadline = self.inner.deadline();
-        #[cfg(feature = "disk")]
         if let Some(files) = &self.inner.files {
             let idle = async {
                 files.idle().await;
@@ -38,7 +37,6 @@ impl<T: Transport> Client<T> {
                 tracing::warn!("{error}");
             }
         }
-        #[cfg(feature = "disk")]
         self.inner.close_disk(&deadline).await;
         let mut outcome = Ok(());
         // With the lock held, no mount is in progress. A later mount sees that the client is

@@ -24,9 +24,8 @@ use parking_lot::Mutex;
 
 use crate::deadline::Deadline;
 use crate::errors::shown;
-#[cfg(feature = "disk")]
-use crate::replicas::in_file;
-use crate::replicas::{is_same, is_same_copy, on_disk};
+use crate::issuer::Asked;
+use crate::replicas::{in_file, is_same, is_same_copy, on_disk};
 use crate::state::Inner;
 
 /// Location of an object, as the master gave it, with the end of its lease. Cheap to clone.
@@ -74,13 +73,6 @@ pub(crate) enum Verdict {
     Given,
     /// The bytes count if the master still names the copy that they were read from.
     Ask,
-}
-
-/// Time before a request to the master, and the look-ups that the engine had made by then.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub(crate) at: Moment,
-    pub(crate) known: LookUps,
 }
 
 /// Response of the master about an object.
@@ -270,11 +262,6 @@ pub(crate) fn name<S>(shared: &Arc<S>) -> usize {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Returns the present time and look-ups, to be recorded before a request to the master.
-    pub(crate) fn asked(&self) -> Asked {
-        Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
-    }
-
     pub(crate) fn located(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<Located> {
         let (size, answer) = self.answer(key, list, asked)?;
         let known = Mutex::new(Known { answer: Arc::new(answer), given: Given::Nothing, on_disk: None });
@@ -289,9 +276,9 @@ impl<T: Transport> Inner<T> {
         let lease = asked.at.after(list.lease);
         let mut replicas = list.replicas;
         replicas.retain(|replica| {
-            let readable = replica.location.memory().is_some() || on_disk(replica).is_some();
-            #[cfg(feature = "disk")]
-            let readable = readable || (self.files.is_some() && in_file(replica).is_some());
+            let readable = replica.location.memory().is_some()
+                || on_disk(replica).is_some()
+                || (self.files.is_some() && in_file(replica).is_some());
             readable && replica.status == ReplicaStatus::Complete
         });
         let in_memory = replicas.iter().find(|replica| replica.location.memory().is_some());
@@ -302,7 +289,6 @@ impl<T: Transport> Inner<T> {
         // Replicas on disks are sorted before replicas in memory.
         self.rank(&mut replicas, |replica| replica.location.memory());
         // Replicas in files are sorted before replicas on disks.
-        #[cfg(feature = "disk")]
         replicas.sort_by_key(|replica| in_file(replica).is_none());
         let kept = kept.filter(|kept| kept.len() as u64 == size);
         let known = asked.known;

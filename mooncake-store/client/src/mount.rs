@@ -90,9 +90,9 @@ impl<T: Transport> ClientSegments<'_, T> {
     pub fn ids(self) -> Vec<SegmentId> {
         self.client.inner.segments.lock().iter().filter(|m| !m.leaving).map(|m| m.segment.id).collect()
     }
+
     /// Withdraws the disk from the cluster, if there is one. Objects on it can no longer be read.
     /// The next client with the disk finds the objects again.
-    #[cfg(feature = "disk")]
     pub async fn close_disk(self) {
         self.client.inner.close_disk(&self.client.inner.deadline()).await;
     }

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
 use socket2::{Domain, Socket, Type};
 
-use crate::config::{ClientConfig, join_port, split_port};
+use crate::config::ClientConfig;
 
 /// Number of random ports that are tried.
 const DRAWS: usize = 500;
@@ -21,9 +22,9 @@ pub(crate) fn choose(
     unique: bool,
     rng: &mut Rng,
 ) -> Result<(String, Option<ParentOnly<Socket>>)> {
-    let (host, port) = split_port(&config.local_hostname);
+    let (host, port) = host_port::split(&config.local_hostname);
     if let Some(port) = port {
-        return Ok((join_port(host, port), None));
+        return Ok((host_port::join(host, port), None));
     }
     if !unique {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -36,7 +37,7 @@ pub(crate) fn choose(
     for _ in 0..DRAWS {
         let Ok(port) = u16::try_from(rng.range(span.clone())) else { continue };
         if let Some(socket) = reserve(port)? {
-            return Ok((join_port(host, port), Some(socket)));
+            return Ok((host_port::join(host, port), Some(socket)));
         }
     }
     Err(Error::invalid(format!(
@@ -75,7 +76,7 @@ mod tests {
         let (name, kept) = choose(&config("node:7", 12300..=14300), true, &mut rng).unwrap();
         assert_eq!((name.as_str(), kept.is_none()), ("node:7", true));
         let (name, kept) = choose(&config("node", 12300..=14300), true, &mut rng).unwrap();
-        let (host, port) = split_port(&name);
+        let (host, port) = host_port::split(&name);
         assert!(host == "node" && (12300..=14300).contains(&port.unwrap()) && kept.is_some());
         let error = choose(&config("node", port.unwrap()..=port.unwrap()), true, &mut rng).unwrap_err();
         assert!(error.to_string().contains("no free port"), "{error}");

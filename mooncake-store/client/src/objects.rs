@@ -265,7 +265,6 @@ impl<T: Transport> Client<T> {
         let call = inner.master.remove_matching(&inner.config.tenant, pattern, force);
         let removed = inner.deadline().bound("remove by pattern", call).await;
         inner.forget_all();
-        #[cfg(feature = "disk")]
         inner.look_after_files();
         removed
     }
@@ -280,7 +279,6 @@ impl<T: Transport> Client<T> {
         let call = inner.master.remove_all(&inner.config.tenant, force);
         let removed = inner.deadline().bound("remove all", call).await;
         inner.forget_all();
-        #[cfg(feature = "disk")]
         inner.look_after_files();
         removed
     }
@@ -295,7 +293,6 @@ impl<T: Transport> Client<T> {
         let answers = inner.deadline().bound("remove", call).await;
         inner.forget(keys.iter().copied());
         let answers = answers?;
-        #[cfg(feature = "disk")]
         inner.forget_files(
             keys.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(key, _)| *key),
         );

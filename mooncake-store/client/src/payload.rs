@@ -1,9 +1,7 @@
 //! Values to store, in memory of any kind, and the outcome of a put.
 
 use bytes::Bytes;
-#[cfg(feature = "disk")]
-use mooncake_core::Error;
-use mooncake_core::Result;
+use mooncake_core::{Error, Result};
 use mooncake_transport::{Slice, Transport};
 
 use crate::buffers::Outgoing;
@@ -114,7 +112,6 @@ impl<T: Transport> Payload<'_, T> {
     }
 
     /// Copies bytes of the value to `into`, beginning at offset `from`.
-    #[cfg(feature = "disk")]
     pub(crate) fn copy_to(&self, mut from: usize, mut into: &mut [u8]) -> Result<()> {
         let whole = match *self {
             Payload::Bytes(bytes) => Some(bytes),

@@ -20,7 +20,6 @@ use crate::attempt::{Attempt, REVOKE_PAUSE};
 use crate::deadline::{Deadline, late};
 use crate::errors::shown;
 use crate::metrics::Operation;
-#[cfg(feature = "disk")]
 use crate::offload::FilePut;
 use crate::payload::{Item, PutOutcome};
 use crate::retry_on_full::{RetryOnFull, is_full, too_large};
@@ -362,18 +361,11 @@ impl<'a, T: Transport> Writing<'a, T> {
             if !matches!(outcomes[grant.item], Some(Ok(_))) {
                 continue;
             }
-            #[cfg(feature = "disk")]
-            {
-                let (attempt, key) = (self.attempt, grant.key.to_vec());
-                let put = FilePut { attempt, key, path, checksum: grant.checksum };
-                let value = &items[grant.item].value;
-                if self.client.keep_in_file(put, value).await.is_ok() {
-                    continue;
-                }
+            let (attempt, key) = (self.attempt, grant.key.to_vec());
+            let put = FilePut { attempt, key, path, checksum: grant.checksum };
+            if let Err(put) = self.client.keep_in_file(put, &items[grant.item].value).await {
+                unwritten.push(put.key);
             }
-            #[cfg(not(feature = "disk"))]
-            let _ = (path, items);
-            unwritten.push(grant.key.to_vec());
         }
         if !unwritten.is_empty() {
             let (client, attempt) = (self.client.clone(), self.attempt);

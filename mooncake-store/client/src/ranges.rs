@@ -6,7 +6,6 @@
 //! requested from the owners of disks (`borrow.rs`).
 
 mod borrow;
-#[cfg(feature = "disk")]
 mod files;
 
 use std::collections::HashMap;
@@ -27,6 +26,7 @@ use crate::deadline::{Deadline, late};
 use crate::disk::{BORROWED, Loan};
 use crate::errors::shown;
 use crate::handles::ClientRanges;
+use crate::issuer::Issuer;
 use crate::located::{Answer, Located, Place, Reading, Renewed, Version, name};
 use crate::metrics::{Counting, Operation};
 use crate::state::{Inner, Owner};
@@ -382,10 +382,11 @@ impl<T: Transport> Inner<T> {
         for (i, range) in ranges.iter_mut().enumerate().filter(|(_, range)| range.is_open()) {
             let Some((endpoint, address)) = range.next_place() else { continue };
             others |= range.left > 0;
-            let named = range.lent.is_none().then_some(range.answer.known);
-            let peer = owners.iter().position(|(e, n)| *e == endpoint && *n == named);
+            let issuer = range.lent.as_ref();
+            let issuer = issuer.map_or(Issuer::Master(range.answer.known), |lent| lent.loan.issuer);
+            let peer = owners.iter().position(|(e, i)| *e == endpoint && *i == issuer);
             let peer = peer.unwrap_or_else(|| {
-                owners.push((endpoint, named));
+                owners.push((endpoint, issuer));
                 owners.len() - 1
             });
             wanted.push((i, peer, address));
@@ -394,10 +395,7 @@ impl<T: Transport> Inner<T> {
             if self.borrow(ranges, deadline).await {
                 return true;
             }
-            #[cfg(feature = "disk")]
             return self.read_files(ranges, deadline).await;
-            #[cfg(not(feature = "disk"))]
-            return false;
         }
         let peers = self.reach_owners(&owners, deadline).await;
         // A slow client must not use up the time of the replica that is tried after it.

@@ -26,7 +26,6 @@ pub(crate) fn on_disk(replica: &Replica) -> Option<(u64, &str)> {
 }
 
 /// Returns the length and the path of a replica in a file that every client can read.
-#[cfg(feature = "disk")]
 pub(crate) fn in_file(replica: &Replica) -> Option<(u64, &str)> {
     match &replica.location {
         ReplicaLocation::Disk { path, size } => Some((*size, path)),

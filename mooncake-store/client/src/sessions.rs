@@ -22,6 +22,7 @@ use crate::attempt::{Attempt, OURS_FOR};
 use crate::deadline::Deadline;
 use crate::errors::shown;
 use crate::handles::ClientRanges;
+use crate::issuer::Issuer;
 use crate::metrics::Operation;
 use crate::put::{are_at, of_some};
 use crate::retry_on_full::{RetryOnFull, is_full, too_large};
@@ -179,10 +180,10 @@ impl<T: Transport> ClientRanges<'_, T> {
         let mut posting = Vec::new();
         for (i, write) in writes.iter().enumerate().filter(|(i, _)| outcomes[*i].is_ok()) {
             for at in &write.object.replicas {
-                let named = Some(write.object.known);
-                let peer = owners.iter().position(|(e, n)| *e == at.endpoint && *n == named);
+                let issuer = Issuer::Master(write.object.known);
+                let peer = owners.iter().position(|(e, i)| *e == at.endpoint && *i == issuer);
                 let peer = peer.unwrap_or_else(|| {
-                    owners.push((at.endpoint.clone(), named));
+                    owners.push((at.endpoint.clone(), issuer));
                     owners.len() - 1
                 });
                 posting.push((peer, i, at.address.saturating_add(write.offset), write.from.clone()));

@@ -2,6 +2,7 @@
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::ids::ClientId;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::transport_set::TransportSet;
@@ -17,12 +18,11 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::{self, ClientConfig};
+use crate::config::ClientConfig;
 use crate::deadline::Deadline;
-use crate::disk::Owners;
-#[cfg(feature = "disk")]
-use crate::disk::{Files, Running};
+use crate::disk::{Files, Owners, own};
 use crate::inventory::Inventory;
+use crate::issuer::{Asked, Issuer};
 use crate::metrics::Metrics;
 use crate::mounted::{Mounted, Moving, drop_region};
 use crate::peers::Unreachable;
@@ -78,10 +78,8 @@ pub(crate) struct Inner<T: Transport> {
     /// Lock held while segments are mounted and unmounted, so that the lists of the master and of
     /// this client change in the same order.
     pub(crate) mounting: tokio::sync::Mutex<()>,
-    #[cfg(feature = "disk")]
-    pub(crate) disk: Mutex<Option<Running<T>>>,
+    pub(crate) disk: own::Slot<T>,
     /// Files that all clients share, if the master has a directory for them.
-    #[cfg(feature = "disk")]
     pub(crate) files: Option<Arc<Files>>,
     pub(crate) staging: Option<Staging<T>>,
     pub(crate) cache: Option<HotCache<T>>,
@@ -139,6 +137,11 @@ impl<T: Transport> Inner<T> {
         self.engine.transport().capabilities().needs_registration
     }
 
+    /// Returns the present time and look-ups, to be recorded before a request for addresses.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
+    }
+
     /// Returns an error after `close`.
     pub(crate) fn usable(&self) -> Result<()> {
         if *self.closed.borrow() {
@@ -160,9 +163,9 @@ impl<T: Transport> Inner<T> {
     /// Connects to the owners of memory. Each connection has an outcome of its own.
     pub(crate) async fn reach_owners(&self, owners: &[Owner], deadline: &Deadline) -> Vec<Reached<T>> {
         match owners {
-            [(one, named)] => vec![self.reach_owner(one, *named, deadline).await],
+            [(one, issuer)] => vec![self.reach_owner(one, *issuer, deadline).await],
             many => {
-                let reached = many.iter().map(|(one, named)| self.reach_owner(one, *named, deadline));
+                let reached = many.iter().map(|(one, issuer)| self.reach_owner(one, *issuer, deadline));
                 futures::future::join_all(reached).await
             }
         }
@@ -178,9 +181,9 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Vec<Reached<T>> {
         match endpoints {
-            [one] => vec![self.reach_owner(one, Some(known), deadline).await],
+            [one] => vec![self.reach_owner(one, Issuer::Master(known), deadline).await],
             many => {
-                let reached = many.iter().map(|one| self.reach_owner(one, Some(known), deadline));
+                let reached = many.iter().map(|one| self.reach_owner(one, Issuer::Master(known), deadline));
                 futures::future::join_all(reached).await
             }
         }
@@ -189,11 +192,19 @@ impl<T: Transport> Inner<T> {
     pub(crate) async fn reach_owner(
         &self,
         endpoint: &str,
-        named: Option<LookUps>,
+        issuer: Issuer,
         deadline: &Deadline,
     ) -> Reached<T> {
         let mut target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
-        let Some(before) = named else { return Ok(target) };
+        let later = |error| {
+            // The failed process is an earlier one.
+            self.unreachable.answered(endpoint);
+            Unreached::Newer(error)
+        };
+        let before = match issuer {
+            Issuer::Master(before) => before,
+            Issuer::Owner(before) => return target.pinned_to_issuer(before).map_err(later),
+        };
         // The mount of the client may be in progress, or the client may have ended again.
         for pause in MOUNT_PAUSES {
             if !target.awaits_mount() {
@@ -208,11 +219,7 @@ impl<T: Transport> Inner<T> {
             let text = format!("cannot use memory of peer {endpoint}: it is not mounted");
             return Err(Unreached::Failed(Error::new(ErrorCode::TransferFail, text)));
         }
-        target.pinned(before).map_err(|error| {
-            // The failed process is an earlier one.
-            self.unreachable.answered(endpoint);
-            Unreached::Newer(error)
-        })
+        target.pinned(before).map_err(later)
     }
 
     /// Records from the outcome of a transfer whether its target responds.
@@ -234,7 +241,7 @@ impl<T: Transport> Inner<T> {
 
     /// Returns whether the host name of an endpoint is the one of this client.
     pub(crate) fn is_near(&self, endpoint: &str) -> bool {
-        config::split_port(endpoint).0 == config::split_port(&self.endpoint).0
+        host_port::split(endpoint).0 == host_port::split(&self.endpoint).0
     }
 }
 
@@ -242,25 +249,30 @@ impl<T: Transport> Inner<T> {
 const MOUNT_PAUSES: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
 
-/// Endpoint of the owner of memory. If the master named the memory, also the state of the look-ups
-/// of the engine before the request to the master.
-pub(crate) type Owner = (String, Option<LookUps>);
+/// Endpoint of the owner of memory, and the issuer of the address.
+pub(crate) type Owner = (String, Issuer);
 
-/// Connection to the owner of memory in a response of the master, valid for that memory only.
+/// Connection to the owner of memory, valid for the memory in one response only.
 pub(crate) type Reached<T> = Result<Target<T>, Unreached>;
 
-/// Reason why memory in a response of the master cannot be used.
+/// Reason why memory in a response cannot be used.
 #[derive(Debug)]
 pub(crate) enum Unreached {
     /// The client does not respond.
     Failed(Error),
-    /// The client was looked up after the request to the master. The response may therefore
-    /// describe an earlier process, and the master must be asked again.
+    /// The client was looked up after the request. The response may therefore describe an earlier
+    /// process, and must be requested again.
     Newer(Error),
 }
 
 impl Unreached {
     pub(crate) fn error(&self) -> &Error {
+        match self {
+            Unreached::Failed(error) | Unreached::Newer(error) => error,
+        }
+    }
+
+    pub(crate) fn into_error(self) -> Error {
         match self {
             Unreached::Failed(error) | Unreached::Newer(error) => error,
         }

@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_transport::Transport;
 
 use crate::cache::{HotCache, HotCacheStats};
-#[cfg(feature = "disk")]
-use crate::disk::{DiskReport, FileReport, Files, Running};
+use crate::disk::{DiskReport, FileReport, Files, own};
 use crate::handles::ClientStatus;
 use crate::metrics::{Begun, CALLED, Metrics, Operation};
 use crate::staging::Staging;
@@ -33,14 +32,12 @@ impl<'c, T: Transport> ClientStatus<'c, T> {
 
     /// Returns the statistics of the disk, or `None` without one
     /// ([`ClientConfig::offload`](crate::ClientConfig::offload)).
-    #[cfg(feature = "disk")]
     pub fn disk(self) -> Option<DiskReport> {
-        self.client.inner.disk.lock().as_ref().map(Running::report)
+        own::report(&self.client.inner.disk)
     }
 
     /// Returns the counters of the file system that clients share. Returns `None` if the master has
     /// no directory for files (`--root_fs_dir`).
-    #[cfg(feature = "disk")]
     pub fn files(self) -> Option<FileReport> {
         self.client.inner.files.as_deref().map(Files::report)
     }

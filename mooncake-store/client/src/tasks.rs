@@ -8,13 +8,14 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::replica::{MemoryLocation, Replica};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::engine::Request;
+use mooncake_transport::engine::{LookUps, Request};
 use mooncake_transport::{Slice, Transport};
 use serde::Deserialize;
 
 use crate::deadline::Deadline;
 use crate::handles::ClientReplicas;
-use crate::state::Inner;
+use crate::issuer::Issuer;
+use crate::state::{Inner, Unreached};
 use mooncake_protocol::api::{Caller, CopyToken};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
@@ -165,6 +166,13 @@ impl<T: Transport> Inner<T> {
         let deadline = self.deadline();
         let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
         let caller = self.caller_for(&payload.tenant_id);
+        // Space that the master grants is written to processes that were found before the request.
+        for target in payload.targets.iter().chain([&payload.target]).filter(|target| !target.is_empty()) {
+            // The name of a segment is usually that of its endpoint. The write reports a failure.
+            let connecting = Deadline::until(&self.config.clock, deadline.portion(1, 4));
+            let _ = connecting.bound("connecting to a client", self.engine.open(target)).await;
+        }
+        let known = self.engine.look_ups();
         let (from, to) = match kind {
             TaskKind::Copy => {
                 let targets: Vec<&str> = payload.targets.iter().map(String::as_str).collect();
@@ -178,7 +186,7 @@ impl<T: Transport> Inner<T> {
                 (plan.source, plan.target.into_iter().collect())
             }
         };
-        if let Err(error) = self.copy_bytes(&from, &to, &deadline).await {
+        if let Err(error) = self.copy_bytes(&from, &to, known, &deadline).await {
             let begun = Begun { kind, key: key.to_vec(), token, tenant: payload.tenant_id.clone() };
             if error.kind() == ErrorKind::Timeout {
                 // Bytes of a transfer that timed out may still arrive.
@@ -221,7 +229,13 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Writes the local replica to every target that the master granted.
-    async fn copy_bytes(&self, from: &Replica, to: &[Replica], deadline: &Deadline) -> Result<()> {
+    async fn copy_bytes(
+        &self,
+        from: &Replica,
+        to: &[Replica],
+        known: LookUps,
+        deadline: &Deadline,
+    ) -> Result<()> {
         let bytes = self.own_bytes(from).ok_or(ErrorCode::ReplicaNotInLocalMemory)?;
         let mut requests = Vec::with_capacity(to.len());
         for replica in to {
@@ -229,7 +243,8 @@ impl<T: Transport> Inner<T> {
                 replica.location.memory().filter(|at| at.size == bytes.len() as u64).ok_or_else(|| {
                     Error::internal("the master granted something else than memory for the whole of a copy")
                 })?;
-            let target = self.reach(&at.endpoint, deadline).await?;
+            let target = self.reach_owner(&at.endpoint, Issuer::Master(known), deadline).await;
+            let target = target.map_err(Unreached::into_error)?;
             requests.push(Request::new(&target, at.address, bytes.clone()));
         }
         // The remaining time is for the RPC that ends the copy.

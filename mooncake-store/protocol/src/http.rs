@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::http::StatusCode;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::ListenerLimits;
 use mooncake_transport::http_server::{self, http_limits};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-
-use crate::place::join;
 
 /// Media type of JSON responses.
 pub const JSON: &str = "application/json; charset=utf-8";
@@ -51,7 +50,7 @@ impl Drop for Pages {
 
 /// Binds a port. An error names the flag that sets the port.
 pub async fn bind(host: &str, port: u16, flag: &str) -> Result<(ParentOnly<TcpListener>, SocketAddr)> {
-    let address = join(host, port);
+    let address = host_port::join(host, port);
     let bound = async {
         let listener = TcpListener::bind(&address).await?;
         let at = listener.local_addr()?;

@@ -143,15 +143,6 @@ async fn look(directory: &dyn MetadataBackend, key: &str, tell: &watch::Sender<O
     true
 }
 
-/// Joins host and port, with brackets around an IPv6 address.
-pub fn join(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;

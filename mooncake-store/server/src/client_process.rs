@@ -15,7 +15,8 @@ use mooncake_transport::admission::raise_descriptor_limit;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{ClientEnvironment, bytes, switch};
+use crate::config::ClientEnvironment;
+use crate::config::values::{bytes, switch};
 use mooncake_client::local::{DEFAULT_PORT, LocalServer, LocalServerConfig, default_path};
 use mooncake_client::{Client, ClientConfig, ClientPages, OffloadConfig};
 use mooncake_protocol::wire::DrainProgress;

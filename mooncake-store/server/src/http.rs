@@ -10,7 +10,8 @@ use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use mooncake_core::Result;
-use mooncake_protocol::http::{Pages, bind, nothing_here, serve};
+pub(super) use mooncake_protocol::http::Pages;
+use mooncake_protocol::http::{bind, nothing_here, serve};
 use mooncake_transport::http_server::{Owners, pages as directory_pages};
 
 use super::admin;
@@ -67,14 +68,14 @@ fn metadata_pages(state: &Arc<State>) -> Router {
 /// a segment under it since.
 impl Owners for State {
     fn is_gone(&self, name: &str) -> bool {
-        self.expired_clients.has(name) && self.master.segment_status_named(name).is_err()
+        self.endpoints.expired_clients.has(name) && self.master.segment_status_named(name).is_err()
     }
 
     fn taken(&self, name: &str) {
-        self.expired_clients.forget(name);
+        self.endpoints.expired_clients.forget(name);
     }
 
     fn note_refused(&self) {
-        self.entries_refused.fetch_add(1, Ordering::Relaxed);
+        self.endpoints.entries_refused.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -6,23 +6,21 @@
 mod admin;
 #[cfg(feature = "cli")]
 pub mod cli;
-#[cfg(all(feature = "cli", feature = "local"))]
+#[cfg(feature = "cli")]
 pub mod client_process;
 pub mod config;
 mod counting;
+#[cfg_attr(not(feature = "http"), path = "endpoint_state/absent.rs")]
+mod endpoint_state;
 mod event_stats;
-#[cfg(feature = "events-zmq")]
+#[cfg_attr(not(feature = "events-zmq"), path = "events/absent.rs")]
 mod events;
-mod expired_clients;
-#[cfg(feature = "http")]
+#[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
 mod http;
 #[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;
-#[cfg_attr(
-    not(all(feature = "cli", feature = "metadata-etcd")),
-    allow(dead_code, reason = "a single master uses only a part of it")
-)]
+#[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "a single master uses only a part of it"))]
 mod leader;
 mod master_server;
 #[cfg(feature = "cli")]

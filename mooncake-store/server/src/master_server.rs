@@ -2,22 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-#[cfg(feature = "http")]
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::host_port;
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
 
 use super::counting::Requests;
+use super::endpoint_state::EndpointState;
 use super::event_stats::EventStats;
-#[cfg(feature = "events-zmq")]
 use super::events;
-use super::expired_clients::ExpiredClients;
-#[cfg(feature = "http")]
-use super::http;
+use super::http::{self, Pages};
 use super::leader::Leadership;
 use super::rates::Rates;
 use super::rpc::Counted;
@@ -27,21 +24,16 @@ use super::state::State;
 use super::ticker::Ticker;
 use crate::config::{MasterConfig, tenants};
 use mooncake_master::Master;
-#[cfg(feature = "http")]
-use mooncake_protocol::http::Pages;
-use mooncake_protocol::place::join;
 use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
 
 /// A running master with its servers. On drop it stops without waiting.
 #[derive(Debug)]
 pub struct MasterServer {
     pub(super) state: Arc<State>,
-    rpc: RunningServer,
-    #[cfg(feature = "http")]
-    pages: Vec<Pages>,
-    #[cfg(feature = "events-zmq")]
+    pub(super) rpc: RunningServer,
+    pub(super) pages: Vec<Pages>,
     _publisher: Option<events::Publisher>,
-    ticker: Ticker,
+    pub(super) ticker: Ticker,
     snapshot_writer: Option<SnapshotWriter>,
     addresses: Addresses,
 }
@@ -101,7 +93,7 @@ impl MasterServer {
             snapshots::restore(snapshots, &config.cluster_id, &master).await?;
         }
         let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
-        let address = join(&config.rpc_address, config.rpc_port);
+        let address = host_port::join(&config.rpc_address, config.rpc_port);
         let rpc = Server::bind(&address, options).await?;
         let metadata = match config.metadata.as_ref().and_then(|server| server.kept_in.as_deref()) {
             Some(url) => {
@@ -114,7 +106,6 @@ impl MasterServer {
             Some(url) => Arc::new(HttpMetadata::new(url)?),
             None => metadata.clone(),
         };
-        #[cfg(feature = "events-zmq")]
         let (feed, publisher, events) = match &config.events {
             None => (None, None, None),
             Some(wanted) => {
@@ -124,8 +115,6 @@ impl MasterServer {
                 (Some(feed), Some(publisher), Some(at))
             }
         };
-        #[cfg(not(feature = "events-zmq"))]
-        let events = no_events(&config)?;
         let rates = Rates::from(master.clock().now());
         let state = Arc::new(State {
             master,
@@ -133,29 +122,17 @@ impl MasterServer {
             snapshots: SnapshotStats::default(),
             metadata,
             published,
-            expired_clients: ExpiredClients::default(),
-            #[cfg(feature = "events-zmq")]
             events: feed,
             requests: Requests::default(),
             leadership,
-            #[cfg(feature = "http")]
-            entries_refused: AtomicU64::new(0),
-            #[cfg(feature = "http")]
-            policy,
-            #[cfg(feature = "http")]
-            policy_changes: parking_lot::Mutex::default(),
+            endpoints: EndpointState::new(policy),
             config,
         });
-        #[cfg(feature = "http")]
         let (pages, admin, metadata) = http::start_all(&state).await?;
-        #[cfg(not(feature = "http"))]
-        let (admin, metadata) = no_pages(&state.config)?;
         let addresses = Addresses { rpc: rpc.local_addr(), admin, metadata, events };
         Ok(Self {
             rpc: rpc.start(Arc::new(Counted::new(state.clone()))),
-            #[cfg(feature = "http")]
             pages,
-            #[cfg(feature = "events-zmq")]
             _publisher: publisher,
             ticker: Ticker::start(state.clone())?,
             snapshot_writer: SnapshotWriter::start(&state).await?,
@@ -184,16 +161,6 @@ impl MasterServer {
         &self.state.metadata
     }
 
-    /// Stops at once. The ports are free when this returns.
-    #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
-    pub(super) async fn cut_off(self) {
-        self.ticker.stop();
-        self.rpc.cut_off().await;
-        for pages in self.pages {
-            pages.cut_off().await;
-        }
-    }
-
     /// Stops the server.
     ///
     /// The server stops accepting requests and waits at most two seconds for those in progress. If
@@ -202,35 +169,10 @@ impl MasterServer {
     pub async fn stop(self) {
         self.ticker.stop();
         // Both servers stop before the last snapshot: it must include every answered removal.
-        #[cfg(feature = "http")]
         let pages = futures::future::join_all(self.pages.into_iter().map(Pages::stop));
-        #[cfg(not(feature = "http"))]
-        let pages = std::future::ready(());
         futures::future::join(pages, self.rpc.stop()).await;
         if let Some(snapshot_writer) = self.snapshot_writer {
             let _ = tokio::task::spawn_blocking(move || snapshot_writer.finish()).await;
         }
-    }
-}
-
-#[cfg(not(feature = "http"))]
-fn no_pages(config: &MasterConfig) -> Result<(Option<SocketAddr>, Option<SocketAddr>)> {
-    match config.metadata {
-        None => Ok((None, None)),
-        Some(_) => Err(mooncake_core::Error::new(
-            mooncake_core::ErrorCode::NotSupported,
-            "cannot start the metadata service: --enable_http_metadata_server needs a build with feature `http`",
-        )),
-    }
-}
-
-#[cfg(not(feature = "events-zmq"))]
-fn no_events(config: &MasterConfig) -> Result<Option<SocketAddr>> {
-    match config.events {
-        None => Ok(None),
-        Some(_) => Err(mooncake_core::Error::new(
-            mooncake_core::ErrorCode::NotSupported,
-            "cannot publish events: --enable_kv_events needs a build with feature `events-zmq`",
-        )),
     }
 }

@@ -5,33 +5,23 @@ use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::pin::Pin;
-#[cfg(feature = "metadata-etcd")]
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-#[cfg(feature = "metadata-etcd")]
 use mooncake_core::clock::SystemClock;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
 use mooncake_transport::admission::raise_descriptor_limit;
-#[cfg(feature = "metadata-etcd")]
-use mooncake_transport::{
-    etcd::EtcdMetadata,
-    net::{HostPort, default_host},
-};
+use mooncake_transport::directory::etcd;
+use mooncake_transport::net::{HostPort, default_host};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::MasterServer;
+use super::admin::standby;
 use super::cli::{self, Run};
-#[cfg(feature = "metadata-etcd")]
-use super::{
-    admin::standby_pages,
-    leader::{Election, Leadership},
-};
+use super::leader::{Election, Leadership};
 use crate::config::{MasterConfig, MastersConfig};
-#[cfg(feature = "metadata-etcd")]
 use mooncake_protocol::http;
 use mooncake_protocol::message::{MASTER_VERSION, TABLE_VERSION};
 
@@ -85,13 +75,12 @@ fn print(settings: &impl std::fmt::Display) -> u8 {
     }
 }
 
-/// Optional features of this build that a flag may need.
-const FEATURES: [(&str, bool); 4] = [
-    ("metadata-etcd", cfg!(feature = "metadata-etcd")),
-    ("metadata-redis", cfg!(feature = "metadata-redis")),
-    ("metadata-rocksdb", cfg!(feature = "metadata-rocksdb")),
-    ("disk", cfg!(feature = "disk")),
-];
+macro_rules! features {
+    ($($name:tt),*) => { [$(($name, cfg!(feature = $name))),*] };
+}
+
+/// Optional features that a flag may need, and whether this build has them.
+const FEATURES: [(&str, bool); 4] = features!["metadata-etcd", "metadata-redis", "metadata-rocksdb", "disk"];
 
 /// Logs the version and the security warning.
 fn announce(config: &MasterConfig) {
@@ -175,7 +164,6 @@ async fn serve(config: MasterConfig) -> Result<()> {
 }
 
 /// Runs as a standby, serves while the master leads, and becomes a standby again.
-#[cfg(feature = "metadata-etcd")]
 async fn serve_while_leading(
     config: MasterConfig,
     masters: &MastersConfig,
@@ -190,13 +178,13 @@ async fn serve_while_leading(
         return Err(Error::invalid("--rpc_port=auto: each of several masters needs a fixed port"));
     }
     let own = HostPort::new(host, config.rpc_port).to_string();
-    let directory = Arc::new(EtcdMetadata::new(&masters.etcd)?);
+    let directory = etcd(&masters.etcd).map_err(|error| error.context("--enable_ha"))?;
     loop {
         // State of this term only: a request that began in one term is not answered in the next.
         let leadership = Arc::new(Leadership::among_several(clock.clone()));
         let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), leadership.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
-        let pages = http::serve("admin", listener, standby_pages(leadership.clone()));
+        let pages = http::serve("admin", listener, standby::pages(leadership.clone()));
         let hold = tokio::select! {
             hold = election.win() => hold,
             () = &mut told_to_stop => return Ok(()),
@@ -241,14 +229,13 @@ async fn serve_while_leading(
     }
 }
 
-#[cfg(not(feature = "metadata-etcd"))]
-async fn serve_while_leading(
-    _: MasterConfig,
-    _: &MastersConfig,
-    _: Pin<&mut impl Future<Output = ()>>,
-) -> Result<()> {
-    Err(Error::new(
-        mooncake_core::ErrorCode::NotSupported,
-        "cannot elect a leader: --enable_ha needs a build with feature `metadata-etcd`",
-    ))
+impl MasterServer {
+    /// Stops at once. The ports are free when this returns.
+    async fn cut_off(self) {
+        self.ticker.stop();
+        self.rpc.cut_off().await;
+        for pages in self.pages {
+            pages.cut_off().await;
+        }
+    }
 }

@@ -30,7 +30,7 @@ pub(super) fn text(state: &State) -> Result<Vec<u8>> {
     page.snapshots(&state.snapshots);
     page.connections("master");
     let help = "Entries that the metadata server refused because it was full";
-    page.counter("master_metadata_refused_total", help, state.entries_refused.load(Relaxed));
+    page.counter("master_metadata_refused_total", help, state.endpoints.entries_refused.load(Relaxed));
     page.idle();
     page.text()
 }

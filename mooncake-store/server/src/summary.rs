@@ -8,12 +8,6 @@ use super::state::State;
 use mooncake_master::{DiskStats, Stats};
 use mooncake_protocol::metrics::human;
 
-/// Summary of the metrics of high availability, with the values of a single master.
-#[cfg(feature = "http")]
-pub(super) const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
-                             mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, \
-                             checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0";
-
 /// Formats the line.
 pub(super) fn line(state: &State) -> String {
     let stats = state.master.stats();

@@ -82,7 +82,7 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
         }
         let report = parking_lot::MutexGuard::unlocked(&mut stopped, || turn(&state.master, &mut stops));
         if !report.expired.is_empty() {
-            state.expired_clients.note(&report.expired);
+            state.endpoints.note_expired(&report.expired);
             if let Some(config) = &state.config.clean_up {
                 runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
             }

@@ -59,7 +59,7 @@ impl IoFaults for Moody {
 /// Returns a client with such a disk, whose threads can hang one by one.
 fn moody(cluster: &Cluster, path: &Path) -> (ClientBuilder, Arc<Moody>) {
     let mood = Arc::new(Moody::default());
-    let faults = Some(DiskFaults(mood.clone()));
+    let faults = DiskFaults::new(mood.clone());
     let config = OffloadConfig { faults, threads: true, patience: Duration::from_secs(3), ..disk(path) };
     (patient_builder(cluster).offload(config), mood)
 }

@@ -8,18 +8,19 @@ use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_store::client::{Client, RangeOutcome, RangeRead, RangeWrite};
 use mooncake_store::master::MasterOptions;
+use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::{Region, Slice};
 
-use crate::cluster::value;
-use crate::faults::{Wire, World, locate};
+use crate::cluster::{eventually, value};
+use crate::faults::{Wire, World, at, locate};
 
-const LEN: usize = 4096;
+pub(crate) const LEN: usize = 4096;
 const SEGMENT: usize = 1 << 16;
-const NAME: &str = "owner:7";
+pub(crate) const NAME: &str = "owner:7";
 
 /// Process with the name [`NAME`].
-struct Process {
-    client: Client<Wire>,
+pub(crate) struct Process {
+    pub(crate) client: Client<Wire>,
     wire: Arc<Wire>,
 }
 
@@ -30,7 +31,7 @@ impl Process {
     }
 
     /// Dies without a message to the master, which learns of it by the heartbeat timeout.
-    async fn die(self) {
+    pub(crate) async fn die(self) {
         self.wire.inner().kill();
         // The name becomes free, as a metadata service frees that of a host and port for the next
         // process.
@@ -39,7 +40,7 @@ impl Process {
     }
 }
 
-fn memory() -> Arc<HostMemory> {
+pub(crate) fn memory() -> Arc<HostMemory> {
     Arc::new(HostMemory::new(SEGMENT).unwrap())
 }
 
@@ -52,7 +53,7 @@ fn contents(region: &Region<Wire>) -> Vec<u8> {
 }
 
 /// Starts the next process with the memory at the addresses of the previous one.
-async fn next(world: &World, memory: &Arc<HostMemory>, byte: u8) -> (Process, Region<Wire>) {
+pub(crate) async fn next(world: &World, memory: &Arc<HostMemory>, byte: u8) -> (Process, Region<Wire>) {
     let process = Process::start(world).await;
     let region = process.client.engine().register(memory.clone() as Arc<dyn MemorySource>).await.unwrap();
     let mut all = region.exclusive().unwrap();
@@ -70,7 +71,7 @@ async fn read(client: &Client<Wire>, object: &mooncake_store::client::Located) -
 }
 
 /// Starts the first process, with one object.
-async fn first(world: &World, memory: &Arc<HostMemory>) -> Process {
+pub(crate) async fn first(world: &World, memory: &Arc<HostMemory>) -> Process {
     let process = Process::start(world).await;
     process.client.segments().mount_memory(memory.clone()).await.unwrap();
     process.client.put("k", &value(1, LEN)[..]).await.unwrap();
@@ -160,6 +161,33 @@ async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
         after.die().await;
         let (_look, region) = look(&world, &memory).await;
         assert_eq!(contents(&region), [0xee; SEGMENT], "a write has landed in another process");
+    }
+}
+
+#[tokio::test]
+async fn a_copy_is_not_written_to_the_next_process() {
+    for known in [true, false] {
+        let world = World::new(MasterOptions::default());
+        let memory = memory();
+        let before = first(&world, &memory).await;
+        let (source, _) = world.connect(SEGMENT as u64).await;
+        source.put_with("c", &value(5, LEN)[..], &at(&source)).await.unwrap();
+        if known {
+            assert_eq!(source.get("k").await.unwrap().unwrap(), value(1, LEN));
+        }
+        before.die().await;
+        // The next process has published its memory, and the master still names the previous one.
+        let (_after, region) = next(&world, &memory, 0xee).await;
+        let task = source.replicas().copy("c", &[NAME]).await.unwrap();
+        eventually("the copy ends", async || {
+            !matches!(
+                source.replicas().task(task).await.unwrap().status,
+                TaskStatus::Pending | TaskStatus::Processing
+            )
+        })
+        .await;
+        assert_eq!(contents(&region), [0xee; SEGMENT], "a copy has landed in another process");
+        assert_eq!(source.replicas().task(task).await.unwrap().status, TaskStatus::Failed);
     }
 }
 

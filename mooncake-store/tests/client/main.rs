@@ -32,6 +32,8 @@ mod free_space;
 mod hot_replicas;
 mod identity;
 mod lent_memory;
+#[cfg(feature = "disk")]
+mod loans;
 #[cfg(feature = "local")]
 mod local;
 mod lossy;

@@ -44,3 +44,24 @@ async fn the_missing_feature_is_named() {
         }
     }
 }
+
+/// The build of this test has no etcd either. Masters and clients name that feature, too.
+#[cfg(not(feature = "metadata-etcd"))]
+#[tokio::test]
+async fn the_missing_etcd_is_named() {
+    let mut settings = Settings::default();
+    for (name, value) in [
+        ("enable_multi_tenants", "true"),
+        ("tenant_quota_connector_type", "etcd"),
+        ("tenant_quota_connector_uri", "127.0.0.1:1"),
+    ] {
+        settings.command_line(name, value).unwrap();
+    }
+    let master = MasterServer::start(settings.config().unwrap()).await.unwrap_err();
+    let client = mooncake_store::client::programs::master_place("etcd://127.0.0.1:1", "").err().unwrap();
+    for (error, place) in [(master, "--tenant_quota_connector_uri"), (client, "etcd://127.0.0.1:1")] {
+        assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
+        let said = error.to_string();
+        assert!(said.contains(place) && said.contains("feature `metadata-etcd`"), "{said}");
+    }
+}

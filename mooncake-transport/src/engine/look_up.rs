@@ -10,7 +10,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use tracing::debug;
 
 use super::regions::Regions;
-use super::target::{ProcessNumber, Route, Target, instance_of};
+use super::target::{ProcessNumber, Route, Target, awaits_mount, instance_of};
 use super::{Inner, LocalCopies};
 use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
@@ -63,8 +63,11 @@ impl<T: Transport> Inner<T> {
         if let Some(statistics) = statistics {
             statistics.count_fallback(&mut peer, meter.fallback());
         }
-        let number = if name == self.name { ProcessNumber::ANY } else { self.found.number(name, &desc) };
-        Ok(Route { desc, peer, local, meter, number })
+        let (number, awaits_mount) = match name == self.name {
+            true => (ProcessNumber::ANY, false),
+            false => (self.found.number(name, &desc), awaits_mount(&desc)),
+        };
+        Ok(Route { desc, peer, local, meter, number, awaits_mount })
     }
 
     /// Looks up a target again after a transfer failed on `stale`. Returns the route to use now, or

@@ -45,6 +45,8 @@ pub(super) struct Route<T: Transport> {
     pub(super) local: Option<Arc<ExposedMemory>>,
     pub(super) meter: Arc<Meter>,
     pub(super) number: ProcessNumber,
+    /// True if the process has published that its memory is not mounted yet.
+    pub(super) awaits_mount: bool,
 }
 
 /// Point in the sequence in which an engine finds processes: all that it has found so far.
@@ -59,19 +61,19 @@ impl ProcessNumber {
     /// This engine itself, and processes without an instance, which cannot be distinguished from
     /// earlier ones.
     pub(super) const ANY: Self = Self(0);
-    /// Process whose memory is not mounted yet.
-    const UNMOUNTED: Self = Self(u64::MAX);
 
     fn is_in(self, before: LookUps) -> bool {
         self.0 <= before.0
     }
 }
 
-/// Process that an engine has found.
+/// Process that an engine has found. A process is found once more when its memory is mounted:
+/// addresses that were issued before the mount may be those of an earlier process.
 #[derive(Debug)]
 struct FoundProcess {
     segment: Box<str>,
     instance: Box<str>,
+    awaits_mount: bool,
     number: ProcessNumber,
 }
 
@@ -91,19 +93,27 @@ impl FoundProcesses {
     /// Returns the number of the process in a descriptor of segment `name`.
     pub(super) fn number(&self, name: &str, desc: &SegmentDesc) -> ProcessNumber {
         let Some(instance) = instance_of(desc) else { return ProcessNumber::ANY };
-        if desc.extra.contains_key(UNMOUNTED) && !is_planted("store-ignores-pending-mounts") {
-            return ProcessNumber::UNMOUNTED;
-        }
+        let awaits_mount = awaits_mount(desc);
         let mut latest = self.latest.lock();
-        let is_same = |known: &&FoundProcess| *known.segment == *name && *known.instance == *instance;
+        let is_same = |known: &&FoundProcess| {
+            *known.segment == *name && *known.instance == *instance && known.awaits_mount == awaits_mount
+        };
         if let Some(known) = latest.iter().find(is_same) {
             return known.number;
         }
         let number = ProcessNumber(self.last.fetch_add(1, Ordering::SeqCst) + 1);
         latest.truncate(REMEMBERED - 1);
-        latest.push_front(FoundProcess { segment: name.into(), instance: instance.into(), number });
+        let (segment, instance) = (name.into(), instance.into());
+        latest.push_front(FoundProcess { segment, instance, awaits_mount, number });
         number
     }
+}
+
+/// Returns whether a descriptor is that of a process whose memory is not mounted yet.
+pub(super) fn awaits_mount(desc: &SegmentDesc) -> bool {
+    instance_of(desc).is_some()
+        && desc.extra.contains_key(UNMOUNTED)
+        && !is_planted("store-ignores-pending-mounts")
 }
 
 pub(super) fn instance_of(desc: &SegmentDesc) -> Option<&str> {
@@ -136,21 +146,38 @@ impl<T: Transport> Target<T> {
     /// caller then requests the addresses again.
     pub fn pinned(&self, before: LookUps) -> Result<Self> {
         let route = self.route();
+        if route.awaits_mount { Err(self.found_late()) } else { self.pinned_to(route, before) }
+    }
+
+    /// Returns a handle as [`pinned`](Self::pinned) does, for addresses that the process itself
+    /// returned after `before`. Its memory need not be mounted.
+    ///
+    /// # Errors
+    /// Returns `TRANSFER_FAIL` if the process of the present route was found after `before`.
+    pub fn pinned_to_issuer(&self, before: LookUps) -> Result<Self> {
+        self.pinned_to(self.route(), before)
+    }
+
+    fn pinned_to(&self, route: Arc<Route<T>>, before: LookUps) -> Result<Self> {
         if !route.number.is_in(before) && !is_planted("store-ignores-instances") {
-            return Err(Error::new(
-                ErrorCode::TransferFail,
-                format!(
-                    "cannot use addresses in segment {:?}: its process was found after they were issued; request them again",
-                    self.inner.name
-                ),
-            ));
+            return Err(self.found_late());
         }
         Ok(Self { inner: self.inner.clone(), pinned: Some(route) })
     }
 
+    fn found_late(&self) -> Error {
+        Error::new(
+            ErrorCode::TransferFail,
+            format!(
+                "cannot use addresses in segment {:?}: its process was found after they were issued; request them again",
+                self.inner.name
+            ),
+        )
+    }
+
     /// Returns whether the process has published that its memory is not mounted yet.
     pub fn awaits_mount(&self) -> bool {
-        self.route().number == ProcessNumber::UNMOUNTED && !is_planted("store-ignores-pending-mounts")
+        self.route().awaits_mount
     }
 
     /// Returns the backoff after look-ups that changed nothing. The lock is held during a look-up.

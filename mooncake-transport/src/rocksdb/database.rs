@@ -7,7 +7,7 @@ use std::ptr::{null_mut, slice_from_raw_parts};
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-use super::library::{Functions, Handle, library};
+use super::library::{Functions, Handle, Message, library};
 
 /// Recovery mode: an incomplete record at the end of the log is ignored, and any other damage is an
 /// error.
@@ -58,26 +58,26 @@ impl Database {
             .map_err(|_| Error::invalid("invalid path: it contains a zero byte"))?;
         // SAFETY: options are created, set, used and destroyed here. The path is terminated.
         unsafe {
-            let options = (functions.options)();
-            (functions.create_if_missing)(options, 1);
-            (functions.paranoid_checks)(options, 1);
-            (functions.wal_recovery_mode)(options, ONLY_A_TORN_END);
-            (functions.compression)(options, NO_COMPRESSION);
-            (functions.write_buffer_size)(options, BUFFER);
-            (functions.manifest_preallocation_size)(options, LIST);
-            (functions.max_open_files)(options, OPEN_FILES);
-            (functions.keep_log_file_num)(options, LOGS);
-            (functions.max_log_file_size)(options, LOG);
-            (functions.info_log_level)(options, WARNINGS);
-            let mut said = null_mut();
-            let database = (functions.open)(options, path.as_ptr(), &raw mut said);
+            let options = (functions.options_create)();
+            (functions.options_set_create_if_missing)(options, 1);
+            (functions.options_set_paranoid_checks)(options, 1);
+            (functions.options_set_wal_recovery_mode)(options, ONLY_A_TORN_END);
+            (functions.options_set_compression)(options, NO_COMPRESSION);
+            (functions.options_set_write_buffer_size)(options, BUFFER);
+            (functions.options_set_manifest_preallocation_size)(options, LIST);
+            (functions.options_set_max_open_files)(options, OPEN_FILES);
+            (functions.options_set_keep_log_file_num)(options, LOGS);
+            (functions.options_set_max_log_file_size)(options, LOG);
+            (functions.options_set_info_log_level)(options, WARNINGS);
+            let open = |message| (functions.open)(options, path.as_ptr(), message);
+            let database = outcome(functions, ErrorCode::FileOpenFail, open);
             (functions.options_destroy)(options);
-            outcome(functions, said, ErrorCode::FileOpenFail)?;
+            let database = database?;
             if database.is_null() {
                 return Err(Error::new(ErrorCode::FileOpenFail, "RocksDB returned no database"));
             }
-            let (reads, writes) = ((functions.read_options)(), (functions.write_options)());
-            (functions.sync)(writes, 1);
+            let (reads, writes) = ((functions.readoptions_create)(), (functions.writeoptions_create)());
+            (functions.writeoptions_set_sync)(writes, 1);
             Ok(Self { functions, database, reads, writes })
         }
     }
@@ -87,13 +87,12 @@ impl Database {
     /// # Errors
     /// Returns `CHECKSUM_MISMATCH` or `FILE_READ_FAIL`.
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let (mut length, mut said) = (0, null_mut());
+        let mut length = 0;
         // SAFETY: the handles are open, and the key is only read.
-        let value = unsafe {
+        let value = outcome(self.functions, ErrorCode::FileReadFail, |message| unsafe {
             let (key, bytes) = (key.as_ptr().cast(), key.len());
-            (self.functions.get)(self.database, self.reads, key, bytes, &raw mut length, &raw mut said)
-        };
-        outcome(self.functions, said, ErrorCode::FileReadFail)?;
+            (self.functions.get)(self.database, self.reads, key, bytes, &raw mut length, message)
+        })?;
         if value.is_null() {
             return Ok(None);
         }
@@ -110,26 +109,25 @@ impl Database {
     /// Returns `PERSISTENT_FAIL` or `CHECKSUM_MISMATCH`. The changes may then have been applied,
     /// and the database must be opened again.
     pub(super) fn write(&self, changes: &[Change<'_>]) -> Result<()> {
-        let mut said = null_mut();
+        let functions = self.functions;
         // SAFETY: the batch is created, filled, written and destroyed here. It copies its
         // arguments.
-        unsafe {
-            let batch = (self.functions.batch)();
+        outcome(functions, ErrorCode::PersistentFail, |message| unsafe {
+            let batch = (functions.writebatch_create)();
             for change in changes {
                 match change {
                     Change::Put(key, value) => {
                         let (key, key_bytes) = (key.as_ptr().cast(), key.len());
-                        (self.functions.batch_put)(batch, key, key_bytes, value.as_ptr().cast(), value.len());
+                        (functions.writebatch_put)(batch, key, key_bytes, value.as_ptr().cast(), value.len());
                     }
                     Change::Delete(key) => {
-                        (self.functions.batch_delete)(batch, key.as_ptr().cast(), key.len());
+                        (functions.writebatch_delete)(batch, key.as_ptr().cast(), key.len());
                     }
                 }
             }
-            (self.functions.write)(self.database, self.writes, batch, &raw mut said);
-            (self.functions.batch_destroy)(batch);
-        }
-        outcome(self.functions, said, ErrorCode::PersistentFail)
+            (functions.write)(self.database, self.writes, batch, message);
+            (functions.writebatch_destroy)(batch);
+        })
     }
 
     /// Calls `each` for the keys with a prefix, in order, with their values.
@@ -140,16 +138,16 @@ impl Database {
     pub(super) fn scan(&self, prefix: &[u8], mut each: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
         let functions = self.functions;
         // SAFETY: the database is open, and outlives the iterator.
-        let cursor = Cursor(functions, unsafe { (functions.iterator)(self.database, self.reads) });
+        let cursor = Cursor(functions, unsafe { (functions.create_iterator)(self.database, self.reads) });
         // SAFETY: the prefix is only read.
-        unsafe { (functions.seek)(cursor.1, prefix.as_ptr().cast(), prefix.len()) };
+        unsafe { (functions.iter_seek)(cursor.1, prefix.as_ptr().cast(), prefix.len()) };
         // SAFETY: the iterator is open.
-        while unsafe { (functions.valid)(cursor.1) } != 0 {
+        while unsafe { (functions.iter_valid)(cursor.1) } != 0 {
             let (mut key_bytes, mut value_bytes) = (0, 0);
             // SAFETY: the iterator is at an entry, whose bytes stay valid until it moves, below.
             let (key, value) = unsafe {
-                let key = (functions.key)(cursor.1, &raw mut key_bytes);
-                let value = (functions.value)(cursor.1, &raw mut value_bytes);
+                let key = (functions.iter_key)(cursor.1, &raw mut key_bytes);
+                let value = (functions.iter_value)(cursor.1, &raw mut value_bytes);
                 (bytes(key, key_bytes), bytes(value, value_bytes))
             };
             if !key.starts_with(prefix) {
@@ -157,12 +155,11 @@ impl Database {
             }
             each(key, value)?;
             // SAFETY: the iterator is at an entry. Key and value are not used any more.
-            unsafe { (functions.next)(cursor.1) };
+            unsafe { (functions.iter_next)(cursor.1) };
         }
-        let mut said = null_mut();
         // SAFETY: the iterator is open.
-        unsafe { (functions.iterator_error)(cursor.1, &raw mut said) };
-        outcome(functions, said, ErrorCode::FileReadFail)
+        let error = |message| unsafe { (functions.iter_get_error)(cursor.1, message) };
+        outcome(functions, ErrorCode::FileReadFail, error)
     }
 }
 
@@ -170,8 +167,8 @@ impl Drop for Database {
     fn drop(&mut self) {
         // SAFETY: the handles have no other user.
         unsafe {
-            (self.functions.read_options_destroy)(self.reads);
-            (self.functions.write_options_destroy)(self.writes);
+            (self.functions.readoptions_destroy)(self.reads);
+            (self.functions.writeoptions_destroy)(self.writes);
             (self.functions.close)(self.database);
         }
     }
@@ -183,7 +180,7 @@ struct Cursor(&'static Functions, Handle);
 impl Drop for Cursor {
     fn drop(&mut self) {
         // SAFETY: the handle has no other user.
-        unsafe { (self.0.iterator_destroy)(self.1) };
+        unsafe { (self.0.iter_destroy)(self.1) };
     }
 }
 
@@ -197,16 +194,18 @@ unsafe fn bytes<'a>(at: *const c_char, length: usize) -> &'a [u8] {
     unsafe { &*slice_from_raw_parts(at.cast(), length) }
 }
 
-/// Converts the message of a failed function into an error. The code is the given one, unless the
-/// message implies another.
-fn outcome(functions: &Functions, said: *mut c_char, code: ErrorCode) -> Result<()> {
-    if said.is_null() {
-        return Ok(());
+/// Calls a function and converts its error message. The code of the error is the given one, unless
+/// the message implies another.
+fn outcome<T>(functions: &Functions, code: ErrorCode, call: impl FnOnce(Message) -> T) -> Result<T> {
+    let mut message = null_mut();
+    let answer = call(&raw mut message);
+    if message.is_null() {
+        return Ok(answer);
     }
     // SAFETY: a string of the library, which this code frees.
-    let text = unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned();
+    let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
     // SAFETY: as above. Only the copy is used from here.
-    unsafe { (functions.free)(said.cast()) };
+    unsafe { (functions.free)(message.cast()) };
     let code = if text.starts_with("Corruption") { ErrorCode::ChecksumMismatch } else { code };
     Err(Error::new(code, text))
 }

@@ -5,15 +5,14 @@ mod offload;
 mod segment_file;
 
 pub use self::hot_cache::HotCacheConfig;
-#[cfg(all(feature = "disk", feature = "testkit"))]
-pub use self::offload::DiskFaults;
-pub use self::offload::OffloadConfig;
+pub use self::offload::{DiskFaults, OffloadConfig};
 pub use self::segment_file::SegmentFile;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
+use mooncake_core::host_port;
 use mooncake_core::memory::HostMemoryOptions;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::directory::DirectoryOptions;
@@ -172,7 +171,7 @@ impl ClientConfig {
     /// Returns `INVALID_PARAMS` with the name of the first invalid setting. Returns `NOT_SUPPORTED`
     /// for [`offload`](Self::offload) in a build without the feature `disk`.
     pub fn validate(&self) -> Result<()> {
-        if split_port(&self.local_hostname).0.is_empty() {
+        if host_port::split(&self.local_hostname).0.is_empty() {
             return Err(Error::invalid(format!(
                 "local_hostname {:?} has no host; give `host` or `host:port`",
                 self.local_hostname
@@ -239,29 +238,10 @@ fn buffer_size(name: &str, bytes: u64, max: u64) -> Result<()> {
     Ok(())
 }
 
-/// Returns host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare IPv6 address. The
-/// port is `None` if it is not a number.
-pub fn split_port(name: &str) -> (&str, Option<u16>) {
-    if let Some(rest) = name.strip_prefix('[') {
-        let Some((host, tail)) = rest.split_once(']') else { return (name, None) };
-        return (host, tail.strip_prefix(':').and_then(|p| p.parse().ok()));
-    }
-    match name.rsplit_once(':') {
-        Some((host, _)) if host.contains(':') => (name, None),
-        Some((host, port)) => (host, port.parse().ok()),
-        None => (name, None),
-    }
-}
-
-/// Returns `host:port`, with brackets around an IPv6 address.
-pub fn join_port(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-}
-
 /// Returns the name by which the master knows a host: the name without its port. The result is
 /// empty for names that mean the local host on every machine.
 pub fn host_id(local_hostname: &str) -> &str {
-    match split_port(local_hostname).0 {
+    match host_port::split(local_hostname).0 {
         "localhost" | "127.0.0.1" | "0.0.0.0" | "::1" | "::" => "",
         host => host,
     }
@@ -272,20 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_split_and_join() {
-        for (name, host, port) in [
-            ("node", "node", None),
-            ("node:12", "node", Some(12)),
-            ("10.0.0.1:65535", "10.0.0.1", Some(65535)),
-            ("[::1]:7", "::1", Some(7)),
-            ("[fe80::1]", "fe80::1", None),
-            ("fe80::1", "fe80::1", None),
-            ("node:x", "node", None),
-        ] {
-            assert_eq!(split_port(name), (host, port), "{name}");
-        }
-        assert_eq!(join_port("::1", 7), "[::1]:7");
-        assert_eq!(join_port("node", 7), "node:7");
+    fn local_names_identify_no_host() {
         assert_eq!(host_id("node:7"), "node");
         for local in ["localhost", "127.0.0.1:5", "[::1]:5", "0.0.0.0:1", "[::]:2"] {
             assert_eq!(host_id(local), "", "{local}");

@@ -4,6 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
+#[cfg(feature = "disk")]
+pub use mooncake_disk::Faults as DiskFaults;
+
+/// Faults that a test injects into a disk. They need a build with feature `disk`.
+#[cfg(not(feature = "disk"))]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DiskFaults;
 
 /// Settings of a disk that stores objects for which memory has no space. The defaults are those of
 /// Mooncake C++.
@@ -36,20 +43,7 @@ pub struct OffloadConfig {
     /// case.
     pub serve: bool,
     /// Faults of the disk in a test.
-    #[cfg(all(feature = "disk", feature = "testkit"))]
-    pub faults: Option<DiskFaults>,
-}
-
-/// Faults that a test injects into a disk (feature `testkit`).
-#[cfg(all(feature = "disk", feature = "testkit"))]
-#[derive(Clone, Debug)]
-pub struct DiskFaults(pub std::sync::Arc<dyn mooncake_disk::IoFaults>);
-
-#[cfg(all(feature = "disk", feature = "testkit"))]
-impl PartialEq for DiskFaults {
-    fn eq(&self, other: &Self) -> bool {
-        std::sync::Arc::ptr_eq(&self.0, &other.0)
-    }
+    pub faults: DiskFaults,
 }
 
 impl OffloadConfig {
@@ -66,8 +60,7 @@ impl OffloadConfig {
             threads: false,
             patience: Duration::from_secs(30),
             serve: true,
-            #[cfg(all(feature = "disk", feature = "testkit"))]
-            faults: None,
+            faults: DiskFaults::default(),
         }
     }
 

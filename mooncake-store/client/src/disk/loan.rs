@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
+use crate::issuer::Issuer;
+
 /// Maximum number of cached connections. Above it, all of them are discarded.
 const KEPT: usize = 1024;
 
@@ -67,6 +69,8 @@ pub(crate) struct Loan {
     pub(crate) versions: Vec<u64>,
     /// Endpoint to open for access to the buffer.
     pub(crate) endpoint: String,
+    /// Owner of the buffer, as the issuer of the addresses.
+    pub(crate) issuer: Issuer,
     /// Time until which the buffer may be read.
     pub(crate) until: Moment,
 }

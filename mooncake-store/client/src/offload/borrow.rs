@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use mooncake_core::clock::Moment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Transport;
 
 use crate::deadline::Deadline;
 use crate::disk::{Loan, Owner, Wanted, scoped};
+use crate::issuer::{Asked, Issuer};
 use crate::state::Inner;
 use mooncake_protocol::message::{LendObjects, LendParts};
 use mooncake_protocol::wire::{Lent, LentParts};
@@ -27,7 +27,7 @@ impl<T: Transport> Inner<T> {
         let keys = self.scoped(objects.iter().map(|(key, _)| *key));
         let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         let sizes = objects.iter().map(|(_, size)| i64::try_from(*size).unwrap_or(i64::MAX)).collect();
-        let asked = self.config.clock.now();
+        let asked = self.asked();
         let owner = self.owner_at(endpoint)?;
         let request = LendObjects { keys: keys[..].into(), sizes };
         let answer = deadline.bound("an object from a disk", owner.rpc.call(&request)).await;
@@ -44,7 +44,7 @@ impl<T: Transport> Inner<T> {
         parts: &[Wanted<'_>],
         deadline: &Deadline,
     ) -> Result<Result<Loan>> {
-        let asked = self.config.clock.now();
+        let asked = self.asked();
         let owner = self.owner_at(endpoint)?;
         if owner.whole.load(Relaxed) {
             return self.borrow_whole(endpoint, parts, deadline).await;
@@ -116,13 +116,14 @@ impl<T: Transport> Inner<T> {
         owner: Arc<Owner>,
         lent: Lent,
         versions: Vec<u64>,
-        asked: Moment,
+        asked: Asked,
         objects: usize,
     ) -> Result<Loan> {
         let Lent { batch, addresses, endpoint, ttl_ms } = lent;
         let runtime = self.runtime.clone();
-        let until = asked.after(Duration::from_millis(ttl_ms));
-        let loan = Loan { owner, runtime, batch, addresses, versions, endpoint, until };
+        let until = asked.at.after(Duration::from_millis(ttl_ms));
+        let issuer = Issuer::Owner(asked.known);
+        let loan = Loan { owner, runtime, batch, addresses, versions, endpoint, issuer, until };
         if loan.addresses.len() != objects || ![0, objects].contains(&loan.versions.len()) {
             let text = format!("{} addresses for {objects} objects", loan.addresses.len());
             return Err(Error::new(ErrorCode::RpcFail, text));

@@ -1,6 +1,8 @@
 //! Heartbeat of a disk. It writes the objects that the master wants on disk, brings back those that
 //! the master wants in memory, and reports to the master.
 
+mod promote;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -13,11 +15,11 @@ use mooncake_disk::Put;
 use mooncake_transport::{Slice, Transport};
 use tokio::sync::watch;
 
-use super::promote::promote;
+use self::promote::promote;
 use crate::buffers::COPIED_AT_ONCE;
 use crate::deadline::Deadline;
-use crate::disk::{Disk, Running, open};
-use crate::disk::{scoped, split};
+use crate::disk::own::{Disk, Running, open, split};
+use crate::disk::scoped;
 use crate::errors::shown;
 use crate::state::{Client, Inner};
 use mooncake_protocol::server::RunningServer;

@@ -2,12 +2,8 @@
 //! their owners.
 
 mod borrow;
-#[cfg(feature = "disk")]
 mod file_replicas;
-#[cfg(feature = "disk")]
+#[cfg_attr(not(feature = "disk"), path = "heartbeat/absent.rs")]
 mod heartbeat;
-#[cfg(feature = "disk")]
-mod promote;
 
-#[cfg(feature = "disk")]
 pub(crate) use self::file_replicas::{FilePut, is_gone};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
+use mooncake_core::host_port;
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Segment, SegmentStatus};
 use mooncake_core::{Error, Result};
@@ -150,7 +151,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut found: HashMap<ClientId, Vec<String>> = HashMap::new();
         for mounted in registry.list.iter().filter(|mounted| wanted.contains(&mounted.client)) {
             let addresses = found.entry(mounted.client).or_default();
-            let host = host_of(&mounted.info.endpoint);
+            let (host, _) = host_port::split(&mounted.info.endpoint);
             if !addresses.iter().any(|known| known == host) {
                 addresses.push(host.to_owned());
             }
@@ -200,34 +201,5 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let now = self.space().clock.now();
         self.clients.lock().seen.insert(client, now);
         self.space().timers.schedule(now.after(self.space().options.client_ttl));
-    }
-}
-
-/// Returns the host of `host:port` or `[v6]:port`.
-fn host_of(endpoint: &str) -> &str {
-    if let Some((host, _)) = endpoint.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return host;
-    }
-    match endpoint.rsplit_once(':') {
-        Some((host, _)) if !host.contains(':') => host,
-        _ => endpoint,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::host_of;
-
-    #[test]
-    fn hosts_of_endpoints() {
-        for (endpoint, host) in [
-            ("10.0.0.1:5", "10.0.0.1"),
-            ("[::1]:5", "::1"),
-            ("node", "node"),
-            ("fe80::1", "fe80::1"),
-            ("", ""),
-        ] {
-            assert_eq!(host_of(endpoint), host);
-        }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::clock::Moment;
+use mooncake_core::host_port;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaStatus};
 use smallvec::SmallVec;
@@ -71,9 +72,10 @@ impl DiskReplica {
         else {
             return false;
         };
-        let host = |endpoint: &str| endpoint.rsplit_once(':').map(|(host, _)| host.to_owned());
         let joined = ours.state.lock().joined;
-        ours.client != theirs.client && host(here) == host(there) && theirs.state.lock().seen <= joined
+        ours.client != theirs.client
+            && host_port::split(here).0 == host_port::split(there).0
+            && theirs.state.lock().seen <= joined
     }
 }
 

@@ -11,9 +11,14 @@ use super::reply::{Shared, TEXT, page, text};
 use crate::leader::{Leadership, LeadershipStatus};
 use crate::{EventStats, scrape, summary};
 
+/// Summary of the metrics of high availability, with the values of a single master.
+const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
+                  mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, \
+                  checksum_fail=0, etcd_fail=0, watch_disconn=0, state=0";
+
 /// Leadership of the master, extracted from the state of any endpoint.
 #[derive(Clone)]
-pub(crate) struct ThisMaster(Arc<Leadership>);
+pub(super) struct ThisMaster(pub(super) Arc<Leadership>);
 
 impl FromRef<Arc<crate::state::State>> for ThisMaster {
     fn from_ref(state: &Arc<crate::state::State>) -> Self {
@@ -23,7 +28,7 @@ impl FromRef<Arc<crate::state::State>> for ThisMaster {
 
 /// Returns the health of the master; always status 200.
 #[utoipa::path(get, path = "/health", responses((status = 200, body = Health)))]
-pub(crate) async fn health(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
+pub(super) async fn health(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
     let LeadershipStatus { state, leader } = leadership.status();
     let (leader_address, view_version) = leader.unzip();
     page(&Health {
@@ -38,37 +43,21 @@ pub(crate) async fn health(State(ThisMaster(leadership)): State<ThisMaster>) -> 
 
 /// Returns `leader` or `standby`.
 #[utoipa::path(get, path = "/role", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(crate) async fn role(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
+pub(super) async fn role(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
     leadership.role()
 }
 
 /// Returns `serving` or the step before it.
 #[utoipa::path(get, path = "/ha_status", responses((status = 200, body = String, content_type = "text/plain")))]
-pub(crate) async fn ha_status(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
+pub(super) async fn ha_status(State(ThisMaster(leadership)): State<ThisMaster>) -> &'static str {
     leadership.status().state
 }
 
 /// Returns the leader of a cluster of several masters.
 #[utoipa::path(get, path = "/leader", responses((status = 200, body = Leader)))]
-pub(crate) async fn leader(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
+pub(super) async fn leader(State(ThisMaster(leadership)): State<ThisMaster>) -> Response {
     let (leader_address, view_version) = leadership.status().leader.unzip();
     page(&Leader { present: leader_address.is_some(), leader_address, view_version })
-}
-
-/// Returns the endpoints of a master that does not lead.
-#[cfg(all(feature = "cli", feature = "metadata-etcd"))]
-pub(crate) fn standby_pages(leadership: Arc<Leadership>) -> axum::Router {
-    use axum::routing::get;
-    use mooncake_protocol::http::nothing_here;
-
-    axum::Router::new()
-        .route("/health", get(health))
-        .route("/role", get(role))
-        .route("/ha_status", get(ha_status))
-        .route("/leader", get(leader))
-        .with_state(ThisMaster(leadership))
-        .fallback(nothing_here)
-        .method_not_allowed_fallback(nothing_here)
 }
 
 /// Returns the metrics in the text format of Prometheus.
@@ -93,7 +82,7 @@ pub(super) async fn figures(State(state): Shared) -> Response {
         state.leadership.role(),
         state.leadership.status().state,
         state.leadership.leads(),
-        summary::HA
+        HA
     ))
 }
 

@@ -8,10 +8,10 @@ mod objects;
 mod query;
 mod reply;
 mod segments;
+#[cfg(feature = "cli")]
+pub(super) mod standby;
 mod tenants;
 
-#[cfg(all(feature = "cli", feature = "metadata-etcd"))]
-pub(super) use self::cluster::standby_pages;
 use std::sync::Arc;
 
 use axum::Router;

@@ -115,7 +115,7 @@ async fn change(
     make: impl FnOnce(&ServerState) -> Result<Option<TenantInfo>> + Send + 'static,
 ) -> Response {
     let made = tokio::task::spawn_blocking(move || {
-        let _one = state.policy_changes.lock();
+        let _one = state.endpoints.policy_changes.lock();
         make(&state)
     });
     one(made.await.unwrap_or_else(|_| Err(ErrorCode::InternalError.into())))
@@ -124,7 +124,7 @@ async fn change(
 /// Writes the tenants to the source of the policy. The response contains only the error code, so
 /// the log contains the reason.
 fn keep(state: &ServerState) -> Result<()> {
-    let Some(policy) = &state.policy else { return Ok(()) };
+    let Some(policy) = &state.endpoints.policy else { return Ok(()) };
     policy.write(&state.master.tenants()).inspect_err(|error| tracing::warn!("{error}"))
 }
 

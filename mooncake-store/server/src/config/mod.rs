@@ -1,9 +1,8 @@
 //! Configuration of a master process: the table of flags with their defaults, effects and sources.
 
-#[cfg(feature = "cli")]
 mod document;
 mod draft;
-mod environment;
+pub(crate) mod environment;
 #[cfg(feature = "cli")]
 mod file;
 mod flag;
@@ -11,10 +10,8 @@ mod flags;
 mod master;
 mod settings;
 pub(crate) mod tenants;
-mod values;
+pub(crate) mod values;
 
-#[cfg(feature = "cli")]
-pub(crate) use self::environment::tool_default;
 pub use self::environment::{ClientEnvironment, environment_document, flags_document};
 pub use self::flag::{Flag, FlagState, Group};
 pub use self::flags::{GROUPS, flag_named, flags};
@@ -23,8 +20,6 @@ pub use self::master::{
 };
 pub use self::settings::{Origin, Setting, Settings};
 pub use self::tenants::TenantPolicy;
-#[cfg(all(feature = "cli", feature = "local"))]
-pub(crate) use self::values::{bytes, switch};
 
 #[cfg(test)]
 mod tests {

@@ -8,12 +8,8 @@ use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
 
-#[cfg(feature = "cli")]
-use self::yaml::parse;
-use self::yaml::text;
-use mooncake_master::TenantInfo;
-#[cfg(feature = "cli")]
-use mooncake_master::TenantQuota;
+use self::yaml::{parse, text};
+use mooncake_master::{TenantInfo, TenantQuota};
 
 /// Location of the tenants' policy. The policy is a YAML document: `version: 1` and a list
 /// `tenants` of `name` and `quota`. A quota is in bytes or has a unit KB, MB, GB or TB (powers of
@@ -62,15 +58,9 @@ impl Store {
         match policy {
             TenantPolicy::File(path) => Ok(Self::File(path.clone())),
             TenantPolicy::Own { url, key } => directory::Store::own(url, key).map(Self::Directory),
-            #[cfg(feature = "metadata-etcd")]
             TenantPolicy::Etcd { endpoints, key } => {
                 directory::Store::etcd(endpoints, key).map(Self::Directory)
             }
-            #[cfg(not(feature = "metadata-etcd"))]
-            TenantPolicy::Etcd { .. } => Err(Error::new(
-                ErrorCode::NotSupported,
-                "cannot read tenants from etcd: --tenant_quota_connector_type=etcd needs a build with feature `metadata-etcd`",
-            )),
         }
     }
 
@@ -78,26 +68,12 @@ impl Store {
     ///
     /// # Errors
     /// `INVALID_PARAMS` with the location of an invalid policy; kind `Unavailable` or `Timeout` if
-    /// etcd does not respond; those of reading a directory.
-    #[cfg(feature = "cli")]
+    /// etcd does not respond; `NOT_SUPPORTED` without feature `cli`; those of reading a directory.
     pub(crate) async fn read(&self) -> Result<Vec<TenantQuota>> {
         match self {
             Self::File(path) => read_policy(path),
             Self::Directory(store) => store.read().await,
         }
-    }
-
-    /// Returns an error, because this build cannot parse YAML.
-    ///
-    /// # Errors
-    /// `NOT_SUPPORTED`.
-    #[cfg(not(feature = "cli"))]
-    #[allow(clippy::unused_async, reason = "same signature as with feature `cli`")]
-    pub(crate) async fn read(&self) -> Result<Vec<mooncake_master::TenantQuota>> {
-        Err(Error::new(
-            ErrorCode::NotSupported,
-            "cannot read the tenants' policy: needs a build with feature `cli`",
-        ))
     }
 
     /// Replaces the tenants of the policy, completely or not at all. Blocks; must run on a thread
@@ -115,12 +91,12 @@ impl Store {
 }
 
 /// Reads the tenants of a file.
-#[cfg(feature = "cli")]
 fn read_policy(path: &Path) -> Result<Vec<TenantQuota>> {
-    let refuse =
-        |why: &dyn std::fmt::Display| Error::invalid(format!("tenants in {}: {why}", path.display()));
-    let text = super::document::read(path).map_err(|error| refuse(&error))?;
-    parse(&text).map_err(|why| refuse(&why))
+    let refuse = |code: ErrorCode, why: &dyn std::fmt::Display| {
+        Error::new(code, format!("tenants in {}: {why}", path.display()))
+    };
+    let text = super::document::read(path).map_err(|error| refuse(ErrorCode::InvalidParams, &error))?;
+    parse(&text).map_err(|error| refuse(error.code(), &error.message()))
 }
 
 /// Writes the tenants to a file, completely or not at all.
@@ -138,32 +114,4 @@ fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
         std::fs::rename(&new, path)
     };
     write().map_err(refuse)
-}
-
-#[cfg(all(test, feature = "cli"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_can_be_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tenants.yaml");
-        let info = |name: &str, requested| TenantInfo {
-            name: name.into(),
-            requested,
-            effective: 0,
-            charged: 0,
-            evicted: 0,
-            rejected: 0,
-        };
-        for tenants in [vec![], vec![info("a", 1), info("\"é: - #", i64::MAX as u64), info("yes", 7)]] {
-            write_policy(&path, &tenants).unwrap();
-            let read = read_policy(&path).unwrap();
-            let names: Vec<_> = read.iter().map(|quota| (&*quota.name, quota.bytes)).collect();
-            assert_eq!(names, tenants.iter().map(|t| (&*t.name, t.requested)).collect::<Vec<_>>());
-        }
-        let nowhere = folder.path().join("none").join("tenants.yaml");
-        assert_eq!(write_policy(&nowhere, &[]).unwrap_err().code(), ErrorCode::PersistentFail);
-        assert!(read_policy(&nowhere).unwrap_err().message().contains("tenants.yaml"));
-    }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::clock::SharedClock;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
@@ -72,7 +73,7 @@ pub(super) async fn start(
     config: &EventsConfig,
     clock: SharedClock,
 ) -> Result<(Arc<Feed>, Publisher, SocketAddr)> {
-    let address = mooncake_protocol::place::join(&config.host, config.port);
+    let address = host_port::join(&config.host, config.port);
     let refused = |error| {
         Error::new(
             ErrorCode::RpcFail,

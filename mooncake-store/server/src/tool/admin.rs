@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
+use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
 use serde::Deserialize;
 
 use super::args::To;
-use mooncake_client::programs::{join_port, split_port};
 
 /// Default port of the admin endpoints.
 const ADMIN_PORT: u16 = 9003;
@@ -65,11 +65,11 @@ impl Admin {
         let at = match &to.admin {
             Some(at) => at.clone(),
             None => {
-                let (host, _) = split_port(master);
+                let (host, _) = host_port::split(master);
                 if host.is_empty() {
                     return Err(Error::invalid(format!("--master {master:?} has no host")));
                 }
-                join_port(host, ADMIN_PORT)
+                host_port::join(host, ADMIN_PORT)
             }
         };
         Ok(Self { at, agent: agent(to.timeout) })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
-use crate::config::tool_default;
+use crate::config::environment::tool_default;
 
 /// Operates a Mooncake cluster: shows its state, reads and writes objects, measures it, and
 /// diagnoses it.

@@ -4,6 +4,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_core::host_port;
 use mooncake_core::{ErrorKind, Result};
 use serde_json::json;
 
@@ -14,7 +15,7 @@ use super::local;
 use super::output::{say, say_json};
 use super::session::Session;
 use mooncake_client::MASTER_VERSIONS;
-use mooncake_client::programs::{check_version, host_id, split_port};
+use mooncake_client::programs::{check_version, host_id};
 
 /// Maximum number of segments to check one by one; a cluster may have thousands.
 const MOST: usize = 64;
@@ -150,8 +151,11 @@ fn metadata(session: &Session) -> Finding {
         return Finding::unknown("metadata", format!("{at} is not checked: not an http:// URL"));
     };
     let authority = rest.split('/').next().unwrap_or(rest);
-    let authority =
-        if split_port(authority).1.is_some() { authority.to_owned() } else { format!("{authority}:80") };
+    let authority = if host_port::split(authority).1.is_some() {
+        authority.to_owned()
+    } else {
+        format!("{authority}:80")
+    };
     match connects(&authority, session.to.timeout) {
         Ok(()) => Finding::good("metadata", format!("{at} answers")),
         Err(error) => Finding::bad(
@@ -182,7 +186,7 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
                 ),
                 "give its client an address that other hosts can reach (local_hostname, MOONCAKE_LOCAL_HOSTNAME)",
             ));
-        } else if split_port(endpoint).1.is_none() {
+        } else if host_port::split(endpoint).1.is_none() {
             findings.push(Finding::unknown(
                 "segment",
                 format!("{}: {endpoint} is a name in the metadata service", at.segment_name),

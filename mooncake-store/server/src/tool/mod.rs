@@ -35,7 +35,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(crate::config::tool_default("RUST_LOG")))
+        .with_env_filter(EnvFilter::new(crate::config::environment::tool_default("RUST_LOG")))
         .with_writer(std::io::stderr)
         .init();
     let outcome = tokio::runtime::Builder::new_multi_thread()

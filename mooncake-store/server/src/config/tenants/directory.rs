@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 
-#[cfg(feature = "cli")]
-use super::yaml::parse;
-use super::yaml::text;
+use super::yaml::{parse, text};
 use mooncake_master::TenantInfo;
 
 #[derive(Debug)]
@@ -18,19 +16,17 @@ pub(crate) struct Store {
     /// Location for messages.
     place: String,
     /// Remedy for a missing policy, which is an error; without a remedy there are no tenants yet.
-    #[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "only read with feature `cli`"))]
     begin: Option<String>,
     /// Revision of the value that this master knows; 0 for none.
     revision: AtomicU64,
 }
 
 impl Store {
-    #[cfg(feature = "metadata-etcd")]
     pub(super) fn etcd(endpoints: &str, key: &str) -> Result<Self> {
-        let etcd = mooncake_transport::etcd::EtcdMetadata::new(endpoints)
+        let etcd = mooncake_transport::directory::etcd(endpoints)
             .map_err(|error| error.context("--tenant_quota_connector_uri"))?;
         let begin = format!("Store a policy there first: etcdctl put {key} \"$(cat tenants.yaml)\"");
-        Ok(Self::new(Arc::new(etcd), format!("{key} in etcd at {endpoints}"), key, Some(begin)))
+        Ok(Self::new(etcd, format!("{key} in etcd at {endpoints}"), key, Some(begin)))
     }
 
     pub(super) fn own(url: &str, key: &str) -> Result<Self> {
@@ -43,7 +39,6 @@ impl Store {
         Self { directory, key: key.to_owned(), place, begin, revision: AtomicU64::new(0) }
     }
 
-    #[cfg(feature = "cli")]
     pub(super) async fn read(&self) -> Result<Vec<mooncake_master::TenantQuota>> {
         let place = format!("tenants under {}", self.place);
         let value = self.directory.get(&self.key).await.map_err(|error| error.context(place.clone()))?;
@@ -56,7 +51,7 @@ impl Store {
         self.revision.store(value.revision, Relaxed);
         let text =
             std::str::from_utf8(&value.value).map_err(|error| Error::invalid(format!("{place}: {error}")))?;
-        parse(text).map_err(|why| Error::invalid(format!("{place}: {why}")))
+        parse(text).map_err(|why| Error::new(why.code(), format!("{place}: {}", why.message())))
     }
 
     /// Writes the tenants, unless another process has changed the policy: its change must not be

@@ -1,6 +1,7 @@
 //! Opening of a disk: its store, its memory, and the server for readers.
 
 use mooncake_core::clock::Rng;
+use mooncake_core::host_port;
 use mooncake_core::memory::HostMemory;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_disk::{DiskConfig, EngineKind, FileStore, StoreConfig};
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use super::owner::{Counts, Disk, Loans};
 use super::serve::Owner;
 use super::shelf::Shelf;
-use crate::config::{OffloadConfig, join_port, split_port};
+use crate::config::OffloadConfig;
 
 /// Maximum number of connections of readers.
 const MAX_CONNECTIONS: usize = 4096;
@@ -34,7 +35,7 @@ pub(crate) async fn open<T: Transport>(
     let len = usize::try_from(config.buffer).map_err(|_| Error::invalid("offload: buffer is too large"))?;
     let memory = Arc::new(HostMemory::new(len).map_err(|error| error.context("offload buffer"))?);
     let shelf = Shelf::new(engine.register(memory).await?);
-    let host = split_port(name).0;
+    let host = host_port::split(name).0;
     let server = match config.serve {
         true => {
             let any = if host.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
@@ -48,7 +49,7 @@ pub(crate) async fn open<T: Transport>(
         }
         false => None,
     };
-    let endpoint = server.as_ref().map(|server| join_port(host, server.local_addr().port()));
+    let endpoint = server.as_ref().map(|server| host_port::join(host, server.local_addr().port()));
     let disk = Arc::new(Disk {
         config,
         store,
@@ -73,11 +74,7 @@ fn open_store(config: &OffloadConfig) -> Result<FileStore> {
     let mut store = StoreConfig::new(&config.path, capacity);
     store.max_objects = config.max_objects;
     (store.high_watermark, store.low_watermark) = config.watermarks.unwrap_or((1.0, 1.0));
-    let disk = DiskConfig { engine, ..DiskConfig::default() };
-    #[cfg(feature = "testkit")]
-    if let Some(faults) = &config.faults {
-        return Ok(FileStore::open_with_faults(disk, store, faults.0.clone())?.0);
-    }
+    let disk = DiskConfig { engine, faults: config.faults.clone(), ..DiskConfig::default() };
     Ok(FileStore::open(disk, store)?.0)
 }
 

@@ -13,8 +13,9 @@ use mooncake_transport::Transport;
 use parking_lot::Mutex;
 
 use super::shelf::{Place, Shelf};
-use super::{scoped, split};
+use super::split;
 use crate::config::OffloadConfig;
+use crate::disk::scoped;
 use mooncake_protocol::api::DEFAULT_TENANT;
 use mooncake_protocol::wire::{Lent, LentParts};
 

@@ -7,9 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
-use crate::disk::{Disk, scoped};
+use crate::disk::own::Disk;
+use crate::disk::scoped;
 use crate::errors::shown;
-use crate::state::Inner;
+use crate::issuer::Issuer;
+use crate::state::{Inner, Unreached};
 use mooncake_protocol::api::Caller;
 use mooncake_protocol::wire::OffloadItem;
 
@@ -57,11 +59,13 @@ async fn move_up<T: Transport>(
     let len = len.ok_or(ErrorCode::ObjectNotFound)?;
     let value = deadline.bound("reading from disk", disk.shelve(&key, len)).await?;
     let own = [client.name.as_str()];
+    let known = client.engine.look_ups();
     let start = client.master.promotion_start(caller, &item.key, len, &own);
     let place = deadline.bound("space for a promoted object", start).await?;
     let granted = place.location.memory().filter(|at| at.size == len);
     let at = granted.ok_or_else(|| Error::internal("the master granted something else than memory"))?;
-    let target = client.reach(&at.endpoint, &deadline).await?;
+    let target = client.reach_owner(&at.endpoint, Issuer::Master(known), &deadline).await;
+    let target = target.map_err(Unreached::into_error)?;
     let landing = Some(deadline.portion(7, 8));
     let (result, _) = client.engine.write(&target, at.address, value, landing).await;
     client.note(&at.endpoint, &result);

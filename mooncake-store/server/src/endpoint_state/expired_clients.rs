@@ -10,7 +10,7 @@ const MOST: usize = 1 << 16;
 
 /// Segment names of expired clients, which other clients may take.
 #[derive(Debug, Default)]
-pub(super) struct ExpiredClients(Mutex<HashSet<String>>);
+pub(crate) struct ExpiredClients(Mutex<HashSet<String>>);
 
 impl ExpiredClients {
     /// Adds the segments of clients that have expired.
@@ -23,14 +23,12 @@ impl ExpiredClients {
     }
 
     /// Returns whether the client with this name has expired.
-    #[cfg(feature = "http")]
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.0.lock().contains(name)
     }
 
     /// Removes a name that a client uses again.
-    #[cfg(feature = "http")]
-    pub(super) fn forget(&self, name: &str) {
+    pub(crate) fn forget(&self, name: &str) {
         self.0.lock().remove(name);
     }
 }
