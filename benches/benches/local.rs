@@ -135,13 +135,12 @@ fn table(runtime: &Runtime, master: &str, path: &std::path::Path) -> Result<()> 
                 }),
             ],
         )?;
+        let options = PutOptions::new().upsert();
         let upsert = compare(
             runtime,
             &mut [
-                Box::new(|| {
-                    runtime.block_on(ordinary.put_with("written", &value, &PutOptions::new().upsert()))
-                }),
-                Box::new(|| runtime.block_on(light.put_with("written", &value, &PutOptions::new().upsert()))),
+                Box::new(|| runtime.block_on(ordinary.put_with("written", &value, &options)).map(drop)),
+                Box::new(|| runtime.block_on(light.put_with("written", &value, &options)).map(drop)),
             ],
         )?;
         let exist = compare(

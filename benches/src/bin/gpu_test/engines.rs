@@ -155,9 +155,9 @@ async fn put_and_get(machine: Machine, longest: usize) -> Result<()> {
             let (key, mut bytes) = (format!("value {number}"), pattern(number as u64, len));
             let (from, to) = (filled(&device(0), len, 0), filled(&device(machine.devices - 1), len, 0));
             to_device(&from, &mut bytes)?;
-            let from = writer.register(from)?.slice(0..len)?;
+            let from = writer.memory().register(from)?.slice(0..len)?;
             writer.put(&key, &from).await?;
-            let into = reader.register(to)?.exclusive().expect("the region has one handle");
+            let into = reader.memory().register(to)?.exclusive().expect("the region has one handle");
             let ReadInto { result: found, into, .. } = reader.get_into(&key, into).await;
             assert_eq!(found?, Some(len));
             let mut got = vec![0; len];
