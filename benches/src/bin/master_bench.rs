@@ -16,10 +16,10 @@ use mooncake_core::Clock;
 use mooncake_core::clock::{Rng, SystemClock};
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
-use mooncake_store::api::{EndItem, SegmentService};
+use mooncake_store::api::EndItem;
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
+use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::protocol::message::*;
-use mooncake_store::protocol::remote::RemoteMaster;
 use tokio::runtime::Runtime;
 
 const OURS: u16 = 51_151;
@@ -213,7 +213,7 @@ impl Side {
         runtime.block_on(side.fill())?;
         let (address, client) = (side.address.clone(), side.client);
         runtime.spawn(async move {
-            let master = RemoteMaster::new(address, RpcOptions::default());
+            let master = MasterClient::remote(address, RpcOptions::default());
             loop {
                 let _ = master.ping(client).await;
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -236,7 +236,7 @@ impl Side {
             protocol: "tcp".into(),
             host_id: String::new(),
         };
-        let master = RemoteMaster::new(self.address.clone(), RpcOptions::default());
+        let master = MasterClient::remote(self.address.clone(), RpcOptions::default());
         master.mount(self.client, &segment).await.map_err(|e| e.to_string())?;
         master.remount(self.client, &[segment]).await.map_err(|e| e.to_string())?;
         let rpc = self.rpc();

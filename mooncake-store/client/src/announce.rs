@@ -7,6 +7,7 @@
 //! asked again and the object was still there. Before the client announces an object, it checks the
 //! bytes again.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,6 +26,9 @@ use crate::deadline::Deadline;
 use crate::errors::shown;
 use crate::inventory::{Entry, Inventory, Place};
 use crate::state::Inner;
+use mooncake_protocol::message::{
+    AnnounceExpired, AnnounceReplicas, FetchExpired, FetchInventory, MountKeptSegment, ReleaseKept,
+};
 use mooncake_protocol::wire::StoredReplica;
 
 /// Divisor of the ping interval. At most this part of each interval is used for checksums of new
@@ -66,7 +70,9 @@ impl<T: Transport> Inner<T> {
             return Ok(());
         }
         let mut inventory = self.inventory.lock().await;
-        let page = deadline.bound("asking for the inventory", self.master.inventory(self.id, 0)).await;
+        let page = deadline
+            .bound("asking for the inventory", self.master.call(FetchInventory { client: self.id, after: 0 }))
+            .await;
         match page {
             Ok(page) => {
                 let same = inventory.turn_over(page.epoch);
@@ -98,7 +104,7 @@ impl<T: Transport> Inner<T> {
         for segment in own.into_iter().chain(moving) {
             let mut after = 0;
             loop {
-                let asked = self.master.expired(self.id, segment, after);
+                let asked = self.master.call(FetchExpired { client: self.id, segment, after });
                 let page = match deadline.bound("asking for expired replicas", asked).await {
                     Ok(page) => page,
                     Err(error) if is_refusal(&error) => return Ok(()),
@@ -142,7 +148,7 @@ impl<T: Transport> Inner<T> {
         }
         inventory.unheard = 0;
         loop {
-            let asked = self.master.inventory(self.id, inventory.heard);
+            let asked = self.master.call(FetchInventory { client: self.id, after: inventory.heard });
             let page = deadline.bound("asking for the inventory", asked).await?;
             if page.epoch != epoch {
                 let again = inventory.met.replace(page.epoch) == Some(page.epoch);
@@ -206,7 +212,8 @@ impl<T: Transport> Inner<T> {
         segment: &mooncake_core::replica::Segment,
         deadline: &Deadline,
     ) -> Result<()> {
-        match deadline.bound("mounting", self.master.mount_kept(self.id, segment)).await {
+        let kept = MountKeptSegment { segment: Cow::Borrowed(segment), client: self.id };
+        match deadline.bound("mounting", self.master.call(kept)).await {
             Err(error) if is_refusal(&error) => {
                 log_refusal(&error);
                 self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
@@ -233,7 +240,7 @@ impl<T: Transport> Inner<T> {
                     // objects can be trusted then.
                     tracing::warn!(segment = %segment.id, "objects of before cannot be kept: {error}");
                     self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
-                    let release = self.master.release_kept(self.id, segment.id);
+                    let release = self.master.call(ReleaseKept { client: self.id, segment: segment.id });
                     return deadline.bound("giving space back", release).await;
                 }
                 Err(error) => return Err(error),
@@ -325,7 +332,9 @@ impl<T: Transport> Inner<T> {
         }
         let took = self.config.clock.now().since(begun);
         tracing::info!(%segment, objects = taken, of = all, ?took, "objects of before are served again");
-        self.deadline().bound("giving space back", self.master.release_kept(self.id, segment)).await
+        self.deadline()
+            .bound("giving space back", self.master.call(ReleaseKept { client: self.id, segment }))
+            .await
     }
 
     async fn next_batch(&self, kept: &mut VecDeque<Place>) -> Vec<(Entry, Option<Slice<T>>)> {
@@ -366,10 +375,11 @@ impl<T: Transport> Inner<T> {
         // are applied afterwards.
         let mut inventory = self.inventory.lock().await;
         inventory.offer(&batch);
+        let (client, stored) = (self.id, Cow::Borrowed(&batch[..]));
         let asked = async {
             match expired {
-                true => self.master.announce_expired(self.id, &batch).await,
-                false => self.master.announce(self.id, &batch).await,
+                true => self.master.call_each(AnnounceExpired { client, stored }, batch.len()).await,
+                false => self.master.call_each(AnnounceReplicas { client, stored }, batch.len()).await,
             }
         };
         let announced = self.deadline().bound("announcing", asked).await?;

@@ -32,11 +32,11 @@ use crate::staging::Staging;
 use crate::state::{Client, Inner};
 use crate::version;
 use mooncake_engine::transport_set::{TransportOptions, TransportSet};
-use mooncake_protocol::api::{EmbeddedMaster, MasterApi};
 use mooncake_protocol::client::{RpcClient, RpcOptions};
 use mooncake_protocol::frame::FrameError;
+use mooncake_protocol::master_client::{EmbeddedMaster, MasterClient, MasterConnection};
+use mooncake_protocol::message::GetStorageConfig;
 use mooncake_protocol::place::Place;
-use mooncake_protocol::remote::RemoteMaster;
 
 /// Cluster name of masters for which no other name is configured.
 const DEFAULT_CLUSTER: &str = "mooncake_cluster";
@@ -60,14 +60,13 @@ pub struct MasterHandle(Kind);
 enum Kind {
     Remote(String),
     Embedded(Arc<Embedded>),
-    Custom(Arc<dyn MasterApi>),
+    Custom(Arc<dyn MasterConnection>),
 }
 
 /// A cluster inside this process.
 struct Embedded {
-    master: Arc<dyn MasterApi>,
+    master: Arc<dyn EmbeddedMaster>,
     clock: SharedClock,
-    tick: Box<dyn Fn() + Send + Sync>,
     net: LoopbackNet,
     directory: Arc<MemoryMetadata>,
 }
@@ -98,11 +97,9 @@ impl MasterHandle {
             return Self(Kind::Embedded(known));
         }
         let clock = master.clock().clone();
-        let ticked = master.clone();
         let cluster = Arc::new(Embedded {
             net: LoopbackNet::with_clock(clock.clone()),
             clock,
-            tick: Box::new(move || ticked.do_due_work()),
             directory: Arc::default(),
             master,
         });
@@ -110,9 +107,9 @@ impl MasterHandle {
         Self(Kind::Embedded(cluster))
     }
 
-    /// Returns a handle of a master that the caller implements.
-    pub fn custom(master: Arc<dyn MasterApi>) -> Self {
-        Self(Kind::Custom(master))
+    /// Returns a handle of a master that is reached by a connection of the program.
+    pub fn custom(connection: Arc<dyn MasterConnection>) -> Self {
+        Self(Kind::Custom(connection))
     }
 }
 
@@ -447,10 +444,10 @@ impl<W: Wires> ClientBuilder<W> {
         config.check_memory(0, config.segment.saturating_add(config.local_buffer))?;
         let deadline = Deadline::after(&config.clock, config.connect_timeout);
         let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
-        let api = master.api(&config, metrics.as_deref())?;
-        find(&api, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
+        let master_client = master.client(&config, metrics.as_deref())?;
+        find(&master_client, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
 
-        let files = shared_files(&api, &deadline).await;
+        let files = shared_files(&master_client, &deadline).await;
 
         let mut rng = Rng::from_os();
         // The file is mapped before other memory can occupy the earlier address of the segment.
@@ -503,7 +500,7 @@ impl<W: Wires> ClientBuilder<W> {
                 endpoint: engine.name().to_owned(),
                 name,
                 protocol,
-                master: api,
+                master: master_client,
                 segments: Mutex::default(),
                 moving: Mutex::default(),
                 inventory: tokio::sync::Mutex::default(),
@@ -549,11 +546,11 @@ impl<W: Wires> ClientBuilder<W> {
 }
 
 /// Returns the directory of the files that all clients share, or `None` if the master names none.
-async fn shared_files(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Option<Arc<Files>> {
+async fn shared_files(master: &MasterClient, deadline: &Deadline) -> Option<Arc<Files>> {
     if !cfg!(feature = "disk") {
         return None;
     }
-    match deadline.bound("where files lie", master.storage()).await {
+    match deadline.bound("where files lie", master.call(GetStorageConfig {})).await {
         Ok(storage) => Files::new(storage),
         Err(error) => {
             tracing::debug!("the master does not say where files lie: {error}");
@@ -590,7 +587,7 @@ async fn start<T: Transport>(
 }
 
 impl MasterHandle {
-    fn api(&self, config: &ClientConfig, metrics: Option<&Metrics>) -> Result<Arc<dyn MasterApi>> {
+    fn client(&self, config: &ClientConfig, metrics: Option<&Metrics>) -> Result<MasterClient> {
         match &self.0 {
             Kind::Remote(address) => {
                 let options = RpcOptions {
@@ -599,10 +596,10 @@ impl MasterHandle {
                     meter: metrics.map(|metrics| metrics.calls.clone()),
                     ..RpcOptions::default()
                 };
-                Ok(Arc::new(RemoteMaster::over(RpcClient::at(place(address, &config.cluster_id)?, options))))
+                Ok(MasterClient::over(RpcClient::at(place(address, &config.cluster_id)?, options)))
             }
-            Kind::Embedded(cluster) => Ok(cluster.master.clone()),
-            Kind::Custom(master) => Ok(master.clone()),
+            Kind::Embedded(cluster) => Ok(MasterClient::embedded(cluster.master.clone())),
+            Kind::Custom(connection) => Ok(MasterClient::custom(connection.clone())),
         }
     }
 }
@@ -650,7 +647,7 @@ async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
 }
 
 /// Waits until a master of a supported version responds. The master may still be starting.
-async fn find(master: &Arc<dyn MasterApi>, deadline: &Deadline) -> Result<()> {
+async fn find(master: &MasterClient, deadline: &Deadline) -> Result<()> {
     let mut last = None;
     while !deadline.is_over() {
         match deadline.bound("the master's version", master.version()).await {
@@ -678,7 +675,7 @@ async fn keep_ticking(cluster: Arc<Embedded>, mut closed: watch::Receiver<bool>)
         tokio::select! {
             // An error means that the client was dropped.
             _ = closed.wait_for(|closed| *closed) => return,
-            () = tokio::time::sleep(TICK) => (cluster.tick)(),
+            () = tokio::time::sleep(TICK) => cluster.master.do_due_work(),
         }
     }
 }

@@ -7,7 +7,7 @@ use mooncake_transport::Transport;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::{Entry, HotCache};
+use crate::cache::{CachedValue, HotCache};
 use crate::errors::shown;
 use crate::get;
 use crate::state::Inner;
@@ -75,7 +75,7 @@ async fn fetch<T: Transport>(
     client: &Arc<Inner<T>>,
     cache: &HotCache<T>,
     key: &[u8],
-) -> Result<Option<Entry>> {
+) -> Result<Option<CachedValue>> {
     client.usable()?;
     let deadline = client.deadline();
     let asked = client.asked();
@@ -90,5 +90,5 @@ async fn fetch<T: Transport>(
     }
     let Some(room) = usize::try_from(len).ok().and_then(|len| cache.room(len)) else { return Ok(None) };
     let read = get::read_to(client, key, list.clone(), asked, room, &deadline).await?;
-    Ok(read.map(|bytes| Entry { bytes, replicas: list.replicas, checksum: list.checksum }))
+    Ok(read.map(|bytes| CachedValue { bytes, replicas: list.replicas, checksum: list.checksum }))
 }

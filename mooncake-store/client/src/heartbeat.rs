@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::deadline::Deadline;
 use crate::state::Inner;
 use crate::version;
+use mooncake_protocol::message::ExchangePromise;
 use mooncake_protocol::wire::Welcome;
 
 /// Number of consecutive failed pings after which the master counts as lost and its version is
@@ -145,7 +146,8 @@ impl<T: Transport> Inner<T> {
     /// master. A master of Mooncake C++ has no such RPC.
     pub(crate) async fn exchange_promise(&self, deadline: &Deadline) -> Result<()> {
         let longest = self.promises.lock().longest(self.config.clock.now());
-        let asked = self.master.exchange_promise(self.id, longest);
+        let promise_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
+        let asked = self.master.call(ExchangePromise { client: self.id, promise_ms });
         match deadline.bound("telling of earlier leases", asked).await {
             Ok(Welcome { promise_ms, announce_after_ms }) => {
                 let mut promises = self.promises.lock();

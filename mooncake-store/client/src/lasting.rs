@@ -26,6 +26,7 @@ use crate::inventory::index::{self, Contents, Found, Header};
 use crate::inventory::journal::{Journal, write_anew};
 use crate::mounted::Mounted;
 use crate::state::{Client, Inner};
+use mooncake_protocol::message::FetchInventory;
 
 /// A segment file that this process has locked.
 #[derive(Debug)]
@@ -205,7 +206,7 @@ impl<T: Transport> Inner<T> {
         inventory.inherit(found, now);
         let mut lost = false;
         loop {
-            let asked = self.master.inventory(self.id, inventory.heard);
+            let asked = self.master.call(FetchInventory { client: self.id, after: inventory.heard });
             let page = match deadline.bound("asking for the inventory", asked).await {
                 Ok(page) => page,
                 Err(error) if is_refusal(&error) => {

@@ -6,7 +6,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | processes on one host | `local` |
-//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `status`, `summary` |
+//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `scrape`, `status`, `summary` |
 //! | background work | `heartbeat`, `remount`, `announce`, `lasting`, `mount`, `tasks` |
 //! | public operations | `objects`, `ranges`, `sessions` |
 //! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full` |
@@ -59,6 +59,7 @@ mod ranges;
 mod remount;
 mod replicas;
 mod retry_on_full;
+mod scrape;
 mod send;
 mod sessions;
 mod staging;
@@ -86,10 +87,11 @@ pub use self::sessions::{RangeWrite, Reservation};
 pub use self::state::Client;
 pub use self::version::MASTER_VERSIONS;
 
-/// Parts of the client that the programs of the store share.
+/// Parts of the client that the programs of the store and the benchmarks share.
 #[doc(hidden)]
 pub mod programs {
     pub use super::builder::place as master_place;
+    pub use super::cache::{CacheTable, CachedValue};
     pub use super::config::host_id;
     pub use super::version::check as check_version;
 }

@@ -14,6 +14,7 @@ use crate::deadline::Deadline;
 use crate::handles::ClientSegments;
 use crate::mounted::{Mounted, drop_region};
 use crate::state::Inner;
+use mooncake_protocol::message::DrainClient;
 use mooncake_protocol::wire::DrainProgress;
 
 impl<T: Transport> ClientSegments<'_, T> {
@@ -82,7 +83,7 @@ impl<T: Transport> ClientSegments<'_, T> {
     /// Returns `NOT_SUPPORTED` or a version mismatch if the master is one of Mooncake C++, and
     /// `SEGMENT_NOT_FOUND` if the client has no segment.
     pub async fn drain(self) -> Result<DrainProgress> {
-        let asked = self.client.inner.master.drain_client(self.client.inner.id);
+        let asked = self.client.inner.master.call(DrainClient { client: self.client.inner.id });
         self.client.inner.deadline().bound("draining", asked).await
     }
 

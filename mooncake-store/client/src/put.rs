@@ -287,7 +287,7 @@ impl<'a, T: Transport> Writing<'a, T> {
     /// Connects to the clients whose memory was granted. If a client was found after the master was
     /// asked, the grant may be in memory of an earlier process. So the master is asked again, and
     /// repeats the grant only if the grant is still valid. A master that does not [fence
-    /// writes](crate::api::MasterApi::fences_writes) cannot repeat it.
+    /// writes](mooncake_protocol::master_client::MasterClient::fences_writes) cannot repeat it.
     async fn reach_owners(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
         let mut reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
         if reached.iter().any(is_newer) && !self.deadline.is_over() {

@@ -6,7 +6,8 @@ use mooncake_core::host_port;
 use mooncake_core::ids::ClientId;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::transport_set::TransportSet;
-use mooncake_protocol::api::{Caller, MasterApi};
+use mooncake_protocol::api::Caller;
+use mooncake_protocol::master_client::MasterClient;
 use mooncake_transport::engine::{Engine, LookUps, Target};
 use mooncake_transport::{Directory, Transport};
 use parking_lot::Mutex;
@@ -62,7 +63,7 @@ pub(crate) struct Inner<T: Transport> {
     /// Endpoint that other clients open to reach the memory of this client.
     pub(crate) endpoint: String,
     pub(crate) protocol: String,
-    pub(crate) master: Arc<dyn MasterApi>,
+    pub(crate) master: MasterClient,
     // Dropped before the engine: memory is deregistered while the transports still exist.
     pub(crate) segments: Mutex<Vec<Mounted<T>>>,
     /// Segments whose memory has moved to other addresses and is not registered there yet.

@@ -17,6 +17,9 @@ use crate::handles::ClientReplicas;
 use crate::issuer::Issuer;
 use crate::state::{Inner, Unreached};
 use mooncake_protocol::api::{Caller, CopyToken};
+use mooncake_protocol::message::{
+    CreateCopyTask, CreateMoveTask, FetchTasks, MarkTaskToComplete, MoveStart, QueryTask,
+};
 use mooncake_protocol::wire::{Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Maximum number of tasks that one request fetches.
@@ -42,7 +45,11 @@ impl<T: Transport> ClientReplicas<'_, T> {
     pub async fn copy(self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
         let inner = &self.client.inner;
         inner.usable()?;
-        let call = inner.master.create_copy(&inner.config.tenant, key.as_ref(), targets);
+        let call = inner.master.call(CreateCopyTask {
+            key: key.as_ref(),
+            tenant: &inner.config.tenant,
+            targets: targets.into(),
+        });
         inner.deadline().bound("asking for a copy", call).await
     }
 
@@ -53,7 +60,12 @@ impl<T: Transport> ClientReplicas<'_, T> {
     pub async fn move_to(self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
         let inner = &self.client.inner;
         inner.usable()?;
-        let call = inner.master.create_move(&inner.config.tenant, key.as_ref(), source, target);
+        let call = inner.master.call(CreateMoveTask {
+            key: key.as_ref(),
+            tenant: &inner.config.tenant,
+            source,
+            target,
+        });
         inner.deadline().bound("asking for a move", call).await
     }
 
@@ -78,7 +90,7 @@ impl<T: Transport> ClientReplicas<'_, T> {
     pub async fn task(self, task: Uuid) -> Result<TaskInfo> {
         let inner = &self.client.inner;
         inner.usable()?;
-        inner.deadline().bound("asking for a task", inner.master.task(task)).await
+        inner.deadline().bound("asking for a task", inner.master.call(QueryTask { task })).await
     }
 }
 
@@ -116,7 +128,9 @@ impl<T: Transport> Inner<T> {
         if self.segments.lock().is_empty() || self.working.available_permits() == 0 {
             return Ok(());
         }
-        let tasks = deadline.bound("fetching tasks", self.master.fetch_tasks(self.id, FETCHED)).await?;
+        let tasks = deadline
+            .bound("fetching tasks", self.master.call(FetchTasks { client: self.id, limit: FETCHED }))
+            .await?;
         for task in tasks {
             let client = self.clone();
             self.runtime.spawn(async move {
@@ -139,7 +153,10 @@ impl<T: Transport> Inner<T> {
             Err(error) => (TaskStatus::Failed, format!("{}: {error}", error.code().name())),
         };
         let report = TaskReport { id: task.id, status, message };
-        let told = self.deadline().bound("end of a task", self.master.complete_task(self.id, &report)).await;
+        let told = self
+            .deadline()
+            .bound("end of a task", self.master.call(MarkTaskToComplete { client: self.id, report }))
+            .await;
         if let Err(error) = told {
             tracing::debug!(client = %self.id, "the master was not notified of the end of a task: {error}");
         }
@@ -181,7 +198,9 @@ impl<T: Transport> Inner<T> {
                 (plan.source, plan.targets)
             }
             TaskKind::Move => {
-                let start = self.master.move_start(caller, key, source, &payload.target);
+                let Caller { client, tenant, .. } = caller;
+                let target = payload.target.as_str();
+                let start = self.master.call(MoveStart { client, key, tenant, source, target });
                 let plan = deadline.bound("move start", start).await?;
                 (plan.source, plan.target.into_iter().collect())
             }

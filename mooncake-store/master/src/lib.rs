@@ -11,7 +11,7 @@
 //! | `directory/` | objects by key, in shards; order of eviction | `Directory`, `Shard`, `Object` |
 //! | `space/` | placement, leases, quarantine, eviction | `Space` |
 //! | `jobs/` | tasks, copies, drains, hot replicas, offload, recovery | `Jobs` |
-//! | `calls/` | the public methods and the RPC interfaces, by subject | [`Master`] |
+//! | `calls/` | the public methods, by subject, and the handlers of the RPCs | [`Master`] |
 //!
 //! [`Master`] owns `Jobs`, and `Jobs` owns `Space`, so a lower layer has no way to call a higher
 //! one.

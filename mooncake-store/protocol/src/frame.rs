@@ -105,6 +105,9 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
+/// Reason for a missing response: the status of the RPC layer, and a message.
+pub type Refusal = (Status, String);
+
 macro_rules! statuses {
     ($($variant:ident = $number:literal, $text:literal;)*) => {
         /// Outcome of a call in the RPC layer. Errors of the function itself are in the body.

@@ -4,15 +4,15 @@
 
 pub mod api;
 mod busy_poll;
+pub mod call;
 pub mod client;
-mod dispatch;
 pub mod frame;
 mod heartbeat;
 #[cfg(feature = "http")]
 #[doc(hidden)]
 pub mod http;
-pub mod inventory;
 pub mod literal;
+pub mod master_client;
 pub mod message;
 pub mod meter;
 #[doc(hidden)]
@@ -21,9 +21,7 @@ pub mod pack;
 pub mod place;
 #[doc(hidden)]
 pub mod record;
-pub mod remote;
 mod retry;
 pub mod server;
 pub mod service;
-pub mod tiers;
 pub mod wire;

@@ -1,42 +1,48 @@
 //! Table of calls with their signatures, as in version 0.3.13.post1 of Mooncake C++.
 //!
-//! A call is one row: its name, its arguments in order, and its response. The macro derives the
-//! function number, the hashes and signatures of both bodies, encoding and decoding from the row. A
-//! new version of a signature is a change here.
+//! A call is one row: its name, its arguments in order, its response, and its treatment by a
+//! master. The macro derives the function number, the hashes and signatures of both bodies,
+//! encoding, decoding, dispatch and counters from the row. A new version of a signature is a change
+//! here.
+//!
+//! # How to add a call
+//!
+//! 1. Add a row to [`ADDED`], or to [`TABLE`] if Mooncake C++ has the call.
+//! 2. Add the types of its arguments and of its response to [`wire`](super::wire), as far as they
+//!    are new. An argument with a new name needs a line of documentation in `meaning!`.
+//! 3. Implement [`Handle`] for the master, in `calls/handlers.rs` of `mooncake-master`.
+//!
+//! A row without brackets has the treatment [`Treatment::DEFAULT`]. The brackets contain, in any
+//! order and separated by commas:
+//!
+//! | attribute | meaning |
+//! |---|---|
+//! | `in Heartbeat`, `in Sheddable` | the [`Class`] under overload |
+//! | `counter name` | counters `master_name_requests_total` and `_failures_total` |
+//! | `batch_counter name` | the same, with counters of items |
+//! | `visits_all` | the call visits every object |
+//! | `remote_only` | the call serves to outlive the master; an embedded master refuses it |
 
 use std::borrow::Cow;
 
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
+pub use super::call::{Handle, Outcome, Request, TABLE_VERSION, Treatment};
+use super::call::{Response, run};
+use super::frame::Refusal;
+use super::heartbeat::Class;
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::wire::{
-    CopyPlan, DiskWork, DrainProgress, InventoryPage, Lent, LentParts, MovePlan, NofOwner, NofSegment,
-    OffloadItem, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, Welcome,
+    CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, MovePlan, NofOwner,
+    NofSegment, OffloadItem, PingReply, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task,
+    TaskInfo, TaskReport, Welcome,
 };
-use crate::api::{EndItem, PingReply};
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
 /// version.
 pub const MASTER_VERSION: &str = "2.0.0";
-
-/// Version of Mooncake C++ that the table is taken from.
-pub const TABLE_VERSION: &str = "0.3.13.post1";
-
-/// A call, represented by its arguments.
-pub trait Request: Pack {
-    /// Name of the call.
-    const NAME: &'static str;
-    /// Number of the call in frames.
-    const FUNCTION: u32;
-    /// True if the call has arguments; a call without arguments has an empty body.
-    const HAS_ARGUMENTS: bool;
-    /// True if Mooncake C++ lacks the call, so that every caller must work without it.
-    const IS_EXTENSION: bool;
-    /// Response of the call.
-    type Reply: Pack + for<'a> Unpack<'a>;
-}
 
 /// Description of one call of the table.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +55,8 @@ pub struct Shape {
     pub arguments: &'static [u8],
     /// Signature of the response.
     pub reply: &'static [u8],
+    /// Treatment of the call by a master.
+    pub treatment: Treatment,
     rewrite_arguments: Rewrite,
     rewrite_reply: Rewrite,
 }
@@ -243,14 +251,45 @@ macro_rules! spelled {
     };
 }
 
-/// Declares calls and their table.
+/// Treatment of a call, from the brackets of its row.
+macro_rules! treatment {
+    ($so_far:expr;) => {
+        $so_far
+    };
+    ($so_far:expr; in $class:ident $(, $($rest:tt)*)?) => {
+        treatment!(Treatment { class: Class::$class, ..$so_far }; $($($rest)*)?)
+    };
+    ($so_far:expr; counter $name:ident $(, $($rest:tt)*)?) => {
+        treatment!(Treatment { counter: Some(stringify!($name)), ..$so_far }; $($($rest)*)?)
+    };
+    ($so_far:expr; batch_counter $name:ident $(, $($rest:tt)*)?) => {
+        treatment!(Treatment { batch_counter: Some(stringify!($name)), ..$so_far }; $($($rest)*)?)
+    };
+    ($so_far:expr; visits_all $(, $($rest:tt)*)?) => {
+        treatment!(Treatment { visits_all: true, ..$so_far }; $($($rest)*)?)
+    };
+    ($so_far:expr; remote_only $(, $($rest:tt)*)?) => {
+        treatment!(Treatment { remote_only: true, ..$so_far }; $($($rest)*)?)
+    };
+}
+
+/// Declares calls and their table. With `handled by`, also declares the trait of their handlers.
 macro_rules! calls {
+    (
+        $(#[$about:meta])*
+        $table:ident of $class:literal, handled by $handlers:ident;
+        $($rows:tt)*
+    ) => {
+        calls! { $(#[$about])* $table of $class; $($rows)* }
+        handlers! { $table, $handlers; $($rows)* }
+    };
     (
         $(#[$about:meta])*
         $table:ident of $class:literal;
         $(
         $(#[$meta:meta])*
-        $name:ident $(as $spelled:literal)? $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty;
+        $name:ident $(as $spelled:literal)? $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty
+            $([$($treatment:tt)*])?;
     )*) => {
         $(
             $(#[$meta])*
@@ -268,6 +307,7 @@ macro_rules! calls {
                 const HAS_ARGUMENTS: bool =
                     !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
                 const IS_EXTENSION: bool = is_extension($class);
+                const TREATMENT: Treatment = treatment!(Treatment::DEFAULT; $($($treatment)*)?);
                 type Reply = $reply;
             }
         )*
@@ -279,6 +319,7 @@ macro_rules! calls {
                 function: <$name as Request>::FUNCTION,
                 arguments: <$name as super::pack::Wire>::LITERAL.as_bytes(),
                 reply: <$reply as super::pack::Wire>::LITERAL.as_bytes(),
+                treatment: <$name as Request>::TREATMENT,
                 rewrite_arguments: |body, spelled| rewritten::<$name>(body, spelled),
                 rewrite_reply: |body, spelled| rewritten::<$reply>(body, spelled),
             },
@@ -286,9 +327,47 @@ macro_rules! calls {
     };
 }
 
+/// Declares the trait of the handlers of a table.
+macro_rules! handlers {
+    ($table:ident, $handlers:ident; $(
+        $(#[$meta:meta])*
+        $name:ident $(<$life:lifetime>)? ($($arguments:tt)*) -> $reply:ty $([$($treatment:tt)*])?;
+    )*) => {
+        #[doc = concat!("Handlers of all calls in [`", stringify!($table), "`].")]
+        pub trait $handlers: $(for<'a> Handle<$name $(<$life>)?> +)* Send + Sync + 'static {
+            /// Handles the call with this number and encodes its response. Returns `None` if the
+            /// table has no such call.
+            fn dispatch(
+                &self,
+                function: u32,
+                body: &[u8],
+                response: &mut Response<'_>,
+            ) -> Option<Result<(), Refusal>> {
+                Some(match function {
+                    $(<$name as Request>::FUNCTION => run::<$name, Self>(self, body, response),)*
+                    _ => return None,
+                })
+            }
+
+            /// Returns the treatment of the call with this number, if the table has it.
+            fn treatment(function: u32) -> Option<&'static Treatment>
+            where
+                Self: Sized,
+            {
+                Some(match function {
+                    $(<$name as Request>::FUNCTION => &<$name as Request>::TREATMENT,)*
+                    _ => return None,
+                })
+            }
+        }
+
+        impl<M> $handlers for M where M: $(for<'a> Handle<$name $(<$life>)?> +)* Send + Sync + 'static {}
+    };
+}
+
 calls! {
     /// All supported calls of Mooncake C++, in the order of the table.
-    TABLE of "mooncake::WrappedMasterService";
+    TABLE of "mooncake::WrappedMasterService", handled by MooncakeCalls;
 
     /// Returns the version of the master.
     ServiceReady() -> Answer<String>;
@@ -297,31 +376,38 @@ calls! {
     /// Returns the directory alone, for older clients.
     GetFsdir() -> Answer<String>;
     /// Reports that the client is alive.
-    Ping(client: ClientId) -> Answer<PingReply>;
+    Ping(client: ClientId) -> Answer<PingReply> [in Heartbeat, counter ping];
 
     /// Returns whether the object can be read, and grants a lease if so.
-    ExistKey<'a>(key: &'a [u8], tenant: &'a str) -> Answer<bool>;
+    ExistKey<'a>(key: &'a [u8], tenant: &'a str) -> Answer<bool> [in Sheddable, counter exist_key];
     /// [`ExistKey`] for many.
-    BatchExistKey<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<bool>>;
+    BatchExistKey<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<bool>>
+        [in Sheddable, batch_counter batch_exist_key];
     /// Returns the replicas of the object and grants a lease.
-    GetReplicaList<'a>(key: &'a [u8], tenant: &'a str) -> Answer<ReplicaList>;
+    GetReplicaList<'a>(key: &'a [u8], tenant: &'a str) -> Answer<ReplicaList>
+        [in Sheddable, counter get_replica_list];
     /// [`GetReplicaList`] for many.
-    BatchGetReplicaList<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<ReplicaList>>;
+    BatchGetReplicaList<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<ReplicaList>>
+        [in Sheddable, batch_counter batch_get_replica_list];
     /// Returns the replicas of each object whose key matches.
-    GetReplicaListByRegex<'a>(pattern: &'a str, tenant: &'a str) -> Answer<Pairs<Vec<u8>, Vec<Replica>>>;
+    GetReplicaListByRegex<'a>(pattern: &'a str, tenant: &'a str) -> Answer<Pairs<Vec<u8>, Vec<Replica>>>
+        [in Sheddable, counter get_replica_list_by_regex, visits_all];
     /// Returns the addresses of clients, taken from their segments.
-    BatchQueryIp<'a>(clients: List<'a, ClientId>) -> Answer<Pairs<ClientId, Vec<String>>>;
+    BatchQueryIp<'a>(clients: List<'a, ClientId>) -> Answer<Pairs<ClientId, Vec<String>>>
+        [batch_counter batch_query_ip];
     /// Removes unleased objects that this client wrote, and returns their keys.
     BatchReplicaClear<'a>(keys: List<'a, &'a [u8]>, client: ClientId, segment_name: &'a str)
-        -> Answer<Vec<Vec<u8>>>;
+        -> Answer<Vec<Vec<u8>>> [batch_counter batch_replica_clear];
 
     /// Grants space for a new object.
     PutStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
-        -> Answer<Vec<Replica>>;
+        -> Answer<Vec<Replica>> [in Sheddable, counter put_start];
     /// Marks the write as complete.
-    PutEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    PutEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>
+        [counter put_end];
     /// Cancels the write.
-    PutRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    PutRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>
+        [counter put_revoke];
     /// [`PutStart`] for many.
     BatchPutStart<'a>(
         client: ClientId,
@@ -329,21 +415,23 @@ calls! {
         sizes: List<'a, u64>,
         config: Cow<'a, ReplicateConfig>,
         tenant: &'a str,
-    ) -> Vec<Answer<Vec<Replica>>>;
+    ) -> Vec<Answer<Vec<Replica>>> [in Sheddable, batch_counter batch_put_start];
     /// [`PutEnd`] for many.
     BatchPutEnd<'a>(client: ClientId, items: List<'a, EndItem<'a>>, replicas: ReplicaType, tenant: &'a str)
-        -> Vec<Answer<()>>;
+        -> Vec<Answer<()>> [batch_counter batch_put_end];
     /// [`PutRevoke`] for many.
     BatchPutRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, replicas: ReplicaType, tenant: &'a str)
-        -> Vec<Answer<()>>;
+        -> Vec<Answer<()>> [batch_counter batch_put_revoke];
 
     /// Grants space for a new value of an object that may exist.
     UpsertStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
-        -> Answer<Vec<Replica>>;
+        -> Answer<Vec<Replica>> [in Sheddable, counter put_start];
     /// Marks the write as complete.
-    UpsertEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    UpsertEnd<'a>(client: ClientId, item: EndItem<'a>, replicas: ReplicaType, tenant: &'a str) -> Answer<()>
+        [counter put_end];
     /// Cancels the write.
-    UpsertRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>;
+    UpsertRevoke<'a>(client: ClientId, key: &'a [u8], replicas: ReplicaType, tenant: &'a str) -> Answer<()>
+        [counter put_revoke];
     /// [`UpsertStart`] for many.
     BatchUpsertStart<'a>(
         client: ClientId,
@@ -351,44 +439,52 @@ calls! {
         sizes: List<'a, u64>,
         config: Cow<'a, ReplicateConfig>,
         tenant: &'a str,
-    ) -> Vec<Answer<Vec<Replica>>>;
+    ) -> Vec<Answer<Vec<Replica>>> [in Sheddable, batch_counter batch_upsert_start];
     /// [`UpsertEnd`] for many, of all replicas.
-    BatchUpsertEnd<'a>(client: ClientId, items: List<'a, EndItem<'a>>, tenant: &'a str) -> Vec<Answer<()>>;
+    BatchUpsertEnd<'a>(client: ClientId, items: List<'a, EndItem<'a>>, tenant: &'a str) -> Vec<Answer<()>>
+        [batch_counter batch_upsert_end];
     /// [`UpsertRevoke`] for many, of all replicas.
-    BatchUpsertRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<()>>;
+    BatchUpsertRevoke<'a>(client: ClientId, keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<()>>
+        [batch_counter batch_upsert_revoke];
 
     /// Removes the object.
-    Remove<'a>(key: &'a [u8], force: bool, tenant: &'a str) -> Answer<()>;
+    Remove<'a>(key: &'a [u8], force: bool, tenant: &'a str) -> Answer<()> [counter remove];
     /// [`Remove`] for many.
-    BatchRemove<'a>(keys: List<'a, &'a [u8]>, force: bool, tenant: &'a str) -> Vec<Answer<()>>;
+    BatchRemove<'a>(keys: List<'a, &'a [u8]>, force: bool, tenant: &'a str) -> Vec<Answer<()>>
+        [batch_counter batch_remove];
     /// Removes every object whose key matches, and returns their number.
-    RemoveByRegex<'a>(pattern: &'a str, force: bool, tenant: &'a str) -> Answer<i64>;
+    RemoveByRegex<'a>(pattern: &'a str, force: bool, tenant: &'a str) -> Answer<i64>
+        [counter remove_by_regex, visits_all];
     /// Removes every object, and returns their number. The response has no field for an error.
-    RemoveAll<'a>(force: bool, tenant: &'a str) -> i64;
+    RemoveAll<'a>(force: bool, tenant: &'a str) -> i64 [counter remove_all, visits_all];
 
     /// Mounts memory.
-    MountSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
+    MountSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()> [counter mount_segment];
     /// Mounts memory again.
-    ReMountSegment<'a>(segments: List<'a, Segment>, client: ClientId) -> Answer<()>;
+    ReMountSegment<'a>(segments: List<'a, Segment>, client: ClientId) -> Answer<()>
+        [counter remount_segment];
     /// Unmounts memory.
-    UnmountSegment(segment: SegmentId, client: ClientId) -> Answer<()>;
+    UnmountSegment(segment: SegmentId, client: ClientId) -> Answer<()> [counter unmount_segment];
     /// Unmounts memory after a grace period.
-    GracefulUnmountSegment(segment: SegmentId, client: ClientId, grace_ms: u64) -> Answer<()>;
+    GracefulUnmountSegment(segment: SegmentId, client: ClientId, grace_ms: u64) -> Answer<()>
+        [counter unmount_segment];
     /// Returns the state of a segment by name.
     QuerySegmentStatus<'a>(segment_name: &'a str) -> Answer<SegmentStatus>;
     /// Returns the state of a segment.
     QuerySegmentStatusById(segment: SegmentId) -> Answer<SegmentStatus>;
 
     /// Hands out tasks to this client.
-    FetchTasks(client: ClientId, limit: u64) -> Answer<Vec<Task>>;
+    FetchTasks(client: ClientId, limit: u64) -> Answer<Vec<Task>> [counter fetch_tasks];
     /// Requests more copies.
-    CreateCopyTask<'a>(key: &'a [u8], tenant: &'a str, targets: List<'a, &'a str>) -> Answer<Uuid>;
+    CreateCopyTask<'a>(key: &'a [u8], tenant: &'a str, targets: List<'a, &'a str>) -> Answer<Uuid>
+        [counter create_copy_task];
     /// Requests a move of a copy.
-    CreateMoveTask<'a>(key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str) -> Answer<Uuid>;
+    CreateMoveTask<'a>(key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str) -> Answer<Uuid>
+        [counter create_move_task];
     /// Returns the state of a task.
-    QueryTask(task: Uuid) -> Answer<TaskInfo>;
+    QueryTask(task: Uuid) -> Answer<TaskInfo> [counter query_task];
     /// Reports the end of the task.
-    MarkTaskToComplete(client: ClientId, report: TaskReport) -> Answer<()>;
+    MarkTaskToComplete(client: ClientId, report: TaskReport) -> Answer<()> [counter update_task];
 
     /// Grants space for copies.
     CopyStart<'a>(
@@ -397,18 +493,20 @@ calls! {
         tenant: &'a str,
         source: &'a str,
         targets: List<'a, &'a str>,
-    ) -> Answer<CopyPlan>;
+    ) -> Answer<CopyPlan> [counter copy_start];
     /// Marks the copies as complete.
-    CopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    CopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()> [counter copy_end];
     /// Cancels the copies.
-    CopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    CopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>
+        [counter copy_revoke];
     /// Grants space for a copy in another segment.
     MoveStart<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, source: &'a str, target: &'a str)
-        -> Answer<MovePlan>;
+        -> Answer<MovePlan> [counter move_start];
     /// Marks the copy as complete; the source may be dropped.
-    MoveEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    MoveEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()> [counter move_end];
     /// Cancels the move.
-    MoveRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    MoveRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>
+        [counter move_revoke];
 
     /// [`CopyStart`] of a hot object.
     DynamicReplicaCopyStart<'a>(
@@ -419,18 +517,18 @@ calls! {
         targets: List<'a, &'a str>,
         lease: Uuid,
         epoch: u64,
-    ) -> Answer<CopyPlan>;
+    ) -> Answer<CopyPlan> [counter copy_start];
     /// Marks the copies as complete.
     DynamicReplicaCopyEnd<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
-        -> Answer<()>;
+        -> Answer<()> [counter copy_end];
     /// Cancels the copies.
     DynamicReplicaCopyRevoke<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
-        -> Answer<()>;
+        -> Answer<()> [counter copy_revoke];
 
     /// Mounts a disk.
     MountLocalDiskSegment(client: ClientId, enabled: bool) -> Answer<()>;
     /// Unmounts the disk.
-    UnmountLocalDiskSegment(client: ClientId) -> Answer<()>;
+    UnmountLocalDiskSegment(client: ClientId) -> Answer<()> [visits_all];
     /// Hands out objects that the client shall write to its disk.
     OffloadObjectHeartbeat(client: ClientId, enabled: bool) -> Answer<Vec<OffloadItem>>;
     /// Reports objects that were written to disk.
@@ -440,7 +538,7 @@ calls! {
         places: List<'a, StoredAt>,
     ) -> Answer<()>;
     /// Returns whether the client shall empty its disk.
-    PollRemoveAll(client: ClientId) -> Answer<bool>;
+    PollRemoveAll(client: ClientId) -> Answer<bool> [visits_all];
     /// Reports the capacity of the disk.
     ReportSsdCapacity(client: ClientId, bytes: i64) -> Answer<()>;
     /// Hands out objects that the client shall read back into memory.
@@ -458,21 +556,24 @@ calls! {
     /// Reports a failed promotion.
     NotifyPromotionFailure<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
     /// Reports that the client dropped the object from its disk or a shared one.
-    EvictDiskReplica<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, replicas: ReplicaType) -> Answer<()>;
+    EvictDiskReplica<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, replicas: ReplicaType) -> Answer<()>
+        [counter evict_disk_replica];
     /// [`EvictDiskReplica`] for many.
     BatchEvictDiskReplica<'a>(
         client: ClientId,
         keys: List<'a, &'a [u8]>,
         tenant: &'a str,
         replicas: ReplicaType,
-    ) -> Vec<Answer<()>>;
+    ) -> Vec<Answer<()>> [counter evict_disk_replica];
 
     /// Mounts an NVMe-oF target.
-    MountNoFSegment<'a>(nof_segment: Cow<'a, NofSegment>, client: ClientId) -> Answer<()>;
+    MountNoFSegment<'a>(nof_segment: Cow<'a, NofSegment>, client: ClientId) -> Answer<()>
+        [counter mount_nof_segment];
     /// Mounts NVMe-oF targets again.
-    ReMountNoFSegment<'a>(nof_segments: List<'a, NofSegment>, client: ClientId) -> Answer<()>;
+    ReMountNoFSegment<'a>(nof_segments: List<'a, NofSegment>, client: ClientId) -> Answer<()>
+        [counter remount_nof_segment];
     /// Unmounts an NVMe-oF target.
-    UnmountNoFSegment(segment: SegmentId, client: ClientId) -> Answer<()>;
+    UnmountNoFSegment(segment: SegmentId, client: ClientId) -> Answer<()> [counter unmount_nof_segment];
     /// Returns all NVMe-oF targets.
     GetAllNoFSegments() -> Answer<Vec<NofSegment>>;
     /// Returns the targets with a name, and their owners.
@@ -482,7 +583,7 @@ calls! {
 calls! {
     /// Calls that Mooncake C++ lacks. A master of Mooncake C++ responds with error 11, and the
     /// caller works without them.
-    ADDED of "mooncake_rs::Master";
+    ADDED of "mooncake_rs::Master", handled by AddedCalls;
 
     /// [`BatchPutStart`] or [`BatchUpsertStart`] of a numbered write. A repetition returns the same
     /// space.
@@ -494,7 +595,7 @@ calls! {
         sizes: List<'a, u64>,
         config: Cow<'a, ReplicateConfig>,
         tenant: &'a str,
-    ) -> Vec<Answer<Vec<Replica>>>;
+    ) -> Vec<Answer<Vec<Replica>>> [in Sheddable, counter put_start, batch_counter batch_put_start];
     /// Marks a numbered write as complete.
     EndWrites<'a>(
         client: ClientId,
@@ -503,7 +604,7 @@ calls! {
         items: List<'a, EndItem<'a>>,
         replicas: ReplicaType,
         tenant: &'a str,
-    ) -> Vec<Answer<()>>;
+    ) -> Vec<Answer<()>> [counter put_end, batch_counter batch_put_end];
     /// Cancels a numbered write.
     RevokeWrites<'a>(
         client: ClientId,
@@ -512,13 +613,13 @@ calls! {
         keys: List<'a, &'a [u8]>,
         replicas: ReplicaType,
         tenant: &'a str,
-    ) -> Vec<Answer<()>>;
+    ) -> Vec<Answer<()>> [counter put_revoke, batch_counter batch_put_revoke];
     /// Reports that the node at this endpoint did not respond.
     ReportUnreachable<'a>(client: ClientId, endpoint: &'a str) -> Answer<()>;
     /// Returns the changes in the client's segments.
-    FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage>;
+    FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage> [remote_only];
     /// [`MountSegment`] of memory that holds objects.
-    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>;
+    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()> [remote_only];
     /// Reserves the space of objects that will be announced.
     KeepExtents<'a>(
         client: ClientId,
@@ -526,22 +627,25 @@ calls! {
         offsets: List<'a, u64>,
         lengths: List<'a, u64>,
         open: bool,
-    ) -> Answer<()>;
+    ) -> Answer<()> [remote_only];
     /// Announces objects whose space was reserved and whose bytes are unchanged.
-    AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
+    AnnounceReplicas<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>
+        [remote_only];
     /// Releases the space that is still reserved.
-    ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()>;
+    ReleaseKept(client: ClientId, segment: SegmentId) -> Answer<()> [remote_only];
     /// Sends the longest promise of earlier masters. The response is the longest promise of this
     /// master, and the time to announce objects.
-    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome>;
+    ExchangePromise(client: ClientId, promise_ms: u64) -> Answer<Welcome> [remote_only];
     /// Moves the only replicas of objects away from a client that leaves. The response is the
     /// progress.
-    DrainClient(client: ClientId) -> Answer<DrainProgress>;
+    DrainClient(client: ClientId) -> Answer<DrainProgress> [remote_only];
     /// Returns replicas that a segment held when its client expired, and that have been neither
     /// removed nor replaced since.
-    FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>;
+    FetchExpired(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>
+        [visits_all, remote_only];
     /// [`AnnounceReplicas`] of replicas that [`FetchExpired`] listed.
-    AnnounceExpired<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>;
+    AnnounceExpired<'a>(client: ClientId, stored: List<'a, StoredReplica>) -> Vec<Answer<()>>
+        [remote_only];
     /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until
     /// acknowledged, with the obsolete objects.
     FetchDiskWork(client: ClientId, begin: bool, done: u64) -> Answer<DiskWork>;

@@ -28,7 +28,6 @@ pub struct CallCounts {
 
 impl CallCounts {
     /// Number of calls without a response.
-    #[cfg(feature = "http")]
     pub fn unanswered(&self) -> u64 {
         self.unanswered.load(Relaxed)
     }

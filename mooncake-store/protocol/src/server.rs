@@ -22,6 +22,7 @@ use tokio::sync::watch;
 
 use super::busy_poll::BusyPoll;
 use super::client::reserve;
+pub use super::frame::Refusal;
 use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
 pub use super::heartbeat::Class;
 use super::heartbeat::{AbortOnDrop, HeartbeatThread, Overload};
@@ -64,9 +65,6 @@ pub trait Service: Send + Sync + 'static {
 
 /// Future of a call in progress.
 pub type Waiting = BoxFuture<'static, Result<Vec<u8>, Refusal>>;
-
-/// Reason for a missing response: the status of the RPC layer, and a message.
-pub type Refusal = (Status, String);
 
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]

@@ -3,101 +3,76 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use mooncake_protocol::message as call;
-use mooncake_protocol::message::Request;
+use mooncake_protocol::message::{ADDED, TABLE};
 use mooncake_protocol::service::Tally;
 
 use super::latency::Latency;
 
-macro_rules! operations {
-    (single { $($single:ident: $($call:ident)|+;)* } batch { $($batch:ident: $batch_call:ident;)* }) => {
-        /// Counters of all operations.
-        #[derive(Debug, Default)]
-        pub(super) struct Requests {
-            $(pub(super) $single: Single,)*
-            $(pub(super) $batch: Batch,)*
-            /// Requests refused because of overload.
-            pub(super) shed: AtomicU64,
-        }
-
-        impl Requests {
-            /// Counts an answered call.
-            pub(super) fn count(&self, function: u32, tally: Tally, took: Duration) {
-                match as_existing(function, tally.items) {
-                    $($(call::$call::FUNCTION)|+ => self.$single.count(tally, took),)*
-                    $(call::$batch_call::FUNCTION => self.$batch.count(tally, took),)*
-                    _ => {}
-                }
-            }
-
-            /// Returns the name and the counters of every operation.
-            pub(super) fn all(&self) -> (Vec<(&'static str, &Single)>, Vec<(&'static str, &Batch)>) {
-                (
-                    vec![$((stringify!($single), &self.$single)),*],
-                    vec![$((stringify!($batch), &self.$batch)),*],
-                )
-            }
-        }
-    };
+/// Counters of all operations that the table of calls names.
+///
+/// Upserts count as puts, and a numbered write as the write that it stands for, as in the
+/// dashboards of Mooncake C++.
+#[derive(Debug)]
+pub(super) struct Requests {
+    single: Vec<(&'static str, Single)>,
+    batch: Vec<(&'static str, Batch)>,
+    /// Counted calls by ascending number.
+    calls: Box<[CountedCall]>,
+    /// Requests refused because of overload.
+    pub(super) shed: AtomicU64,
 }
 
-// Upserts count as puts, as in the dashboards of Mooncake C++.
-operations! {
-    single {
-        put_start: PutStart | UpsertStart;
-        put_end: PutEnd | UpsertEnd;
-        put_revoke: PutRevoke | UpsertRevoke;
-        get_replica_list: GetReplicaList;
-        get_replica_list_by_regex: GetReplicaListByRegex;
-        exist_key: ExistKey;
-        remove: Remove;
-        remove_by_regex: RemoveByRegex;
-        remove_all: RemoveAll;
-        mount_segment: MountSegment;
-        unmount_segment: UnmountSegment | GracefulUnmountSegment;
-        remount_segment: ReMountSegment;
-        mount_nof_segment: MountNoFSegment;
-        unmount_nof_segment: UnmountNoFSegment;
-        remount_nof_segment: ReMountNoFSegment;
-        evict_disk_replica: EvictDiskReplica | BatchEvictDiskReplica;
-        ping: Ping;
-        copy_start: CopyStart | DynamicReplicaCopyStart;
-        copy_end: CopyEnd | DynamicReplicaCopyEnd;
-        copy_revoke: CopyRevoke | DynamicReplicaCopyRevoke;
-        move_start: MoveStart;
-        move_end: MoveEnd;
-        move_revoke: MoveRevoke;
-        create_copy_task: CreateCopyTask;
-        create_move_task: CreateMoveTask;
-        query_task: QueryTask;
-        fetch_tasks: FetchTasks;
-        update_task: MarkTaskToComplete;
-    }
-    batch {
-        batch_exist_key: BatchExistKey;
-        batch_query_ip: BatchQueryIp;
-        batch_replica_clear: BatchReplicaClear;
-        batch_get_replica_list: BatchGetReplicaList;
-        batch_put_start: BatchPutStart;
-        batch_put_end: BatchPutEnd;
-        batch_put_revoke: BatchPutRevoke;
-        batch_upsert_start: BatchUpsertStart;
-        batch_upsert_end: BatchUpsertEnd;
-        batch_upsert_revoke: BatchUpsertRevoke;
-        batch_remove: BatchRemove;
+/// Indexes of the counters of one call.
+#[derive(Clone, Copy, Debug)]
+struct CountedCall {
+    function: u32,
+    single: Option<usize>,
+    batch: Option<usize>,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        let (mut single, mut batch) = (Vec::new(), Vec::new());
+        let mut calls: Vec<_> = TABLE
+            .iter()
+            .chain(ADDED)
+            .map(|call| CountedCall {
+                function: call.function,
+                single: call.treatment.counter.map(|name| index_of(name, &mut single)),
+                batch: call.treatment.batch_counter.map(|name| index_of(name, &mut batch)),
+            })
+            .filter(|call| call.single.is_some() || call.batch.is_some())
+            .collect();
+        calls.sort_unstable_by_key(|call| call.function);
+        Self { single, batch, calls: calls.into(), shed: AtomicU64::new(0) }
     }
 }
 
-/// Returns the call of Mooncake C++ that a numbered write counts as.
-fn as_existing(function: u32, items: u64) -> u32 {
-    match (function, items) {
-        (call::StartWrites::FUNCTION, 1) => call::PutStart::FUNCTION,
-        (call::StartWrites::FUNCTION, _) => call::BatchPutStart::FUNCTION,
-        (call::EndWrites::FUNCTION, 1) => call::PutEnd::FUNCTION,
-        (call::EndWrites::FUNCTION, _) => call::BatchPutEnd::FUNCTION,
-        (call::RevokeWrites::FUNCTION, 1) => call::PutRevoke::FUNCTION,
-        (call::RevokeWrites::FUNCTION, _) => call::BatchPutRevoke::FUNCTION,
-        _ => function,
+/// Returns the index of the counters of this name. Appends counters for a new name.
+fn index_of<T: Default>(name: &'static str, counters: &mut Vec<(&'static str, T)>) -> usize {
+    counters.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+        counters.push((name, T::default()));
+        counters.len() - 1
+    })
+}
+
+impl Requests {
+    /// Counts an answered call.
+    pub(super) fn count(&self, function: u32, tally: Tally, took: Duration) {
+        let found = self.calls.binary_search_by_key(&function, |call| call.function);
+        let Some(call) = found.ok().map(|at| self.calls[at]) else { return };
+        match (call.single, call.batch) {
+            (Some(single), batch) if batch.is_none() || tally.items == 1 => {
+                self.single[single].1.count(tally, took);
+            }
+            (_, Some(batch)) => self.batch[batch].1.count(tally, took),
+            (_, None) => {}
+        }
+    }
+
+    /// Returns the name and the counters of every operation.
+    pub(super) fn all(&self) -> (&[(&'static str, Single)], &[(&'static str, Batch)]) {
+        (&self.single, &self.batch)
     }
 }
 
@@ -158,19 +133,40 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mooncake_protocol::message::{BatchExistKey, Request, StartWrites, UpsertStart};
+
+    fn tally(outcomes: &[bool]) -> Tally {
+        let failed = outcomes.iter().filter(|ok| !**ok).count();
+        Tally { items: outcomes.len() as u64, failed: failed as u64 }
+    }
+
+    fn batch<'r>(requests: &'r Requests, name: &str) -> &'r Batch {
+        &requests.batch.iter().find(|(known, _)| *known == name).unwrap().1
+    }
 
     #[test]
     fn batches_tell_partial_success_from_failure() {
         let requests = Requests::default();
-        let call = |outcomes: &[bool]| {
-            let failed = outcomes.iter().filter(|ok| !**ok).count();
-            let tally = Tally { items: outcomes.len() as u64, failed: failed as u64 };
-            requests.count(call::BatchExistKey::FUNCTION, tally, Duration::from_micros(3));
-        };
-        call(&[true, true]);
-        call(&[true, false]);
-        call(&[false, false, false]);
-        assert_eq!(requests.batch_exist_key.read(), [3, 1, 1, 7, 4]);
-        assert_eq!(requests.batch_exist_key.latency.histogram().count(), 3);
+        for outcomes in [&[true, true][..], &[true, false], &[false, false, false]] {
+            requests.count(BatchExistKey::FUNCTION, tally(outcomes), Duration::from_micros(3));
+        }
+        let counters = batch(&requests, "batch_exist_key");
+        assert_eq!(counters.read(), [3, 1, 1, 7, 4]);
+        assert_eq!(counters.latency.histogram().count(), 3);
+    }
+
+    #[test]
+    fn writes_count_as_those_that_they_stand_for() {
+        let requests = Requests::default();
+        for (function, outcomes) in [
+            (UpsertStart::FUNCTION, &[false][..]),
+            (StartWrites::FUNCTION, &[true]),
+            (StartWrites::FUNCTION, &[true, true]),
+        ] {
+            requests.count(function, tally(outcomes), Duration::ZERO);
+        }
+        let single = &requests.single.iter().find(|(name, _)| *name == "put_start").unwrap().1;
+        assert_eq!(single.read(), [2, 1]);
+        assert_eq!(batch(&requests, "batch_put_start").read(), [1, 0, 0, 2, 0]);
     }
 }

@@ -40,7 +40,6 @@ impl Latency {
     }
 
     /// Latency in nanoseconds.
-    #[cfg(any(test, feature = "http"))]
     pub(super) fn histogram(&self) -> &Histogram<16> {
         &self.0
     }

@@ -17,7 +17,6 @@ mod event_stats;
 mod events;
 #[cfg_attr(not(feature = "http"), path = "http/absent.rs")]
 mod http;
-#[cfg(feature = "http")]
 mod idle_metrics;
 mod latency;
 #[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "a single master uses only a part of it"))]
@@ -27,7 +26,6 @@ mod master_server;
 pub mod process;
 mod rates;
 mod rpc;
-#[cfg(feature = "http")]
 mod scrape;
 mod snapshot_stats;
 mod snapshots;

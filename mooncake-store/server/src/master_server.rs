@@ -9,6 +9,7 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::host_port;
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_transport::{directory, http::HttpMetadata};
+use prometheus::core::Collector;
 
 use super::counting::Requests;
 use super::endpoint_state::EndpointState;
@@ -18,6 +19,7 @@ use super::http::{self, Pages};
 use super::leader::Leadership;
 use super::rates::Rates;
 use super::rpc::Counted;
+use super::scrape;
 use super::snapshot_stats::SnapshotStats;
 use super::snapshots::{self, SnapshotWriter};
 use super::state::State;
@@ -149,6 +151,18 @@ impl MasterServer {
     /// Returns the counters of published events, if events are enabled.
     pub fn event_stats(&self) -> Option<EventStats> {
         self.state.event_stats()
+    }
+
+    /// Returns a collector of the metrics of this master, for the registry of a program that embeds
+    /// it. The metrics are those of `/metrics`. The collector does not keep the server alive.
+    ///
+    /// ```
+    /// fn register(server: &mooncake_server::MasterServer) -> prometheus::Result<()> {
+    ///     prometheus::register(Box::new(server.metrics_collector()))
+    /// }
+    /// ```
+    pub fn metrics_collector(&self) -> impl Collector + use<> {
+        scrape::of(&self.state)
     }
 
     /// Returns the master.

@@ -43,11 +43,11 @@ impl Rates {
 
 fn counts(requests: &Requests) -> Counts {
     let (single, batch) = requests.all();
-    let single = single.into_iter().map(|(name, counters)| {
+    let single = single.iter().map(|(name, counters)| {
         let [requests, failures] = counters.read();
-        (name, [requests, failures, 0, 0, 0])
+        (*name, [requests, failures, 0, 0, 0])
     });
-    single.chain(batch.into_iter().map(|(name, counters)| (name, counters.read()))).collect()
+    single.chain(batch.iter().map(|(name, counters)| (*name, counters.read()))).collect()
 }
 
 #[cfg(test)]

@@ -5,10 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::state::State;
 use mooncake_master::Master;
-use mooncake_protocol::message::{
-    FetchExpired, GetReplicaListByRegex, PollRemoveAll, RemoveAll, RemoveByRegex, Request,
-    UnmountLocalDiskSegment,
-};
 use mooncake_protocol::server::{Class, Refusal, Service};
 use mooncake_protocol::service::MasterService;
 
@@ -30,7 +26,9 @@ impl Service for Counted {
         let clock = self.calls.0.clock();
         let begun = clock.now();
         let mut call = || self.calls.counted(function, body, out);
-        let (outcome, tally) = if sees_all(function) { aside(call) } else { call() };
+        // A call that visits every object would block the other connections of a thread.
+        let visits_all = self.calls.treatment(function).visits_all;
+        let (outcome, tally) = if visits_all { aside(call) } else { call() };
         self.state.requests.count(function, tally, clock.now().since(begun));
         outcome
     }
@@ -50,20 +48,6 @@ impl Service for Counted {
     fn may_answer(&self) -> bool {
         self.state.leadership.leads()
     }
-}
-
-/// Returns whether a call visits every object. With millions of objects it would block the other
-/// connections of a thread.
-fn sees_all(function: u32) -> bool {
-    [
-        GetReplicaListByRegex::FUNCTION,
-        RemoveByRegex::FUNCTION,
-        RemoveAll::FUNCTION,
-        PollRemoveAll::FUNCTION,
-        UnmountLocalDiskSegment::FUNCTION,
-        FetchExpired::FUNCTION,
-    ]
-    .contains(&function)
 }
 
 /// Runs a long call. On a multi-threaded runtime other threads take over the work of this one.

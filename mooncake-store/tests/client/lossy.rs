@@ -5,26 +5,26 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use mooncake_core::alloc::Extent;
 use mooncake_core::clock::{ManualClock, SharedClock};
-use mooncake_core::ids::{ClientId, SegmentId};
-use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, Result};
-use mooncake_store::api::{
-    Caller, DiskService, EndItem, InventoryService, ObjectService, PingReply, PutItem, SegmentService,
-    TaskService, WriteMode,
-};
-use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome, RangeRead, RangeWrite};
 #[cfg(feature = "disk")]
-use mooncake_store::client::{OffloadConfig, PutOptions};
+use mooncake_store::client::OffloadConfig;
+use mooncake_store::client::{
+    Client, ClientConfig, MasterHandle, PutOptions, PutOutcome, RangeRead, RangeWrite,
+};
 use mooncake_store::master::{Master, MasterOptions};
-use mooncake_store::protocol::wire::{DiskWork, InventoryPage, OffloadItem, StoredAt, StoredReplica};
+use mooncake_store::protocol::master_client::MasterConnection;
+use mooncake_store::protocol::message::*;
+use mooncake_store::protocol::pack;
+use mooncake_store::protocol::server::Service;
+use mooncake_store::protocol::service::MasterService;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::cluster::{eventually, slices, value};
 
-/// Service in front of a master. It forwards each call, and drops the responses on its list.
+/// Connection to a master. It forwards each call, and drops the responses on its list.
 #[derive(Debug)]
 struct Front {
     master: Mutex<Arc<Master>>,
@@ -83,18 +83,23 @@ impl Front {
         self.lose.lock().extend(calls);
     }
 
-    fn caller<'a>(&self, caller: Caller<'a>) -> Caller<'a> {
-        if self.existing { Caller { attempt: 0, ..caller } } else { caller }
+    /// Returns whether the response of this call gets lost.
+    fn loses(&self, call: &str) -> bool {
+        let mut lose = self.lose.lock();
+        let lost = lose.iter().position(|lost| *lost == call);
+        lost.map(|at| lose.remove(at)).is_some()
     }
 
-    fn answer<T>(&self, call: &'static str, answer: Result<T>) -> Result<T> {
-        let mut lose = self.lose.lock();
-        match lose.iter().position(|lost| *lost == call) {
-            Some(at) => {
-                lose.remove(at);
-                Err(ErrorCode::RpcFail.into())
-            }
-            None => answer,
+    /// Returns whether the master lacks the call.
+    fn lacks(&self, function: u32) -> bool {
+        match function {
+            FetchInventory::FUNCTION => !self.lists,
+            ExchangePromise::FUNCTION
+            | DrainClient::FUNCTION
+            | FetchExpired::FUNCTION
+            | AnnounceExpired::FUNCTION
+            | ReportUnreachable::FUNCTION => true,
+            _ => self.existing && ADDED.iter().any(|shape| shape.function == function),
         }
     }
 
@@ -115,169 +120,42 @@ impl Front {
 }
 
 #[async_trait]
-impl ObjectService for Front {
-    fn fences_writes(&self) -> bool {
-        !self.existing
-    }
-
-    async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
-        self.master().exist(tenant, keys).await
-    }
-
-    async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
-        let answer = ObjectService::locate(&*self.master(), tenant, keys).await;
-        self.clock.advance(std::mem::take(&mut *self.late.lock()));
-        answer
-    }
-
-    async fn put_start(
-        &self,
-        caller: Caller<'_>,
-        mode: WriteMode,
-        items: &[PutItem<'_>],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let caller = self.caller(caller);
-        let answer = ObjectService::put_start(&*self.master(), caller, mode, items, config).await;
-        self.answer("start", answer)
-    }
-
-    async fn put_end(
-        &self,
-        caller: Caller<'_>,
-        mode: WriteMode,
-        items: &[EndItem<'_>],
-        replicas: ReplicaType,
-    ) -> Result<Vec<Result<()>>> {
-        let caller = self.caller(caller);
-        let answer = ObjectService::put_end(&*self.master(), caller, mode, items, replicas).await;
-        self.answer("end", answer)
-    }
-
-    async fn put_revoke(
-        &self,
-        caller: Caller<'_>,
-        mode: WriteMode,
-        keys: &[&[u8]],
-        replicas: ReplicaType,
-    ) -> Result<Vec<Result<()>>> {
-        let caller = self.caller(caller);
-        ObjectService::put_revoke(&*self.master(), caller, mode, keys, replicas).await
-    }
-
-    async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
-        ObjectService::remove(&*self.master(), tenant, keys, force).await
-    }
-
-    async fn remove_matching(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
-        ObjectService::remove_matching(&*self.master(), tenant, pattern, force).await
-    }
-
-    async fn remove_all(&self, tenant: &str, force: bool) -> Result<u64> {
-        ObjectService::remove_all(&*self.master(), tenant, force).await
-    }
-}
-
-#[async_trait]
-impl SegmentService for Front {
-    async fn version(&self) -> Result<String> {
-        self.master().version().await
-    }
-
-    async fn ping(&self, client: ClientId) -> Result<PingReply> {
-        SegmentService::ping(&*self.master(), client).await
-    }
-
-    async fn mount(&self, client: ClientId, segment: &Segment) -> Result<()> {
-        SegmentService::mount(&*self.master(), client, segment).await
-    }
-
-    async fn remount(&self, client: ClientId, segments: &[Segment]) -> Result<()> {
-        *self.remounting.lock() += 1;
-        self.gate.acquire().await.unwrap().forget();
-        SegmentService::remount(&*self.master(), client, segments).await
-    }
-
-    async fn unmount(&self, client: ClientId, segment: SegmentId) -> Result<()> {
-        SegmentService::unmount(&*self.master(), client, segment).await
-    }
-
-    async fn unmount_after(&self, client: ClientId, segment: SegmentId, grace: Duration) -> Result<()> {
-        SegmentService::unmount_after(&*self.master(), client, segment, grace).await
-    }
-}
-
-impl TaskService for Front {}
-
-#[async_trait]
-impl InventoryService for Front {
-    async fn inventory(&self, client: ClientId, after: u64) -> Result<InventoryPage> {
-        if !self.lists {
+impl MasterConnection for Front {
+    async fn call(&self, function: u32, body: &[u8]) -> Result<Vec<u8>> {
+        if self.lacks(function) {
             return Err(ErrorCode::NotSupported.into());
         }
-        Ok(self.master().inventory(client, after))
-    }
-
-    async fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
-        self.master().mount_kept(client, segment)
-    }
-
-    async fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
-        self.master().keep(client, segment, extents, open)
-    }
-
-    async fn announce(&self, client: ClientId, stored: &[StoredReplica]) -> Result<Vec<Result<()>>> {
-        let master = self.master();
-        Ok(stored.iter().map(|stored| master.announce(client, stored)).collect())
-    }
-
-    async fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
-        self.master().release_kept(client, segment)
-    }
-}
-
-#[async_trait]
-impl DiskService for Front {
-    async fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
-        DiskService::mount_disk(&*self.master(), client, enabled).await
-    }
-
-    async fn disk_work(&self, client: ClientId, begin: bool, done: u64) -> Result<DiskWork> {
-        if self.existing {
-            return Err(ErrorCode::NotSupported.into());
+        let name = match function {
+            PutStart::FUNCTION
+            | UpsertStart::FUNCTION
+            | BatchPutStart::FUNCTION
+            | BatchUpsertStart::FUNCTION
+            | StartWrites::FUNCTION => "start",
+            PutEnd::FUNCTION
+            | UpsertEnd::FUNCTION
+            | BatchPutEnd::FUNCTION
+            | BatchUpsertEnd::FUNCTION
+            | EndWrites::FUNCTION => "end",
+            FetchDiskWork::FUNCTION if pack::decode::<FetchDiskWork>(body).unwrap().begin => "begin",
+            FetchDiskWork::FUNCTION => "work",
+            NotifyOffloadSuccess::FUNCTION => "offloaded",
+            // The request is lost, not only the response.
+            BatchEvictDiskReplica::FUNCTION if self.loses("dropped") => {
+                return Err(ErrorCode::RpcFail.into());
+            }
+            ReMountSegment::FUNCTION => {
+                *self.remounting.lock() += 1;
+                self.gate.acquire().await.unwrap().forget();
+                "remount"
+            }
+            _ => "",
+        };
+        let mut out = Vec::new();
+        MasterService(self.master()).call(function, body, &mut out).unwrap();
+        if [GetReplicaList::FUNCTION, BatchGetReplicaList::FUNCTION].contains(&function) {
+            self.clock.advance(std::mem::take(&mut *self.late.lock()));
         }
-        let work = DiskService::disk_work(&*self.master(), client, begin, done).await;
-        self.answer(if begin { "begin" } else { "work" }, work)
-    }
-
-    async fn to_offload(&self, client: ClientId, enabled: bool) -> Result<Vec<OffloadItem>> {
-        DiskService::to_offload(&*self.master(), client, enabled).await
-    }
-
-    async fn must_clear_disk(&self, client: ClientId) -> Result<bool> {
-        DiskService::must_clear_disk(&*self.master(), client).await
-    }
-
-    async fn offloaded(&self, client: ClientId, items: &[OffloadItem], places: &[StoredAt]) -> Result<()> {
-        let told = DiskService::offloaded(&*self.master(), client, items, places).await;
-        self.answer("offloaded", told)
-    }
-
-    async fn dropped_from_disk(
-        &self,
-        client: ClientId,
-        tenant: &str,
-        keys: &[&[u8]],
-    ) -> Result<Vec<Result<()>>> {
-        if self.lose.lock().contains(&"dropped") {
-            // The response is lost.
-            return self.answer("dropped", Ok(Vec::new()));
-        }
-        DiskService::dropped_from_disk(&*self.master(), client, tenant, keys).await
-    }
-
-    async fn to_promote(&self, client: ClientId) -> Result<Vec<OffloadItem>> {
-        DiskService::to_promote(&*self.master(), client).await
+        if self.loses(name) { Err(ErrorCode::RpcFail.into()) } else { Ok(out) }
     }
 }
 

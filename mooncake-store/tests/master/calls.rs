@@ -1,6 +1,7 @@
 //! Synchronous calls of the master: the responses of Mooncake C++ that can occur here, and the
 //! guarantees about space.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::common::rig::*;
@@ -8,8 +9,9 @@ use mooncake_core::error::ErrorCode::*;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{MAX_KEY_LEN, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus, SoftPin};
-use mooncake_store::api::{Caller, DEFAULT_TENANT, ObjectService, PutItem, WriteMode};
+use mooncake_store::api::{DEFAULT_TENANT, WriteMode};
 use mooncake_store::master::{MasterOptions, Put};
+use mooncake_store::protocol::message::{BatchPutStart, Handle};
 
 #[test]
 fn put_end_get() {
@@ -76,11 +78,15 @@ fn a_batch_has_a_group_for_each_key() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     let groups = ReplicateConfig { group_ids: Some(vec!["g".into()]), ..ReplicateConfig::default() };
-    let caller = Caller { client: client(1), tenant: DEFAULT_TENANT, attempt: 0 };
-    let items = [PutItem { key: b"a", len: 1 }, PutItem { key: b"b", len: 1 }];
+    let keys: [&[u8]; 2] = [b"a", b"b"];
     let start = |count| {
-        let call = ObjectService::put_start(&rig.master, caller, WriteMode::Put, &items[..count], &groups);
-        let answers = futures::executor::block_on(call).unwrap();
+        let answers = rig.master.handle(BatchPutStart {
+            client: client(1),
+            keys: Cow::Borrowed(&keys[..count]),
+            sizes: Cow::Borrowed(&[1, 1][..count]),
+            config: Cow::Borrowed(&groups),
+            tenant: DEFAULT_TENANT,
+        });
         answers.into_iter().map(|answer| answer.map(|_| ()).map_err(|e| e.code())).collect::<Vec<_>>()
     };
     assert_eq!(start(2), [Err(InvalidParams), Err(InvalidParams)]);

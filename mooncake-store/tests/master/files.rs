@@ -1,10 +1,13 @@
 //! Copies of objects in files that clients share, as the master records them, under a manual clock.
 
+use std::borrow::Cow;
+
 use crate::common::rig::{KIB, MIB, Rig, client};
 use mooncake_core::ErrorCode::{self, *};
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaStatus, ReplicaType, ReplicateConfig};
-use mooncake_store::api::{Caller, ObjectService, WriteMode};
+use mooncake_store::api::{EndItem, WriteMode};
 use mooncake_store::master::{FileOptions, MasterOptions, Put, TenantQuota, Writer};
+use mooncake_store::protocol::message::{GetReplicaList, Handle, PutEnd, PutStart, RemoveAll};
 
 fn options() -> MasterOptions {
     let files = FileOptions { dir: "/mnt/x/lab".into(), ..FileOptions::default() };
@@ -202,29 +205,26 @@ fn a_file_that_is_gone_frees_the_key() {
     assert_eq!(rig.files(), (1, 64 * KIB));
 }
 
-#[tokio::test]
-async fn remove_all_takes_the_files_of_the_tenant_that_asked() {
+#[test]
+fn remove_all_takes_the_files_of_the_tenant_that_asked() {
     let quota = |name: &str| TenantQuota { name: name.into(), bytes: MIB };
     let rig = Rig::with(MasterOptions { tenants: Some(vec![quota("a"), quota("b")]), ..options() });
     rig.mount(1, MIB);
     let config = ReplicateConfig::default();
     for tenant in ["a", "b"] {
-        let caller = Caller { client: client(1), tenant, attempt: 0 };
-        let item = [mooncake_store::api::PutItem { key: b"k", len: 100 }];
-        let service: &dyn ObjectService = &rig.master;
-        service.put_start(caller, WriteMode::Put, &item, &config).await.unwrap()[0].as_ref().unwrap();
-        for kind in [ReplicaType::All, ReplicaType::Disk] {
-            let end = [mooncake_store::api::EndItem { key: b"k", checksum: None }];
-            service.put_end(caller, WriteMode::Put, &end, kind).await.unwrap()[0].as_ref().unwrap();
+        let (client, config) = (client(1), Cow::Borrowed(&config));
+        rig.master.handle(PutStart { client, key: b"k", size: 100, config, tenant }).unwrap();
+        for replicas in [ReplicaType::All, ReplicaType::Disk] {
+            let item = EndItem { key: b"k", checksum: None };
+            rig.master.handle(PutEnd { client, item, replicas, tenant }).unwrap();
         }
     }
-    let service: &dyn ObjectService = &rig.master;
-    let files = async |tenant| {
-        let lists = service.locate(tenant, &[b"k"]).await.unwrap();
-        lists[0].as_ref().map(|list| list.replicas.iter().filter_map(path).count()).unwrap_or(0)
+    let files = |tenant| {
+        let list = rig.master.handle(GetReplicaList { key: b"k", tenant });
+        list.map_or(0, |list| list.replicas.iter().filter_map(path).count())
     };
-    assert_eq!(service.remove_all("a", true).await.unwrap(), 1);
-    assert_eq!((files("a").await, files("b").await, rig.files()), (0, 1, (1, 100)));
+    assert_eq!(rig.master.handle(RemoveAll { force: true, tenant: "a" }).unwrap(), 1);
+    assert_eq!((files("a"), files("b"), rig.files()), (0, 1, (1, 100)));
 }
 
 #[test]

@@ -4,6 +4,8 @@ use crate::common::http::described::{answers_are_described, bad_input_is_answere
 use crate::common::http::used::{scraped, used_client};
 use crate::common::http::{ask, http};
 use mooncake_store::client::ClientConfig;
+use prometheus::{Registry, TextEncoder};
+use std::collections::BTreeSet;
 
 #[tokio::test]
 async fn a_client_counts_what_it_does() {
@@ -74,6 +76,40 @@ async fn a_client_counts_what_it_does() {
     ] {
         assert!(summary.body.contains(line), "{line}: {}", summary.body);
     }
+    pages.stop().await;
+    client.close().await.unwrap();
+    server.stop().await;
+}
+
+/// A program that embeds a client and a master has their metrics in a registry of its own.
+#[tokio::test]
+async fn a_registry_of_a_program_has_the_metrics_of_the_endpoints() {
+    let config = ClientConfig { cluster_id: "lab".into(), ..ClientConfig::default() };
+    let (server, client, pages) = used_client(config).await;
+    let registry = Registry::new();
+    registry.register(Box::new(client.status().metrics_collector())).unwrap();
+    registry.register(Box::new(server.metrics_collector())).unwrap();
+    let again = registry.register(Box::new(client.status().metrics_collector()));
+    assert!(matches!(again, Err(prometheus::Error::AlreadyReg)), "{again:?}");
+    let twice = registry.register(Box::new(server.master().metrics_collector()));
+    assert!(matches!(twice, Err(prometheus::Error::AlreadyReg)), "the server has them: {twice:?}");
+
+    let gathered = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    let served = ask(pages.address(), "GET", "/metrics", "").await.body
+        + &ask(server.addresses().admin.unwrap(), "GET", "/metrics", "").await.body;
+    let metadata = |text: &str| {
+        text.lines().filter(|line| line.starts_with('#')).map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(metadata(&gathered), metadata(&served));
+    assert_eq!(scraped(&gathered), scraped(&served));
+    let put =
+        r#"mooncake_transfer_write_operation_count{client_mode="real",cluster_id="lab",op_name="put"} 2"#;
+    assert!(gathered.lines().any(|line| line == put), "{gathered}");
+
+    registry.unregister(Box::new(client.status().metrics_collector())).unwrap();
+    let gathered = registry.gather();
+    assert!(gathered.iter().all(|family| !family.name().starts_with("mooncake_client_")));
+    assert!(gathered.iter().any(|family| family.name() == "master_key_count"));
     pages.stop().await;
     client.close().await.unwrap();
     server.stop().await;

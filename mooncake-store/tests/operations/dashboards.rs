@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use crate::common::http::used::{scraped, used_client};
 use crate::common::http::{ask, config};
 use crate::common::rig::{MIB, client, segment};
-use mooncake_store::api::SegmentService;
 use mooncake_store::client::ClientConfig;
-use mooncake_store::protocol::remote::RemoteMaster;
+use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::server::MasterServer;
 use promql_parser::parser::{Expr, VectorSelector, parse};
 use serde_json::Value;
@@ -60,7 +59,7 @@ fn expressions(value: &Value, found: &mut Vec<String>) {
 async fn scrape() -> String {
     let server = MasterServer::start(config()).await.unwrap();
     let at = server.addresses();
-    let master = RemoteMaster::new(at.rpc.to_string(), Default::default());
+    let master = MasterClient::remote(at.rpc.to_string(), Default::default());
     master.mount(client(1), &segment(1, MIB)).await.unwrap();
     let answer = ask(at.admin.unwrap(), "GET", "/metrics", "").await;
     assert_eq!((answer.status, &*answer.content_type), (200, "text/plain; version=0.0.4"));

@@ -9,11 +9,9 @@ use mooncake_core::clock::ManualClock;
 use mooncake_core::meta::Expect;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::api::{
-    Caller, DEFAULT_TENANT, EndItem, ObjectService, PutItem, SegmentService, WriteMode,
-};
+use mooncake_store::api::{Caller, DEFAULT_TENANT, EndItem, PutItem, WriteMode};
 use mooncake_store::config::MasterConfig;
-use mooncake_store::protocol::remote::RemoteMaster;
+use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::server::MasterServer;
 use proptest::prelude::*;
 use tokio::net::TcpStream;
@@ -37,7 +35,7 @@ const SUMMARY: &str = "\
     lag=0, pending=0, mutation_queue=0, batch_commits=0, sync_commits=0, skipped=0, checksum_fail=0, etcd_fail=0, \
     watch_disconn=0, state=0}";
 
-async fn put(master: &RemoteMaster, key: &[u8], len: u64) {
+async fn put(master: &MasterClient, key: &[u8], len: u64) {
     let caller = Caller { client: client(1), tenant: DEFAULT_TENANT, attempt: 0 };
     let items = [PutItem { key, len }];
     let config = ReplicateConfig::default();
@@ -51,7 +49,7 @@ async fn calls_pages_and_metrics() {
     let server = MasterServer::start(config()).await.unwrap();
     let at = server.addresses();
     let admin = at.admin.unwrap();
-    let master = RemoteMaster::new(at.rpc.to_string(), Default::default());
+    let master = MasterClient::remote(at.rpc.to_string(), Default::default());
     master.mount(client(1), &segment(1, MIB)).await.unwrap();
     put(&master, b"a b", 1000).await;
     let keys: [&[u8]; 2] = [b"a b", b"none"];
@@ -291,7 +289,7 @@ async fn garbage_on_any_port_harms_nobody() {
             raw(port, garbage).await;
         }
     }
-    let master = RemoteMaster::new(at.rpc.to_string(), Default::default());
+    let master = MasterClient::remote(at.rpc.to_string(), Default::default());
     assert!(master.version().await.is_ok(), "it still answers");
     assert_eq!(http(at.admin.unwrap(), "GET", "/health", "").await.0, 200);
     assert_eq!(server.master().stats().keys, 0);

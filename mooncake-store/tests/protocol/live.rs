@@ -8,11 +8,11 @@ use std::time::Duration;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
-use mooncake_store::api::{Caller, EndItem, ObjectService, PutItem, SegmentService, WriteMode};
+use mooncake_store::api::{Caller, EndItem, PutItem, WriteMode};
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::protocol::client::RpcOptions;
+use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::protocol::message::*;
-use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::protocol::wire::{TaskReport, TaskStatus};
 
 /// Returns the id of the client, a new one for each run, so that a run finds nothing of the
@@ -23,9 +23,9 @@ fn client() -> ClientId {
 
 const TENANT: &str = "default";
 
-fn peer() -> RemoteMaster {
+fn peer() -> MasterClient {
     let address = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
-    RemoteMaster::new(address, RpcOptions::default())
+    MasterClient::remote(address, RpcOptions::default())
 }
 
 fn segment() -> Segment {
@@ -58,14 +58,14 @@ async fn an_existing_master_answers_every_call() {
     batch_calls(&master).await;
     upsert_calls(&master).await;
     task_calls(&master).await;
-    crate::tier_answers::check_off(master.rpc(), client(), b"live/one", &segment().name).await;
+    crate::tier_answers::check_off(master.rpc().unwrap(), client(), b"live/one", &segment().name).await;
     any_key(&master).await;
     remove_calls(&master).await;
     unmount_calls(&master).await;
 }
 
-async fn session_calls(master: &RemoteMaster) {
-    let rpc = master.rpc();
+async fn session_calls(master: &MasterClient) {
+    let rpc = master.rpc().unwrap();
     let config = rpc.call(&GetStorageConfig {}).await.unwrap().unwrap();
     assert_eq!(rpc.call(&GetFsdir {}).await.unwrap(), Ok(config.fs_dir));
     master.mount(client(), &segment()).await.unwrap();
@@ -83,7 +83,7 @@ async fn session_calls(master: &RemoteMaster) {
     assert_eq!(addresses.0, [(client(), vec!["127.0.0.1".to_owned()])]);
 }
 
-async fn write_calls(master: &RemoteMaster) {
+async fn write_calls(master: &MasterClient) {
     let (put, all) = (WriteMode::Put, ReplicaType::All);
     let items = [PutItem { key: b"live/one", len: 1000 }];
     let config = ReplicateConfig::default();
@@ -116,7 +116,7 @@ async fn write_calls(master: &RemoteMaster) {
     assert_eq!(code(&revoked[0]), Err(ErrorCode::ObjectNotFound));
 }
 
-async fn batch_calls(master: &RemoteMaster) {
+async fn batch_calls(master: &MasterClient) {
     let (put, all) = (WriteMode::Put, ReplicaType::All);
     let names: Vec<String> = (0..500).map(|i| format!("live/batch/{i}")).collect();
     let keys: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
@@ -138,7 +138,7 @@ async fn batch_calls(master: &RemoteMaster) {
     assert!(located[400..].iter().all(|outcome| code(outcome) == Err(ErrorCode::ObjectNotFound)));
 }
 
-async fn upsert_calls(master: &RemoteMaster) {
+async fn upsert_calls(master: &MasterClient) {
     let (upsert, all) = (WriteMode::Upsert, ReplicaType::All);
     let config = ReplicateConfig::default();
     let keys: [&[u8]; 2] = [b"live/up/a", b"live/up/b"];
@@ -163,8 +163,8 @@ async fn upsert_calls(master: &RemoteMaster) {
     assert!(revoked[1].is_ok());
 }
 
-async fn task_calls(master: &RemoteMaster) {
-    let rpc = master.rpc();
+async fn task_calls(master: &MasterClient) {
+    let rpc = master.rpc().unwrap();
     let (client, tenant, key) = (client(), TENANT, b"live/one".as_slice());
     let name = segment().name;
     assert_eq!(rpc.call(&FetchTasks { client, limit: 16 }).await.unwrap(), Ok(Vec::new()));
@@ -197,7 +197,7 @@ async fn task_calls(master: &RemoteMaster) {
 }
 
 /// Sends and receives keys of every length class and with any bytes; lengths take every width.
-async fn any_key(master: &RemoteMaster) {
+async fn any_key(master: &MasterClient) {
     let config = ReplicateConfig::default();
     for len in [1, 254, 255, 256, 257, 65535, 65536, 100_000] {
         let key: Vec<u8> = (0..len).map(|i| (i % 251) as u8 ^ 0x80).collect();
@@ -209,17 +209,17 @@ async fn any_key(master: &RemoteMaster) {
         assert!(master.exist(TENANT, &[&key, b"live/none"]).await.unwrap()[0].as_ref().unwrap());
     }
     let found = GetReplicaListByRegex { pattern: "^live/batch/1", tenant: TENANT };
-    let found = master.rpc().call(&found).await.unwrap().unwrap();
+    let found = master.rpc().unwrap().call(&found).await.unwrap().unwrap();
     assert_eq!(found.0.len(), 111);
     assert!(found.0.iter().all(|(key, replicas)| key.starts_with(b"live/batch/1") && replicas.len() == 1));
 }
 
-async fn remove_calls(master: &RemoteMaster) {
+async fn remove_calls(master: &MasterClient) {
     let leased = master.remove(TENANT, &[b"live/one"], false).await.unwrap();
     assert_eq!(code(&leased[0]), Err(ErrorCode::ObjectHasLease));
     let keys: [&[u8]; 2] = [b"live/one", b"live/none"];
     let clear = BatchReplicaClear { keys: Cow::Borrowed(&keys), client: client(), segment_name: "" };
-    assert_eq!(master.rpc().call(&clear).await.unwrap(), Ok(Vec::new()));
+    assert_eq!(master.rpc().unwrap().call(&clear).await.unwrap(), Ok(Vec::new()));
     assert!(master.remove(TENANT, &keys[..1], true).await.unwrap()[0].is_ok());
     let removed = master.remove(TENANT, &keys, true).await.unwrap();
     assert!(removed.iter().all(|outcome| code(outcome) == Err(ErrorCode::ObjectNotFound)));
@@ -229,11 +229,11 @@ async fn remove_calls(master: &RemoteMaster) {
     assert!(master.remove_all(TENANT, true).await.unwrap() >= 8);
 }
 
-async fn unmount_calls(master: &RemoteMaster) {
+async fn unmount_calls(master: &MasterClient) {
     let segment = segment().id;
     let later = GracefulUnmountSegment { segment, client: client(), grace_ms: 60_000 };
-    assert_eq!(master.rpc().call(&later).await.unwrap(), Ok(()));
-    let status = master.rpc().call(&QuerySegmentStatusById { segment }).await.unwrap();
+    assert_eq!(master.rpc().unwrap().call(&later).await.unwrap(), Ok(()));
+    let status = master.rpc().unwrap().call(&QuerySegmentStatusById { segment }).await.unwrap();
     assert_eq!(status, Ok(SegmentStatus::GracefullyUnmounting));
     for _ in 0..2 {
         master.unmount(client(), segment).await.unwrap();

@@ -5,11 +5,6 @@
 //! counts the memory of each thread, so other tests do not disturb its counts. `cargo xtask
 //! interop` starts the ignored tests one by one, each with a new master of Mooncake C++.
 
-#[path = "../common"]
-mod common {
-    pub(crate) mod fake_master;
-}
-
 mod answers;
 mod conversation;
 mod limits;

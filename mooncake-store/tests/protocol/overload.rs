@@ -14,13 +14,12 @@ use std::time::{Duration, Instant};
 use mooncake_core::clock::ManualClock;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::Segment;
-use mooncake_store::api::{ObjectService, SegmentService};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
 use mooncake_store::protocol::frame::{self, FIRST_SEQ, Parsed, Status};
+use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::protocol::message::{ExistKey, Ping, Request};
 use mooncake_store::protocol::pack;
-use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::protocol::server::{Class, Refusal, Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -112,7 +111,7 @@ fn segment(number: u64) -> Segment {
 }
 
 /// Reads until the test stops it. Returns the number of responses.
-async fn read(master: &RemoteMaster, at_once: usize, stop: &AtomicBool) -> u64 {
+async fn read(master: &MasterClient, at_once: usize, stop: &AtomicBool) -> u64 {
     let answered = AtomicU64::new(0);
     let one = async || {
         while !stop.load(Relaxed) {
@@ -127,7 +126,7 @@ async fn read(master: &RemoteMaster, at_once: usize, stop: &AtomicBool) -> u64 {
 }
 
 /// Returns the number of reads per second for four callers.
-async fn throughput(master: &RemoteMaster, span: Duration) -> f64 {
+async fn throughput(master: &MasterClient, span: Duration) -> f64 {
     let stop = AtomicBool::new(false);
     let begun = Instant::now();
     let (answered, ()) = tokio::join!(read(master, 4, &stop), async {
@@ -147,8 +146,9 @@ async fn overload(span: Duration) {
     });
     let server = OneThread::start(service.clone());
     let options = RpcOptions::default();
-    let clients: Vec<_> =
-        (0..CLIENTS).map(|_| Arc::new(RemoteMaster::new(server.address.clone(), options.clone()))).collect();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| Arc::new(MasterClient::remote(server.address.clone(), options.clone())))
+        .collect();
     for (number, client) in (0..).zip(&clients) {
         client.mount(ClientId(Uuid::new(1, number)), &segment(number)).await.unwrap();
     }

@@ -5,17 +5,17 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::fake_master::FakeMaster;
 use futures::FutureExt;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
-use mooncake_store::api::{Caller, EndItem, ObjectService, PingReply, PutItem, SegmentService, WriteMode};
+use mooncake_store::api::{Caller, EndItem, PingReply, PutItem, WriteMode};
+use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::client::{RpcClient, RpcOptions};
 use mooncake_store::protocol::frame::{self, FIRST_SEQ, Parsed, Status};
+use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::pack::{self, Answer};
-use mooncake_store::protocol::remote::RemoteMaster;
 use mooncake_store::protocol::server::{Refusal, RunningServer, Server, ServerOptions, Service, Waiting};
 use mooncake_store::protocol::service::MasterService;
 use mooncake_transport::admission::listeners;
@@ -26,14 +26,18 @@ use tokio::time::timeout;
 const TENANT: &str = "default";
 const SECOND: Duration = Duration::from_secs(1);
 
-async fn start(address: &str, options: ServerOptions) -> RunningServer {
-    let server = Server::bind(address, options).await.unwrap();
-    server.start(Arc::new(MasterService(Arc::new(FakeMaster::default()))))
+fn service() -> MasterService<Master> {
+    MasterService(Arc::new(Master::new(MasterOptions::default()).unwrap()))
 }
 
-async fn master() -> (RunningServer, RemoteMaster) {
+async fn start(address: &str, options: ServerOptions) -> RunningServer {
+    let server = Server::bind(address, options).await.unwrap();
+    server.start(Arc::new(service()))
+}
+
+async fn master() -> (RunningServer, MasterClient) {
     let running = start("127.0.0.1:0", ServerOptions::default()).await;
-    let remote = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
+    let remote = MasterClient::remote(running.local_addr().to_string(), RpcOptions::default());
     (running, remote)
 }
 
@@ -102,7 +106,8 @@ async fn a_remote_master_is_a_master() {
             assert_eq!(exist.into_iter().filter(|exist| *exist.as_ref().unwrap()).count(), count);
             let located = master.locate(TENANT, &keys).await.unwrap();
             assert!(located.iter().all(|list| list.as_ref().unwrap().lease == 10 * SECOND));
-            let removed = master.remove(TENANT, &keys, false).await.unwrap();
+            // The objects are leased.
+            let removed = master.remove(TENANT, &keys, true).await.unwrap();
             assert_eq!(removed.iter().filter(|removed| removed.is_ok()).count(), count);
             for replicas in [ReplicaType::All, ReplicaType::Memory] {
                 let revoked = master.put_revoke(caller, mode, &keys, replicas).await.unwrap();
@@ -123,7 +128,7 @@ async fn a_remote_master_is_a_master() {
 }
 
 /// Master of Mooncake C++, which refuses calls that are not in its table.
-struct Existing(MasterService<FakeMaster>);
+struct Existing(MasterService<Master>);
 
 impl Service for Existing {
     fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -136,10 +141,10 @@ impl Service for Existing {
 
 #[tokio::test]
 async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
-    let existing = Existing(MasterService(Arc::new(FakeMaster::default())));
+    let existing = Existing(service());
     let running =
         Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(Arc::new(existing));
-    let master = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
+    let master = MasterClient::remote(running.local_addr().to_string(), RpcOptions::default());
     let caller = Caller { client: ClientId(Uuid::new(1, 2)), tenant: TENANT, attempt: 77 };
     master.mount(caller.client, &segment()).await.unwrap();
     assert!(master.fences_writes(), "not known before it is asked");
@@ -151,7 +156,10 @@ async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
         assert!(!master.fences_writes());
         assert!(master.put_end(caller, mode, &end, ReplicaType::All).await.unwrap()[0].is_ok());
     }
-    assert!(master.put_revoke(caller, WriteMode::Put, &[b"k"], ReplicaType::All).await.unwrap()[0].is_ok());
+    let item = [PutItem { key: b"other", len: 7 }];
+    master.put_start(caller, WriteMode::Put, &item, &ReplicateConfig::default()).await.unwrap();
+    let revoked = master.put_revoke(caller, WriteMode::Put, &[b"other"], ReplicaType::All).await.unwrap();
+    assert!(revoked[0].is_ok());
     master.report_unreachable(caller.client, "host:2").await.unwrap();
     // A master of this project may have replaced it.
     master.version().await.unwrap();
@@ -192,7 +200,7 @@ async fn a_call_that_waits_holds_up_nobody_else() {
     let (word, waits) = tokio::sync::watch::channel(false);
     let running =
         Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(Arc::new(Waits(waits)));
-    let master = RemoteMaster::new(running.local_addr().to_string(), RpcOptions::default());
+    let master = MasterClient::remote(running.local_addr().to_string(), RpcOptions::default());
     let mut waiting = std::pin::pin!(master.ping(ClientId(Uuid::new(1, 2))));
     assert!((&mut waiting).now_or_never().is_none());
     // The other call has a connection of its own, and is served while the first one waits.
@@ -381,7 +389,7 @@ async fn a_reader_that_does_not_read_stops_being_read_from() {
 async fn a_connection_closed_while_idle_costs_one_retry() {
     let running = start("127.0.0.1:0", ServerOptions::default()).await;
     let address = running.local_addr().to_string();
-    let master = RemoteMaster::new(&address, RpcOptions::default());
+    let master = MasterClient::remote(&address, RpcOptions::default());
     for _ in 0..3 {
         master.version().await.unwrap();
     }
@@ -579,13 +587,13 @@ async fn requests_and_answers_of_megabytes() {
     assert!(exist.len() == 2000 && exist.iter().all(|exist| !exist.as_ref().unwrap()));
 
     let options = RpcOptions { max_body: 1 << 20, ..RpcOptions::default() };
-    let small = RemoteMaster::new(running.local_addr().to_string(), options);
+    let small = MasterClient::remote(running.local_addr().to_string(), options);
     let error = small.exist(TENANT, &keys).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::InvalidParams, "{error}");
 
     let options = ServerOptions { max_body: 1 << 20, ..ServerOptions::default() };
     let strict = start("127.0.0.1:0", options).await;
-    let remote = RemoteMaster::new(strict.local_addr().to_string(), RpcOptions::default());
+    let remote = MasterClient::remote(strict.local_addr().to_string(), RpcOptions::default());
     assert_eq!(remote.exist(TENANT, &keys).await.unwrap_err().code(), ErrorCode::RpcFail);
     assert!(remote.exist(TENANT, &keys[..10]).await.is_ok());
 }

@@ -1,7 +1,8 @@
 //! Table of calls, compared with records of a master and a client of Mooncake C++ 0.3.13.post1.
 
 use mooncake_store::protocol::literal::Literal;
-use mooncake_store::protocol::message::{DISK_TABLE, TABLE};
+use mooncake_store::protocol::message::{ADDED, DISK_TABLE, TABLE};
+use mooncake_store::protocol::server::Class;
 
 /// Call, function number, type signature and hash of the arguments, type signature and hash of the
 /// response.
@@ -103,6 +104,31 @@ fn every_call_is_as_recorded() {
 fn no_function_number_is_taken_twice() {
     let numbers: std::collections::BTreeSet<u32> = TABLE.iter().map(|shape| shape.function).collect();
     assert_eq!(numbers.len(), TABLE.len());
+}
+
+/// A call that ends a write or keeps a client alive is never refused.
+#[test]
+fn under_overload_only_reads_and_starts_of_writes_are_refused() {
+    let of_class = |class| {
+        let calls = TABLE.iter().chain(ADDED).filter(move |shape| shape.treatment.class == class);
+        calls.map(|shape| shape.name).collect::<Vec<_>>()
+    };
+    assert_eq!(of_class(Class::Heartbeat), ["Ping"]);
+    assert_eq!(
+        of_class(Class::Sheddable),
+        [
+            "ExistKey",
+            "BatchExistKey",
+            "GetReplicaList",
+            "BatchGetReplicaList",
+            "GetReplicaListByRegex",
+            "PutStart",
+            "BatchPutStart",
+            "UpsertStart",
+            "BatchUpsertStart",
+            "StartWrites"
+        ]
+    );
 }
 
 /// Bodies between a client and a master of Mooncake C++, one per line: call, side, bytes in

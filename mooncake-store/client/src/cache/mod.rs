@@ -28,6 +28,12 @@
 //! A sketch counts the values that were read over a transport. A key with enough reads is fetched
 //! once more in the background, into memory of the cache. The reader keeps its buffer and does not
 //! wait.
+//!
+//! The table is not `moka`, because a fetch needs memory before its value exists. [`HotCache::room`]
+//! evicts the least recently used value until the arena has a contiguous extent. `moka` evicts later,
+//! by weight, and has no call that evicts the next value. In `cargo xtask bench hot_cache`, `moka`
+//! has 65 values above the budget with one thread and 763 with two; a hit takes 1.3 µs instead of
+//! 0.3 µs.
 
 mod table;
 
@@ -43,8 +49,7 @@ use mooncake_transport::{BufferPool, PoolBuf, PoolConfig, Transport};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub(crate) use self::table::Entry;
-use self::table::Table;
+pub use self::table::{CacheTable, CachedValue};
 use crate::config::HotCacheConfig;
 
 /// Maximum number of values that are fetched at the same time.
@@ -69,7 +74,7 @@ pub struct HotCacheStats {
 pub(crate) struct HotCache<T: Transport> {
     pub(crate) pool: BufferPool<T>,
     pub(crate) config: HotCacheConfig,
-    pub(crate) table: Mutex<Table>,
+    pub(crate) table: Mutex<CacheTable>,
     pub(crate) coming: Arc<Semaphore>,
     pub(crate) hits: AtomicU64,
     pub(crate) fills: AtomicU64,
@@ -94,7 +99,7 @@ impl<T: Transport> HotCache<T> {
         Ok(Some(Self {
             pool: BufferPool::new(memory, &PoolConfig::default())?,
             config,
-            table: Mutex::new(Table::new(seed)),
+            table: Mutex::new(CacheTable::new(seed)),
             coming: Arc::new(Semaphore::new(COMING)),
             hits: AtomicU64::new(0),
             fills: AtomicU64::new(0),

@@ -17,21 +17,26 @@ const COUNTERS: usize = 1 << 16;
 
 /// Cached value, with the description of the master.
 #[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) bytes: Bytes,
-    pub(crate) replicas: Vec<Replica>,
-    pub(crate) checksum: Option<u64>,
+pub struct CachedValue {
+    /// Bytes in the memory of the cache.
+    pub bytes: Bytes,
+    /// Replicas in the response of the master.
+    pub replicas: Vec<Replica>,
+    /// Checksum in the response of the master.
+    pub checksum: Option<u64>,
 }
 
-impl Entry {
-    fn is(&self, list: &ReplicaList) -> bool {
+impl CachedValue {
+    /// Returns whether a response of the master describes this value.
+    pub fn is(&self, list: &ReplicaList) -> bool {
         is_same((&self.replicas, self.checksum), (&list.replicas, list.checksum))
     }
 }
 
-pub(crate) struct Table {
+/// Cached values by key, the order of their eviction, and the reads that decide on admission.
+pub struct CacheTable {
     slots: HashMap<Box<[u8]>, SlotId>,
-    entries: Vec<Option<(Box<[u8]>, Entry)>>,
+    entries: Vec<Option<(Box<[u8]>, CachedValue)>>,
     free: Vec<SlotId>,
     order: Lru,
     bytes: u64,
@@ -41,8 +46,9 @@ pub(crate) struct Table {
     coming: HashMap<Box<[u8]>, bool>,
 }
 
-impl Table {
-    pub(crate) fn new(seed: u64) -> Self {
+impl CacheTable {
+    /// Creates an empty table. `seed` varies which keys share a counter of reads.
+    pub fn new(seed: u64) -> Self {
         Self {
             slots: HashMap::new(),
             entries: Vec::new(),
@@ -56,12 +62,12 @@ impl Table {
     }
 
     /// Returns the number of values and their bytes.
-    pub(crate) fn size(&self) -> (usize, u64) {
+    pub fn size(&self) -> (usize, u64) {
         (self.order.len(), self.bytes)
     }
 
     /// Returns the value that a response of the master describes. Removes another value of the key.
-    pub(crate) fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
+    pub fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         let slot = *self.slots.get(key)?;
         let (_, entry) = self.entries[slot.index()].as_ref()?;
         if entry.is(list) {
@@ -73,12 +79,12 @@ impl Table {
     }
 
     /// Counts a read of a key. Returns the approximate number of recent reads of the key.
-    pub(crate) fn count(&mut self, key: &[u8]) -> u8 {
+    pub fn count(&mut self, key: &[u8]) -> u8 {
         self.asked.add(self.hasher.hash_one(key))
     }
 
     /// Begins the fetch of a key. Returns false if the key is cached or already being fetched.
-    pub(crate) fn begin(&mut self, key: &[u8]) -> bool {
+    pub fn begin(&mut self, key: &[u8]) -> bool {
         if self.slots.contains_key(key) || self.coming.contains_key(key) {
             return false;
         }
@@ -88,7 +94,7 @@ impl Table {
 
     /// Ends the fetch of a key. Returns whether the value was stored. A value that was discarded
     /// during the fetch is not stored.
-    pub(crate) fn end(&mut self, key: &[u8], entry: Option<Entry>) -> bool {
+    pub fn end(&mut self, key: &[u8], entry: Option<CachedValue>) -> bool {
         let wanted = self.coming.remove(key).unwrap_or(false);
         let Some(entry) = entry.filter(|_| wanted) else { return false };
         self.remove(key);
@@ -104,7 +110,7 @@ impl Table {
     }
 
     /// Removes the least recently used value.
-    pub(crate) fn evict(&mut self) -> Option<Bytes> {
+    pub fn evict(&mut self) -> Option<Bytes> {
         let slot = self.order.evict(&mut |_| true)?;
         let (key, entry) = self.entries[slot.index()].take()?;
         self.slots.remove(&key);
@@ -114,7 +120,7 @@ impl Table {
     }
 
     /// Removes a key, and discards its value if it is being fetched.
-    pub(crate) fn forget(&mut self, key: &[u8]) {
+    pub fn forget(&mut self, key: &[u8]) {
         if let Some(wanted) = self.coming.get_mut(key) {
             *wanted = false;
         }
@@ -122,7 +128,7 @@ impl Table {
     }
 
     /// Removes all keys, and discards the values that are being fetched.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.coming.values_mut().for_each(|wanted| *wanted = false);
         while self.evict().is_some() {}
     }
@@ -158,8 +164,8 @@ mod tests {
         ReplicaList { replicas: ids.iter().map(replica).collect(), lease: Duration::ZERO, checksum }
     }
 
-    fn entry(list: ReplicaList) -> Entry {
-        Entry { bytes: Bytes::from_static(b"abc"), replicas: list.replicas, checksum: list.checksum }
+    fn entry(list: ReplicaList) -> CachedValue {
+        CachedValue { bytes: Bytes::from_static(b"abc"), replicas: list.replicas, checksum: list.checksum }
     }
 
     #[test]
@@ -176,7 +182,7 @@ mod tests {
             (list(&[(1, 0)], Some(1)), list(&[(1, 0)], Some(2)), false),
             (list(&[(1, 0)], Some(1)), list(&[(1, 0)], None), false),
         ] {
-            let mut table = Table::new(1);
+            let mut table = CacheTable::new(1);
             assert!(table.begin(b"k") && !table.begin(b"k"));
             let text = format!("{then:?} {now:?}");
             assert!(table.end(b"k", Some(entry(then))));
@@ -187,8 +193,8 @@ mod tests {
 
     #[test]
     fn what_is_forgotten_while_it_comes_is_not_kept() {
-        let mut table = Table::new(1);
-        for forget in [|table: &mut Table| table.forget(b"k"), Table::clear] {
+        let mut table = CacheTable::new(1);
+        for forget in [|table: &mut CacheTable| table.forget(b"k"), CacheTable::clear] {
             assert!(table.begin(b"k"));
             forget(&mut table);
             assert!(!table.end(b"k", Some(entry(list(&[(1, 0)], None)))));
@@ -200,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_first() {
-        let mut table = Table::new(1);
+        let mut table = CacheTable::new(1);
         let list = list(&[(1, 0)], None);
         for key in [b"a", b"b", b"c"] {
             table.begin(key);

@@ -94,7 +94,7 @@ impl<T: Transport> Inner<T> {
 
     async fn tell_dropped(&self, keys: &[Vec<u8>]) {
         let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-        let tell = self.master.dropped_files(self.id, &self.config.tenant, &keys);
+        let tell = self.master.drop_from_disk(self.id, &self.config.tenant, &keys, ReplicaType::Disk);
         if let Err(error) = self.deadline().bound("files that are gone", tell).await {
             tracing::debug!("the master was not notified of removed files: {error}");
         }

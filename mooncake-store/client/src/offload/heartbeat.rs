@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::{StreamExt, future};
-use mooncake_core::replica::ReplicaStatus;
+use mooncake_core::replica::{ReplicaStatus, ReplicaType};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_disk::Put;
 use mooncake_transport::{Slice, Transport};
@@ -22,6 +22,10 @@ use crate::disk::own::{Disk, Running, open, split};
 use crate::disk::scoped;
 use crate::errors::shown;
 use crate::state::{Client, Inner};
+use mooncake_protocol::message::{
+    FetchDiskWork, MountLocalDiskSegment, NotifyOffloadSuccess, OffloadObjectHeartbeat, PollRemoveAll,
+    ReportSsdCapacity, UnmountLocalDiskSegment,
+};
 use mooncake_protocol::server::RunningServer;
 use mooncake_protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
@@ -105,14 +109,17 @@ async fn sweep<T: Transport>(disk: Arc<Disk<T>>, mut closed: watch::Receiver<boo
 async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: &mut Beat) -> Result<()> {
     *state = Beat { departed: std::mem::take(&mut state.departed), ..Beat::default() };
     let (master, id) = (&client.master, client.id);
-    client.deadline().bound("offering a disk", master.mount_disk(id, true)).await?;
-    let capacity = disk.store.stats().capacity;
-    if let Err(error) = client.deadline().bound("size of a disk", master.disk_capacity(id, capacity)).await {
+    let mount = master.call(MountLocalDiskSegment { client: id, enabled: true });
+    client.deadline().bound("offering a disk", mount).await?;
+    let bytes = i64::try_from(disk.store.stats().capacity).unwrap_or(i64::MAX);
+    let report = master.call(ReportSsdCapacity { client: id, bytes });
+    if let Err(error) = client.deadline().bound("size of a disk", report).await {
         tracing::debug!(client = %id, "the master was not notified of the capacity of the disk: {error}");
     }
     // This request precedes the announcements, so that the master reports the objects that it
     // rejects.
-    match client.deadline().bound("heartbeat of a disk", master.disk_work(id, true, 0)).await {
+    let begin = master.call(FetchDiskWork { client: id, begin: true, done: 0 });
+    match client.deadline().bound("heartbeat of a disk", begin).await {
         Ok(work) => disk.tenants.store(work.tenants, Relaxed),
         Err(error) if error.code() == ErrorCode::NotSupported => state.plain = true,
         Err(error) => return Err(error),
@@ -121,7 +128,9 @@ async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state:
     for some in listing.chunks(ANNOUNCED) {
         let (items, places): (Vec<_>, Vec<_>) =
             some.iter().map(|(key, len)| disk.stored(key, len.cast_signed())).unzip();
-        client.deadline().bound("announcing a disk", master.offloaded(id, &items, &places)).await?;
+        let (offloaded, places) = (items.into(), places.into());
+        let report = master.call(NotifyOffloadSuccess { client: id, offloaded, places });
+        client.deadline().bound("announcing a disk", report).await?;
     }
     tracing::info!(client = %id, objects = listing.len(), "disk offered");
     state.offered = true;
@@ -170,16 +179,17 @@ async fn ask<T: Transport>(
 ) -> Result<DiskWork> {
     let (master, id) = (&client.master, client.id);
     if !state.plain {
-        let ask = master.disk_work(id, false, state.done);
+        let ask = master.call(FetchDiskWork { client: id, begin: false, done: state.done });
         let work = client.deadline().bound("request for disk work", ask).await?;
         disk.tenants.store(work.tenants, Relaxed);
         return Ok(work);
     }
     // This request comes first, so that clearing the disk affects no object that the master sends
     // afterwards.
-    let ask = master.must_clear_disk(id);
+    let ask = master.call(PollRemoveAll { client: id });
     let clear = client.deadline().bound("whether the disk is to be emptied", ask).await?;
-    let write = client.deadline().bound("request for objects to offload", master.to_offload(id, true)).await;
+    let ask = master.call(OffloadObjectHeartbeat { client: id, enabled: true });
+    let write = client.deadline().bound("request for objects to offload", ask).await;
     // The master sends the request to clear the disk only once, so an error of the second request
     // must not discard it.
     match write {
@@ -224,7 +234,7 @@ async fn report_departed<T: Transport>(
     }
     for (tenant, keys) in by_tenant {
         for some in keys.chunks(ANNOUNCED) {
-            let tell = client.master.dropped_from_disk(client.id, tenant, some);
+            let tell = client.master.drop_from_disk(client.id, tenant, some, ReplicaType::LocalDisk);
             client.deadline().bound("report of objects evicted from disk", tell).await?;
         }
     }
@@ -301,7 +311,11 @@ async fn tell<T: Transport>(
 ) -> Result<()> {
     let mut told = Ok(());
     for _ in 0..TRIES {
-        let report = client.master.offloaded(client.id, items, places);
+        let report = client.master.call(NotifyOffloadSuccess {
+            client: client.id,
+            offloaded: items.into(),
+            places: places.into(),
+        });
         told = client.deadline().bound("report of offloaded objects", report).await;
         match &told {
             Err(error) if error.code() != ErrorCode::SegmentNotFound => {}
@@ -444,7 +458,8 @@ impl<T: Transport> Inner<T> {
         stop.send_replace(true);
         let _ = task.await;
         drop_disk(disk).await;
-        if let Err(error) = deadline.bound("taking a disk back", self.master.unmount_disk(self.id)).await {
+        let unmount = self.master.call(UnmountLocalDiskSegment { client: self.id });
+        if let Err(error) = deadline.bound("taking a disk back", unmount).await {
             tracing::debug!(client = %self.id, "the master was not notified of a closed disk: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Calls: the public methods of [`Master`], one module for each subject, and the RPC interfaces.
+//! Calls: the public methods of [`Master`], one module for each subject, and the RPC handlers.
 
 mod announce_pace;
 mod client_table;
@@ -7,20 +7,20 @@ mod copies;
 mod disk_work;
 mod disks;
 mod drains;
-mod embedded;
 mod expired;
 #[cfg(feature = "testkit")]
 mod fault_injection;
 mod files;
+mod handlers;
 mod inventory;
 mod journal;
 mod lookup;
 pub(crate) mod master;
+mod metrics;
 mod promises;
 mod promotions;
 pub(crate) mod put;
 mod remove;
-mod rpc;
 mod snapshots;
 mod statistics;
 mod tasks;

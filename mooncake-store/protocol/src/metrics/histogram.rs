@@ -55,7 +55,6 @@ impl<const N: usize> Histogram<N> {
     }
 
     /// Returns the sum of all values.
-    #[cfg(any(test, feature = "http"))]
     pub fn sum(&self) -> u64 {
         self.sum.load(Relaxed)
     }

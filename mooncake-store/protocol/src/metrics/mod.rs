@@ -1,12 +1,10 @@
-//! Counters without locks, and their text format for Prometheus.
+//! Counters without locks, and their metric families for Prometheus.
 
+mod families;
 mod histogram;
-#[cfg(feature = "http")]
-mod page;
 
+pub use self::families::{Families, Label, collector, text};
 pub use self::histogram::{Histogram, MICROS, Micros};
-#[cfg(feature = "http")]
-pub use self::page::{Labels, Page};
 
 /// Formats bytes with the unit names of Mooncake C++: a KB has 1024 bytes.
 pub fn human(bytes: u64) -> String {

@@ -63,7 +63,7 @@ pub(super) async fn leader(State(ThisMaster(leadership)): State<ThisMaster>) -> 
 /// Returns the metrics in the text format of Prometheus.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): Shared) -> Response {
-    match scrape::text(&state) {
+    match mooncake_protocol::metrics::text(&scrape::of(&state)) {
         Ok(text) => ([(header::CONTENT_TYPE, TEXT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

@@ -9,9 +9,8 @@ use tokio::runtime::Runtime;
 use super::admin::Admin;
 use super::args::To;
 use mooncake_client::Client;
-use mooncake_protocol::api::SegmentService;
 use mooncake_protocol::client::RpcOptions;
-use mooncake_protocol::remote::RemoteMaster;
+use mooncake_protocol::master_client::MasterClient;
 
 /// A cluster, and the connection of this process to it.
 pub(super) struct Session {
@@ -50,13 +49,13 @@ impl Session {
         Ok(self.leader.get_or_init(|| found.to_string()))
     }
 
-    pub(super) fn remote(&self) -> Result<RemoteMaster> {
+    pub(super) fn remote(&self) -> Result<MasterClient> {
         let options = RpcOptions {
             connect_timeout: self.to.timeout,
             call_timeout: self.to.timeout,
             ..RpcOptions::default()
         };
-        Ok(RemoteMaster::new(self.leader()?, options))
+        Ok(MasterClient::remote(self.leader()?, options))
     }
 
     /// Returns the master's version. An error contains the likely cause.

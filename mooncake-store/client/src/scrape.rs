@@ -1,0 +1,206 @@
+//! Metrics of a client for Prometheus, with the names of Mooncake C++.
+
+use std::sync::Arc;
+
+use mooncake_protocol::metrics::{Families, collector};
+use mooncake_transport::Transport;
+use prometheus::core::Collector;
+
+use crate::cache::HotCacheStats;
+#[cfg(feature = "disk")]
+use crate::disk::{DiskReport, FileReport};
+use crate::handles::ClientStatus;
+use crate::metrics::{Direction, Metrics, Objects};
+use crate::state::Client;
+
+/// Name, description and value of a gauge that a program adds to the metrics.
+pub(crate) type ProgramGauge = (&'static str, &'static str, u64);
+
+impl<T: Transport> ClientStatus<'_, T> {
+    /// Returns a collector of the metrics of this client, for the registry of a program that embeds
+    /// it. The metrics are those of `/metrics`. The collector does not keep the client alive.
+    ///
+    /// A registry refuses a second client with the same
+    /// [`cluster_id`](crate::ClientConfig::cluster_id), because their metrics have the same labels.
+    /// `prometheus::Registry::new_custom` creates a registry with more labels.
+    ///
+    /// ```
+    /// fn register(client: &mooncake_client::Client) -> prometheus::Result<()> {
+    ///     prometheus::register(Box::new(client.status().metrics_collector()))
+    /// }
+    /// ```
+    pub fn metrics_collector(self) -> impl Collector + use<T> {
+        self.metrics_collector_with(Vec::new)
+    }
+
+    /// Returns a collector that also has the gauges of a program.
+    pub(crate) fn metrics_collector_with<M>(self, more: M) -> impl Collector + use<T, M>
+    where
+        M: Fn() -> Vec<ProgramGauge> + Send + Sync,
+    {
+        let inner = &self.client.inner;
+        let client = Arc::downgrade(inner);
+        collector("mooncake_client", &inner.config.cluster_id, move |families| {
+            if let Some(inner) = client.upgrade() {
+                Client { inner }.status().add_metrics(families);
+            }
+            more().into_iter().for_each(|(name, help, value)| families.gauge(name, help, value));
+        })
+    }
+
+    fn add_metrics(self, families: &mut Families) {
+        if let Some(metrics) = self.metrics() {
+            metrics.add(families, &self.client.inner.config.cluster_id);
+        }
+        if let Some(stats) = self.hot_cache() {
+            add_hot_cache(families, stats);
+        }
+        #[cfg(feature = "disk")]
+        if let Some(report) = self.disk() {
+            add_disk(families, &report);
+        }
+        #[cfg(feature = "disk")]
+        if let Some(report) = self.files() {
+            add_files(families, &report);
+        }
+        families.connections("mooncake_client");
+    }
+}
+
+impl Metrics {
+    /// Adds all counters of this client, and labels for them and for all metrics after them.
+    fn add(&self, families: &mut Families, cluster: &str) {
+        families.label("client_mode", "real");
+        if !cluster.is_empty() {
+            families.label("cluster_id", cluster);
+        }
+        families.counter("mooncake_transfer_read_bytes", "Bytes read", self.read.bytes());
+        let help = "Bytes written, once per replica";
+        families.counter("mooncake_transfer_write_bytes", help, self.written.bytes());
+        for (name, latency) in [
+            ("batch_put", &self.written.batch),
+            ("batch_get", &self.read.batch),
+            ("get", &self.read.single),
+            ("put", &self.written.single),
+        ] {
+            let help = "Transfer time of a call in microseconds";
+            families.histogram(&format!("mooncake_transfer_{name}_latency"), help, 1.0, latency);
+        }
+        self.add_calls(families);
+        self.add_operations(families, Direction::Read, "read");
+        self.add_operations(families, Direction::Write, "write");
+        let outcomes = |objects: &Objects, names: [&'static str; 3]| {
+            names.map(|name| [("outcome", name)]).into_iter().zip(objects.outcomes())
+        };
+        let read = outcomes(&self.read, ["found", "missing", "failed"]);
+        let help = "Objects and parts read, by outcome";
+        families.counters("mooncake_client_reads_total", help, read);
+        let written = outcomes(&self.written, ["stored", "existed", "failed"]);
+        let help = "Objects and parts written, by outcome";
+        families.counters("mooncake_client_writes_total", help, written);
+    }
+
+    fn add_calls(&self, families: &mut Families) {
+        let made = || self.calls.made().map(|call| ([("rpc_name", call.name)], call));
+        let counts = made().map(|(labels, call)| (labels, call.latency.count()));
+        families.counters("mooncake_client_rpc_count", "RPCs to the master", counts);
+        let unanswered = made().map(|(labels, call)| (labels, call.unanswered()));
+        families.counters("mooncake_client_rpc_unanswered", "Calls without a response", unanswered);
+        let latencies = made().map(|(labels, call)| (labels, &call.latency));
+        families.histograms("mooncake_client_rpc_latency", "Microseconds until the response", 1.0, latencies);
+    }
+
+    fn add_operations(&self, families: &mut Families, direction: Direction, way: &str) {
+        let made = || self.operations(direction).map(|(name, counts)| ([("op_name", name)], counts));
+        let prefix = format!("mooncake_transfer_{way}_operation");
+        let counts = made().map(|(labels, counts)| (labels, counts.latency.count()));
+        families.counters(&format!("{prefix}_count"), "Calls of the store", counts);
+        let bytes = made().map(|(labels, counts)| (labels, counts.bytes()));
+        families.counters(&format!("{prefix}_bytes"), "Bytes of the values", bytes);
+        let latencies = made().map(|(labels, counts)| (labels, &counts.latency));
+        families.histograms(&format!("{prefix}_latency"), "Microseconds of a call", 1.0, latencies);
+    }
+}
+
+fn add_hot_cache(families: &mut Families, stats: HotCacheStats) {
+    let help = "Reads served from the hot cache";
+    families.counter("mooncake_client_hot_cache_hits_total", help, stats.hits);
+    let help = "Values that entered the hot cache";
+    families.counter("mooncake_client_hot_cache_fills_total", help, stats.fills);
+    families.gauge("mooncake_client_hot_cache_objects", "Values in the hot cache", stats.objects);
+    families.gauge("mooncake_client_hot_cache_bytes", "Bytes of values in the hot cache", stats.bytes);
+}
+
+/// Adds the metrics of the disk. Requests and bytes are those of the kernel, as in
+/// Mooncake C++.
+#[cfg(feature = "disk")]
+fn add_disk(families: &mut Families, report: &DiskReport) {
+    let (store, io) = (&report.store, &report.store.disk);
+    let sum = |a: u64, b: u64| a.saturating_add(b);
+    for (name, help, value) in [
+        ("mooncake_ssd_read_bytes_total", "Bytes read from the disk", io.read_bytes),
+        ("mooncake_ssd_write_bytes_total", "Bytes written to the disk", io.written_bytes),
+        (
+            "mooncake_ssd_total_bytes_total",
+            "Bytes read from and written to the disk",
+            sum(io.read_bytes, io.written_bytes),
+        ),
+        ("mooncake_ssd_read_ops_total", "Reads of the disk", io.reads),
+        ("mooncake_ssd_write_ops_total", "Writes of the disk", io.writes),
+        ("mooncake_ssd_total_ops_total", "Reads and writes of the disk", sum(io.reads, io.writes)),
+        ("mooncake_client_disk_read_errors_total", "Failed reads of the disk", io.read_errors),
+        ("mooncake_client_disk_write_errors_total", "Failed writes of the disk", io.write_errors),
+        ("mooncake_client_disk_no_space_total", "Writes that failed because the disk was full", io.no_space),
+        ("mooncake_client_disk_offloaded_total", "Objects offloaded to the disk", report.offloaded),
+        ("mooncake_client_disk_refused_total", "Objects that could not be offloaded", report.refused),
+        ("mooncake_client_disk_promoted_total", "Objects promoted to memory", report.promoted),
+        ("mooncake_client_disk_served_total", "Objects and parts read for other nodes", report.read),
+        (
+            "mooncake_client_disk_unserved_total",
+            "Requested objects and parts that could not be read",
+            report.unread,
+        ),
+        ("mooncake_client_disk_evicted_total", "Objects evicted from the disk", store.evicted),
+        (
+            "mooncake_client_disk_corrupt_total",
+            "Objects dropped because their checksum did not match",
+            store.corrupt,
+        ),
+        (
+            "mooncake_client_disk_unreadable_total",
+            "Objects dropped because the disk failed",
+            store.unreadable,
+        ),
+    ] {
+        families.counter(name, help, value);
+    }
+    families.gauge("mooncake_client_disk_objects", "Objects on the disk", store.objects);
+    families.gauge("mooncake_client_disk_used_bytes", "Used bytes of the disk", store.used);
+    families.gauge("mooncake_client_disk_capacity_bytes", "Capacity of the disk in bytes", store.capacity);
+    families.gauge("mooncake_client_disk_lent_bytes", "Bytes lent to readers of the disk", report.lent_bytes);
+}
+
+/// Adds the metrics of files on a shared file system.
+#[cfg(feature = "disk")]
+fn add_files(families: &mut Families, report: &FileReport) {
+    for (name, help, value) in [
+        ("mooncake_client_files_written_total", "Values written to shared files", report.written),
+        (
+            "mooncake_client_files_written_bytes_total",
+            "Bytes of values written to shared files",
+            report.written_bytes,
+        ),
+        ("mooncake_client_files_refused_total", "Values without a file", report.refused),
+        ("mooncake_client_files_evicted_total", "Evicted shared files", report.evicted),
+        ("mooncake_client_files_read_total", "Values and parts read from shared files", report.read),
+        ("mooncake_client_files_read_bytes_total", "Bytes read from shared files", report.read_bytes),
+        (
+            "mooncake_client_files_unread_total",
+            "Shared files that were missing, changed, of another length, or too slow",
+            report.unread,
+        ),
+    ] {
+        families.counter(name, help, value);
+    }
+    families.gauge("mooncake_client_files_used_bytes", "Bytes of known shared files", report.used);
+}
