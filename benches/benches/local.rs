@@ -11,9 +11,9 @@ use std::time::Duration;
 use mooncake_core::Clock;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::error::Result;
-use mooncake_store::client::{Client, ClientBuilder};
+use mooncake_store::client::{Client, ClientBuilder, PutOptions, ReadInto};
 use mooncake_store::config::MasterConfig;
-use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
+use mooncake_store::local::{LocalClient, LocalConfig, LocalRead, LocalServer, LocalServerConfig};
 use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::{Region, SliceMut};
@@ -114,8 +114,7 @@ fn table(runtime: &Runtime, master: &str, path: &std::path::Path) -> Result<()> 
                 Box::new(|| runtime.block_on(light.get(&key)).map(drop)),
             ],
         )?;
-        let mut theirs =
-            Some(ordinary.alloc_registered(size)?.exclusive().expect("new memory has one handle"));
+        let mut theirs = Some(ordinary.memory().alloc(size)?.exclusive().expect("new memory has one handle"));
         let region: Region<TransportSet> = runtime.block_on(light.alloc_registered(size))?;
         let mut ours: Option<SliceMut<TransportSet>> =
             Some(region.exclusive().expect("new memory has one handle"));
@@ -124,23 +123,24 @@ fn table(runtime: &Runtime, master: &str, path: &std::path::Path) -> Result<()> 
             &mut [
                 Box::new(|| {
                     let into = theirs.take().expect("the buffer was returned");
-                    let (read, into) = runtime.block_on(ordinary.get_into(&key, into));
+                    let ReadInto { result: read, into, .. } = runtime.block_on(ordinary.get_into(&key, into));
                     theirs = Some(into);
                     read.map(drop)
                 }),
                 Box::new(|| {
                     let into = ours.take().expect("the buffer was returned");
-                    let (read, into) = runtime.block_on(light.get_into(&key, into));
+                    let LocalRead { result: read, into } = runtime.block_on(light.get_into(&key, into));
                     ours = into;
                     read.map(drop)
                 }),
             ],
         )?;
+        let options = PutOptions::new().upsert();
         let upsert = compare(
             runtime,
             &mut [
-                Box::new(|| runtime.block_on(ordinary.upsert("written", &value))),
-                Box::new(|| runtime.block_on(light.upsert("written", &value))),
+                Box::new(|| runtime.block_on(ordinary.put_with("written", &value, &options)).map(drop)),
+                Box::new(|| runtime.block_on(light.put_with("written", &value, &options)).map(drop)),
             ],
         )?;
         let exist = compare(

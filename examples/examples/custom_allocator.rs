@@ -9,7 +9,7 @@ use std::sync::Arc;
 use mooncake_core::alloc::{AllocError, Extent, SegmentAllocator};
 use mooncake_core::clock::SystemClock;
 use mooncake_core::evict::BuiltinPolicyConfig;
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, PutOptions};
 use mooncake_store::master::{Master, MasterOptions};
 
 /// Allocator that takes the first free range that is long enough.
@@ -115,7 +115,8 @@ async fn main() -> mooncake_core::Result<()> {
         Master::with_parts(MasterOptions::default(), &(), &BuiltinPolicyConfig::default(), clock, 1)?;
     let client = Client::builder().master(Arc::new(master)).segment(1 << 20).connect().await?;
     for round in 0..100 {
-        client.upsert(format!("key/{}", round % 7), vec![round; 1000 * usize::from(round + 1)]).await?;
+        let value = vec![round; 1000 * usize::from(round + 1)];
+        client.put_with(format!("key/{}", round % 7), value, &PutOptions::new().upsert()).await?;
     }
     let value = client.get("key/1").await?;
     println!("first fit holds {} bytes for key/1", value.as_deref().map_or(0, <[u8]>::len));

@@ -9,9 +9,8 @@
 use std::sync::Arc;
 
 use mooncake_core::clock::{Rng, SystemClock};
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Clock, Error, Result};
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, PutOptions};
 use mooncake_store::master::{Master, MasterOptions};
 
 const MIB: usize = 1 << 20;
@@ -34,17 +33,18 @@ async fn main() -> Result<()> {
     check(read.as_deref() == Some(&value[..]), "bob read other bytes")?;
 
     // Zero copy: from registered memory directly to the segments, two copies in two segments.
-    let region = alice.alloc_registered(16 * MIB)?;
+    let region = alice.memory().alloc(16 * MIB)?;
     let items: Vec<_> = (0..16)
         .map(|i| Ok((format!("block/{i}"), region.slice(i * MIB..(i + 1) * MIB)?)))
         .collect::<Result<_>>()?;
-    let copies = ReplicateConfig::replicas(2);
-    let puts = table.row("16 MiB, two copies", "one batch", alice.batch_put_from(&items, &copies)).await?;
+    let copies = PutOptions::new().replicas(2);
+    let puts = table.row("16 MiB, two copies", "one batch", alice.batch_put(&items, &copies)).await?;
     puts.into_iter().collect::<Result<Vec<_>>>()?;
-    let list = bob.replicas("block/7").await?.ok_or_else(|| Error::internal("block/7 is missing"))?;
+    let list = bob.replicas().list("block/7").await?.ok_or_else(|| Error::internal("block/7 is missing"))?;
     check(list.replicas.len() == 2, "block/7 should have two replicas")?;
 
-    table.row("bob replaces a value", "upserted", bob.upsert("layer/0", b"short")).await?;
+    let upsert = PutOptions::new().upsert();
+    table.row("bob replaces a value", "upserted", bob.put_with("layer/0", b"short", &upsert)).await?;
     let read = table.row("alice gets the new one", "5 bytes", alice.get("layer/0")).await?;
     check(read.as_deref() == Some(b"short"), "alice read the old value")?;
 

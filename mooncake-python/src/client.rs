@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, Location, MemorySource};
-use mooncake_core::replica::{ReplicaList, ReplicateConfig};
+use mooncake_core::replica::ReplicaList;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::TransportSet;
 use mooncake_engine::on_stream::after_default_stream;
-use mooncake_store::client::{self, Begun, Client, Operation};
-use mooncake_store::local::{LocalClient, LocalRange, LocatedLocal};
+use mooncake_store::client::{self, Begun, Client, Operation, PutOptions, PutOutcome};
+use mooncake_store::local::{LocalClient, LocalRange, LocalRead, LocatedLocal};
 use mooncake_store::protocol::wire::TaskInfo;
 use mooncake_transport::{Region, Slice, SliceMut, Transport};
 
@@ -41,7 +41,7 @@ pub(crate) struct RangeRead {
 
 /// Outcome of a read and its memory. The memory is `None` while `mooncake_client` may still write
 /// to it.
-pub(crate) type ReadOutcome<R> = (Result<R>, Option<SliceMut<TransportSet>>);
+pub(crate) type ReadOutcome = LocalRead<(), TransportSet>;
 
 impl Located {
     pub(crate) fn size(&self) -> u64 {
@@ -52,12 +52,13 @@ impl Located {
     }
 }
 
-/// Defines methods that both clients have under the same name.
+/// Defines methods that both clients have. The name in the full client follows `=`; the name in the
+/// IPC client is that of the method.
 macro_rules! both {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $full:ident $(.$of_handle:ident)?;)*) => {$(
         pub(crate) async fn $name(&self, $($argument: $type),*) -> $result {
             match self {
-                Self::Full(client) => client.$name($($argument),*).await,
+                Self::Full(client) => client.$full $(().$of_handle)? ($($argument),*).await,
                 Self::Ipc(client) => client.$name($($argument),*).await,
             }
         }
@@ -66,27 +67,26 @@ macro_rules! both {
 
 impl StoreClient {
     both! {
-        exist(key: String) -> Result<bool>;
-        batch_exist(keys: &[String]) -> Result<Vec<Result<bool>>>;
-        size(key: String) -> Result<Option<u64>>;
-        batch_replicas(keys: &[String]) -> Result<Vec<Result<Option<ReplicaList>>>>;
-        remove(key: String, force: bool) -> Result<bool>;
-        batch_remove(keys: &[String], force: bool) -> Result<Vec<Result<bool>>>;
-        remove_matching(pattern: &str, force: bool) -> Result<u64>;
-        remove_all(force: bool) -> Result<u64>;
-        copy_task(key: String, targets: &[&str]) -> Result<Uuid>;
-        move_task(key: String, source: &str, target: &str) -> Result<Uuid>;
-        task(task: Uuid) -> Result<TaskInfo>;
-        is_healthy() -> bool;
-        batch_put_pieces(items: &[(String, Vec<Slice<TransportSet>>)], config: &ReplicateConfig) -> Result<Vec<Result<client::PutOutcome>>>;
-        batch_upsert_pieces(items: &[(String, Vec<Slice<TransportSet>>)], config: &ReplicateConfig) -> Result<Vec<Result<()>>>;
+        exist(key: String) -> Result<bool> = exist;
+        batch_exist(keys: &[String]) -> Result<Vec<Result<bool>>> = batch_exist;
+        size(key: String) -> Result<Option<u64>> = size;
+        batch_replicas(keys: &[String]) -> Result<Vec<Result<Option<ReplicaList>>>> = replicas.batch_list;
+        remove(key: String, force: bool) -> Result<bool> = remove;
+        batch_remove(keys: &[String], force: bool) -> Result<Vec<Result<bool>>> = batch_remove;
+        remove_matching(pattern: &str, force: bool) -> Result<u64> = remove_matching;
+        remove_all(force: bool) -> Result<u64> = remove_all;
+        copy_task(key: String, targets: &[&str]) -> Result<Uuid> = replicas.copy;
+        move_task(key: String, source: &str, target: &str) -> Result<Uuid> = replicas.move_to;
+        task(task: Uuid) -> Result<TaskInfo> = replicas.task;
+        is_healthy() -> bool = status.is_healthy;
+        batch_put_pieces(items: &[(String, Vec<Slice<TransportSet>>)], options: &PutOptions) -> Result<Vec<Result<PutOutcome>>> = batch_put;
     }
 
     /// Begins to measure a call as Python sees it. The calls of an IPC client are counted by
     /// `mooncake_client`, which makes them.
     pub(crate) fn begin(&self, operation: Operation) -> Option<Begun> {
         match self {
-            Self::Full(client) => Some(client.begin(operation)),
+            Self::Full(client) => Some(client.status().begin(operation)),
             Self::Ipc(_) => None,
         }
     }
@@ -94,7 +94,7 @@ impl StoreClient {
     /// Runs `calls` and counts them as the operation that `begun` measures.
     pub(crate) async fn counted<F: Future>(&self, begun: Option<Begun>, calls: F) -> F::Output {
         match (self, begun) {
-            (Self::Full(client), Some(begun)) => client.counted(begun, calls).await,
+            (Self::Full(client), Some(begun)) => client.status().counted(begun, calls).await,
             _ => calls.await,
         }
     }
@@ -170,7 +170,7 @@ impl StoreClient {
     /// Registers memory. For an IPC client, this waits until `mooncake_client` has mapped it.
     pub(crate) fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>> {
         let client = match self {
-            Self::Full(client) => return client.register(memory),
+            Self::Full(client) => return client.memory().register(memory),
             Self::Ipc(client) => client.clone(),
         };
         let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -185,7 +185,7 @@ impl StoreClient {
     pub(crate) async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         Ok(match self {
             Self::Full(client) => {
-                let found = client.locate(keys).await?;
+                let found = client.ranges().locate(keys).await?;
                 found.into_iter().map(|one| one.map(|object| object.map(Located::Full))).collect()
             }
             Self::Ipc(client) => {
@@ -195,12 +195,12 @@ impl StoreClient {
         })
     }
 
-    pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome<()>> {
+    pub(crate) async fn read_ranges(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome> {
         let ended = self.read_each(reads).await.into_iter();
-        ended.map(|(end, into)| (end.map_err(unify_code), into)).collect()
+        ended.map(|read| ReadOutcome { result: read.result.map_err(unify_code), ..read }).collect()
     }
 
-    async fn read_each(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome<()>> {
+    async fn read_each(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome> {
         let stale = || {
             Error::new(
                 ErrorCode::LeaseExpired,
@@ -212,7 +212,8 @@ impl StoreClient {
             matches!((self, object), (Self::Full(_), Located::Full(_)) | (Self::Ipc(_), Located::Ipc(_)))
         };
         if reads.iter().any(|read| !fits(&read.object)) {
-            return reads.into_iter().map(|read| (Err(stale()), Some(read.into))).collect();
+            let refused = |read: RangeRead| ReadOutcome { result: Err(stale()), into: Some(read.into) };
+            return reads.into_iter().map(refused).collect();
         }
         match self {
             Self::Full(client) => {
@@ -223,7 +224,8 @@ impl StoreClient {
                     Located::Ipc(_) => None,
                 };
                 let reads = reads.into_iter().filter_map(own).collect();
-                client.read_ranges(reads).await.into_iter().map(|(end, into)| (end, Some(into))).collect()
+                let read = client.ranges().read(reads).await.into_iter();
+                read.map(|range| ReadOutcome { result: range.result, into: Some(range.into) }).collect()
             }
             Self::Ipc(client) => {
                 let shared = |read: RangeRead| match read.object {
@@ -243,13 +245,13 @@ impl StoreClient {
         let missing = || Error::from(ErrorCode::ObjectNotFound);
         Ok(match self {
             Self::Full(client) => {
-                let (asked, outcomes) = client.batch_read_into(items).await;
-                asked?;
-                outcomes.into_iter().map(|(end, _)| end.map_err(unify_code)).collect()
+                let batch = client.batch_get_into(items).await;
+                batch.located?;
+                batch.reads.into_iter().map(|read| read.found().map_err(unify_code)).collect()
             }
             Self::Ipc(client) => {
                 let outcomes = client.batch_get_into(items).await.into_iter();
-                outcomes.map(|(end, _)| end?.ok_or_else(missing)).collect()
+                outcomes.map(|read| read.result?.ok_or_else(missing)).collect()
             }
         })
     }
@@ -257,7 +259,7 @@ impl StoreClient {
     /// Removes the replicas that this client wrote. An IPC client has written none itself.
     pub(crate) async fn clear_replicas(&self, keys: &[String], segment: &str) -> Result<Vec<ObjectKey>> {
         match self {
-            Self::Full(client) => client.clear_replicas(keys, segment).await,
+            Self::Full(client) => client.replicas().clear(keys, segment).await,
             Self::Ipc(_) => Ok(Vec::new()),
         }
     }

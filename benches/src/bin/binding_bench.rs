@@ -11,8 +11,7 @@ use std::process::ExitCode;
 use mooncake_benches::peer::Result;
 use mooncake_core::Clock;
 use mooncake_core::clock::{Moment, SystemClock};
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, RangeRead};
+use mooncake_store::client::{Client, PutOptions, RangeRead, ReadInto};
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::{Slice, SliceMut, here};
 use serde_json::{Value, json};
@@ -137,7 +136,7 @@ impl Bench<'_> {
     }
 
     fn memory(&self, len: usize) -> Result<SliceMut<TransportSet>> {
-        let region = self.client.alloc_registered(len).map_err(|e| e.to_string())?;
+        let region = self.client.memory().alloc(len).map_err(|e| e.to_string())?;
         region.exclusive().map_err(|_| "a new region has another handle".into())
     }
 
@@ -179,10 +178,10 @@ impl Bench<'_> {
 
     async fn puts_from(&self) -> Result<Times> {
         let value: Slice<TransportSet> = self.memory(self.row.size)?.into_shared();
-        let (config, mut times) = (ReplicateConfig::default(), self.begin());
+        let (config, mut times) = (PutOptions::default(), self.begin());
         while self.goes_on(&times, self.row.size) {
             let (key, before) = (format!("{}q{}", self.row.tag, times.each.len()), self.clock.now());
-            self.client.put_from(&key, &value, &config).await.map_err(|e| e.to_string())?;
+            self.client.put_with(&key, &value, &config).await.map_err(|e| e.to_string())?;
             self.done(&mut times, before);
         }
         Ok(times)
@@ -193,7 +192,7 @@ impl Bench<'_> {
         let (mut memory, mut times) = (self.memory(self.row.size)?, self.begin());
         while self.goes_on(&times, self.row.size) {
             let before = self.clock.now();
-            let (read, back) = self.client.get_into("g", memory).await;
+            let ReadInto { result: read, into: back, .. } = self.client.get_into("g", memory).await;
             self.done(&mut times, before);
             memory = back;
             expect(read.map_err(|e| e.to_string())?, self.row.size)?;
@@ -207,7 +206,7 @@ impl Bench<'_> {
         let count = self.row.count;
         let memory = self.pieces(count * pieces, size)?;
         let memory: Vec<_> = memory.into_iter().map(SliceMut::into_shared).collect();
-        let (config, mut times) = (ReplicateConfig::default(), self.begin());
+        let (config, mut times) = (PutOptions::default(), self.begin());
         while self.goes_on(&times, size * pieces * count) {
             let (tag, number) = (&self.row.tag, times.each.len());
             let before = self.clock.now();
@@ -216,7 +215,7 @@ impl Bench<'_> {
                 .enumerate()
                 .map(|(k, pieces)| (format!("{tag}b{number}-{k}"), pieces.to_vec()))
                 .collect();
-            let outcomes = self.client.batch_put_pieces(&items, &config).await.map_err(|e| e.to_string())?;
+            let outcomes = self.client.batch_put(&items, &config).await.map_err(|e| e.to_string())?;
             self.done(&mut times, before);
             outcomes.into_iter().collect::<mooncake_core::Result<Vec<_>>>().map_err(|e| e.to_string())?;
         }
@@ -242,13 +241,13 @@ impl Bench<'_> {
         let (mut memory, mut times) = (self.pieces(count, size)?, self.begin());
         while self.goes_on(&times, size * count) {
             let before = self.clock.now();
-            let (asked, read) = self.client.batch_get_into(keys.iter().zip(memory).collect()).await;
+            let batch = self.client.batch_get_into(keys.iter().zip(memory).collect()).await;
             self.done(&mut times, before);
-            asked.map_err(|e| e.to_string())?;
+            batch.located.map_err(|e| e.to_string())?;
             memory = Vec::with_capacity(count);
-            for (len, back) in read {
-                expect(len.map_err(|e| e.to_string())?, size)?;
-                memory.push(back);
+            for read in batch.reads {
+                expect(read.result.map_err(|e| e.to_string())?, size)?;
+                memory.push(read.into);
             }
         }
         self.forget(&keys).await?;
@@ -279,7 +278,7 @@ impl Bench<'_> {
         let (mut memory, mut times) = (self.pieces(plan.len(), len)?, self.begin());
         while self.goes_on(&times, len * plan.len()) {
             let before = self.clock.now();
-            let located = self.client.locate(keys).await.map_err(|e| e.to_string())?;
+            let located = self.client.ranges().locate(keys).await.map_err(|e| e.to_string())?;
             let located: Vec<_> = located
                 .into_iter()
                 .map(|one| one.map_err(|e| e.to_string())?.ok_or_else(|| "key not found".to_owned()))
@@ -289,12 +288,12 @@ impl Bench<'_> {
                 offset: *offset,
                 into,
             });
-            let read = self.client.read_ranges(reads.collect()).await;
+            let read = self.client.ranges().read(reads.collect()).await;
             self.done(&mut times, before);
             memory = Vec::with_capacity(plan.len());
-            for (outcome, back) in read {
-                outcome.map_err(|e| e.to_string())?;
-                memory.push(back);
+            for range in read {
+                range.result.map_err(|e| e.to_string())?;
+                memory.push(range.into);
             }
         }
         Ok(times)

@@ -7,8 +7,8 @@ use std::process::{Command, ExitCode};
 
 use mooncake_benches::peer::{Installation, Node, Process, Result, hex, unhex, wait_for_port};
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_core::replica::ReplicaLocation;
+use mooncake_store::client::{Client, PutOptions, PutOutcome};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -198,7 +198,9 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
     }
     let replaced = alice.call(json!(["upsert", "theirs/1", hex(&bytes(10, 5_000))]))?;
     checks.that("upsert by Mooncake C++", replaced == json!(0))?;
-    runtime.block_on(carol.upsert("ours/1", bytes(11, 5_000))).map_err(text)?;
+    runtime
+        .block_on(carol.put_with("ours/1", bytes(11, 5_000), &PutOptions::new().upsert()))
+        .map_err(text)?;
     let keys = || names("theirs").chain(names("ours")).map(|(key, _)| key);
     runtime.block_on(async {
         for key in keys().chain(["theirs/odd:*?".to_owned(), "ours/../odd".to_owned()]) {
@@ -219,7 +221,7 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
     for (key, value) in names("ours").chain([("ours/../odd".to_owned(), bytes(8, 300))]).map(now) {
         checks.same(&format!("Mooncake C++ reads {key}"), &alice.call(json!(["get", key]))?, &value)?;
     }
-    let report = carol.files().ok_or("the client of this project has no folder")?;
+    let report = carol.status().files().ok_or("the client of this project has no folder")?;
     checks.that("all reads come from files", report.read >= 5 && report.unread == 0)?;
     alice.call(json!(["close"]))?;
     runtime.block_on(carol.close()).map_err(text)?;
@@ -227,7 +229,7 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
 }
 
 async fn has_file(client: &Client, key: &str) -> bool {
-    let list = client.replicas(key).await.ok().flatten();
+    let list = client.replicas().list(key).await.ok().flatten();
     let mut replicas = list.into_iter().flat_map(|list| list.replicas);
     replicas.any(|replica| matches!(replica.location, ReplicaLocation::Disk { .. }))
 }
@@ -314,7 +316,7 @@ async fn between_ours(checks: &mut Checks, carol: &Client, dave: &Client) -> Res
     }
     checks.that("a miss", dave.get("ours/none").await.map_err(text)?.is_none())?;
     let items: Vec<_> = (0..50).map(|i| (format!("many/{i}"), bytes(300 + i, 30_000))).collect();
-    let puts = carol.batch_put(&items, &ReplicateConfig::default()).await.map_err(text)?;
+    let puts = carol.batch_put(&items, &PutOptions::default()).await.map_err(text)?;
     checks.that("batch put", puts.iter().all(|p| matches!(p, Ok(PutOutcome::Stored))))?;
     let keys: Vec<_> = items.iter().map(|(key, _)| key).collect();
     for ((_, value), got) in items.iter().zip(dave.batch_get(&keys).await.map_err(text)?) {
@@ -322,7 +324,7 @@ async fn between_ours(checks: &mut Checks, carol: &Client, dave: &Client) -> Res
     }
     let there = dave.batch_exist(&keys).await.map_err(text)?;
     checks.that("batch exist", there.iter().all(|t| matches!(t, Ok(true))))?;
-    carol.upsert("ours/1", bytes(7, 2000)).await.map_err(text)?;
+    carol.put_with("ours/1", bytes(7, 2000), &PutOptions::new().upsert()).await.map_err(text)?;
     checks.that("upsert", dave.get("ours/1").await.map_err(text)?.as_deref() == Some(&bytes(7, 2000)[..]))?;
     checks.that("remove", dave.remove("ours/0", true).await.map_err(text)?)?;
     checks.that("removed", !dave.exist("ours/0").await.map_err(text)?)?;
@@ -349,8 +351,12 @@ async fn travel(checks: &mut Checks, ours: &Client, theirs: &mut Node) -> Result
             ours.get(&back).await.map_err(text)?.as_deref() == Some(&value[..]),
         )?;
         for key in [&there, &back] {
-            let list =
-                ours.replicas(key).await.map_err(text)?.ok_or("a key that was just read has no replica")?;
+            let list = ours
+                .replicas()
+                .list(key)
+                .await
+                .map_err(text)?
+                .ok_or("a key that was just read has no replica")?;
             endpoints
                 .extend(list.replicas.iter().filter_map(|r| r.location.memory()).map(|m| m.endpoint.clone()));
         }

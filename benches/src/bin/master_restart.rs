@@ -12,8 +12,7 @@ use std::time::Duration;
 use mooncake_benches::peer::{Process, Result, wait_for_port};
 use mooncake_core::Clock;
 use mooncake_core::clock::{Rng, SystemClock};
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, PutOptions, PutOutcome};
 use tokio::runtime::Runtime;
 
 const PORT: u16 = 51_181;
@@ -213,7 +212,7 @@ fn member(number: u64, each: u64) -> Result<()> {
             .map_err(|e| e.to_string())?;
         store(&client, number, each).await?;
         println!("stored");
-        while (client.lasting_objects().await as u64) < each {
+        while (client.status().lasting_objects().await as u64) < each {
             // The client hears from the master once per ping interval, and no event reports it.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -230,7 +229,7 @@ fn member(number: u64, each: u64) -> Result<()> {
 }
 
 async fn store(client: &Client, number: u64, each: u64) -> Result<()> {
-    let here = ReplicateConfig { preferred_segment: client.hostname().into(), ..ReplicateConfig::default() };
+    let here = PutOptions::new().prefer_segment(client.hostname());
     let all: Vec<u64> = (0..each).collect();
     for batch in all.chunks(BATCH) {
         let items: Vec<_> = batch.iter().map(|&i| (key(number, i), value(number, i))).collect();

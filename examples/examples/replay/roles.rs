@@ -5,9 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use mooncake_core::clock::SystemClock;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Clock, Error, ErrorKind};
-use mooncake_store::client::{Client, OffloadConfig, PutOutcome};
+use mooncake_store::client::{Client, OffloadConfig, PutOptions, PutOutcome};
 use mooncake_store::config::MasterConfig;
 use mooncake_store::master::DiskOptions;
 use mooncake_store::server::MasterServer;
@@ -128,7 +127,7 @@ async fn client(args: &Args) -> Result<(), String> {
             client.clone(),
             tasks,
             args.block_bytes as usize,
-            ReplicateConfig::replicas(args.replicas),
+            PutOptions::new().replicas(args.replicas),
         ));
     }
     let mut lines = input();
@@ -180,7 +179,7 @@ async fn lane(
     client: Client,
     mut tasks: mpsc::UnboundedReceiver<Task>,
     block: usize,
-    config: ReplicateConfig,
+    config: PutOptions,
 ) -> Result<(), String> {
     let mut worker = Worker {
         slots: Vec::new(),
@@ -204,7 +203,7 @@ struct Worker {
     /// Read bytes and expected bytes.
     scratch: Vec<u8>,
     block: usize,
-    config: ReplicateConfig,
+    config: PutOptions,
     clock: SystemClock,
 }
 
@@ -233,16 +232,17 @@ impl Worker {
             return Ok(0);
         }
         let slots = self.take(ids.len())?;
-        let (before, lent) = (self.clock.now(), self.client.disk_reads());
-        let (asked, reads) = self.client.batch_get_into(keys.iter().zip(slots).collect()).await;
+        let (before, lent) = (self.clock.now(), self.client.status().disk_reads());
+        let batch = self.client.batch_get_into(keys.iter().zip(slots).collect()).await;
         outcome.get_us = Some(self.us_since(before));
-        outcome.from_disk = self.client.disk_reads() - lent;
-        if let Err(error) = asked {
+        outcome.from_disk = self.client.status().disk_reads() - lent;
+        if let Err(error) = batch.located {
             outcome.failed("get", &error);
         }
         let mut unbroken = true;
-        for (&id, (result, slot)) in ids.iter().zip(reads) {
-            match result {
+        for (&id, read) in ids.iter().zip(batch.reads) {
+            let slot = read.into;
+            match read.result {
                 Ok(Some(len)) if len == self.block && self.is_right(id, &slot)? => {
                     outcome.hit += u64::from(unbroken)
                 }
@@ -276,7 +276,7 @@ impl Worker {
             items.push((key, slot.into_shared()));
         }
         let before = self.clock.now();
-        let results = self.client.batch_put_from(&items, &self.config).await;
+        let results = self.client.batch_put(&items, &self.config).await;
         outcome.put_us = Some(self.us_since(before));
         match results {
             Ok(results) => results.iter().for_each(|result| match result {
@@ -305,7 +305,7 @@ impl Worker {
 
     fn take(&mut self, count: usize) -> Result<Vec<SliceMut<TransportSet>>, Error> {
         while self.slots.len() < count {
-            let region = self.client.alloc_registered(self.block)?;
+            let region = self.client.memory().alloc(self.block)?;
             let slot = region.exclusive().map_err(|_| Error::internal("a new region has another handle"))?;
             self.slots.push(slot);
         }

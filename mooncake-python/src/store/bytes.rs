@@ -6,7 +6,7 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_store::client::{Begun, Operation};
+use mooncake_store::client::{Begun, Operation, PutOptions};
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -30,16 +30,17 @@ impl Session {
         &self,
         operation: Operation,
         items: &[(String, Vec<Slice<TransportSet>>)],
-        config: &ReplicateConfig,
+        config: ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         if items.is_empty() {
             return Ok(Vec::new());
         }
         let begun = self.client.begin(operation);
+        let mut options = PutOptions::from(config);
         if operation.replaces() {
-            return self.client.counted(begun, self.client.batch_upsert_pieces(items, config)).await;
+            options = options.upsert();
         }
-        let outcomes = self.client.counted(begun, self.client.batch_put_pieces(items, config)).await?;
+        let outcomes = self.client.counted(begun, self.client.batch_put_pieces(items, &options)).await?;
         // A key that already exists counts as stored.
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
@@ -49,7 +50,7 @@ impl Session {
         operation: Operation,
         items: Vec<(String, Spans)>,
         keep: &Arc<Keep>,
-        config: &ReplicateConfig,
+        config: ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         let slices = |spans: Spans| -> Result<Vec<Slice<TransportSet>>> {
             spans.into_iter().map(|span| object_slice(&self.client, span, keep)).collect()
@@ -102,7 +103,7 @@ impl Session {
     /// Reads whole objects, each into memory of its length.
     async fn read_whole(&self, begun: Option<Begun>, reads: Vec<RangeRead>) -> Vec<Result<()>> {
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
-        read.into_iter().map(|(outcome, _)| outcome).collect()
+        read.into_iter().map(|read| read.result).collect()
     }
 }
 
@@ -122,7 +123,7 @@ impl Store {
             Ok(config) => config,
             Err(error) => return Ok(Some(Err(error))),
         };
-        Ok(Some(wait(py, session.write_objects(operation, items, &keep, &config))))
+        Ok(Some(wait(py, session.write_objects(operation, items, &keep, config))))
     }
 
     fn write_one(

@@ -84,7 +84,7 @@ impl Store {
         let operation = if upsert { Operation::Upsert } else { Operation::Put };
         let errors = self.errors.clone();
         let work = async move {
-            single_outcome(session.write_objects(operation, vec![(key, spans)], &keep, &config).await?)
+            single_outcome(session.write_objects(operation, vec![(key, spans)], &keep, config).await?)
         };
         awaitable(future, work, move |py, outcome| number(py, &errors, zero(outcome)))
     }

@@ -160,7 +160,7 @@ impl Session {
 
     /// Serves health and metrics at this port until the session is closed.
     async fn serve_pages(&self, port: u16) -> Result<()> {
-        let pages = self.client.full()?.serve_pages("0.0.0.0", port).await?;
+        let pages = ClientPages::serve(self.client.full()?, "0.0.0.0", port).await?;
         *self.pages.lock() = Some(pages);
         Ok(())
     }

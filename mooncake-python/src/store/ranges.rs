@@ -116,7 +116,7 @@ impl Session {
             Ok(fragment.size.len())
         });
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
-        let mut outcomes = read.into_iter().map(|(outcome, _)| outcome);
+        let mut outcomes = read.into_iter().map(|read| read.result);
         let mut places = places.into_iter();
         let mut settle = |planned: Result<usize>| {
             let len = planned? as u64;

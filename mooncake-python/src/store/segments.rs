@@ -54,7 +54,7 @@ impl Session {
         });
         let memory =
             opened.await.map_err(|error| Error::internal(format!("cannot map file segment: {error}")))??;
-        self.client.full()?.mount_memory(Arc::new(memory)).await
+        self.client.full()?.segments().mount_memory(Arc::new(memory)).await
     }
 
     /// Warns if `protocol` is not the store's. Mooncake C++ accepts any protocol, and the default
@@ -70,7 +70,7 @@ impl Session {
     async fn unmount(&self, ids: Vec<String>, grace: Uint) -> Result<()> {
         let ids = parse(&ids)?;
         let client = self.client.full()?;
-        let known = client.segments();
+        let known = client.segments().ids();
         if let Some(unknown) = ids.iter().find(|id| !known.contains(id)) {
             return Err(Error::new(
                 ErrorCode::SegmentNotFound,
@@ -83,8 +83,8 @@ impl Session {
         }
         for id in ids {
             match grace.0 {
-                0 => client.unmount(id).await?,
-                seconds => client.unmount_after(id, Duration::from_secs(seconds)).await?,
+                0 => client.segments().unmount(id).await?,
+                seconds => client.segments().unmount_after(id, Duration::from_secs(seconds)).await?,
             }
         }
         Ok(())
@@ -162,7 +162,7 @@ impl Store {
             (_, None) => Err(Error::invalid(format!("cannot mount segment: invalid size. size={}", size.0))),
             (Some(session), Some(bytes)) => wait(py, async {
                 session.warn_about_protocol(protocol)?;
-                session.client.full()?.mount(bytes).await
+                session.client.full()?.segments().mount(bytes).await
             }),
         };
         let allocated = if mounted.is_ok() { rounded.unwrap_or(0) } else { 0 };
@@ -202,7 +202,7 @@ impl Store {
         let _ = grace_period_seconds;
         let Some(session) = self.session()? else { return Ok(-1) };
         let closed = wait(py, async {
-            session.client.full()?.close_disk().await;
+            session.client.full()?.segments().close_disk().await;
             Ok(())
         });
         Ok(self.report_unmount(closed))
@@ -223,7 +223,7 @@ impl Store {
     fn get_offload_rpc_read_count(&self) -> PyResult<u64> {
         let session = self.session()?;
         Ok(session
-            .and_then(|session| session.client.full().ok().map(|client| client.disk_reads()))
+            .and_then(|session| session.client.full().ok().map(|client| client.status().disk_reads()))
             .unwrap_or(0))
     }
 }

@@ -56,7 +56,7 @@ impl Session {
         let lens: Vec<u64> = reads.iter().map(|read| read.into.len() as u64).collect();
         let begun = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
-        let outcomes = read.into_iter().map(|(outcome, _)| outcome);
+        let outcomes = read.into_iter().map(|read| read.result);
         Ok(sum_parts(plans, outcomes.zip(lens)))
     }
 
@@ -77,7 +77,7 @@ impl Session {
         });
         let wanted = keys.iter().zip(sizes).zip(&free).filter(|(_, free)| **free);
         let items: Vec<(&String, u64)> = wanted.map(|((key, size), _)| (key, size.0)).collect();
-        let mut reserved = own.reserve(&items, &config).await?.into_iter();
+        let mut reserved = own.ranges().reserve(&items, &config).await?.into_iter();
         let mut writes = self.writes.lock();
         let start = |(key, free): (&String, &bool)| {
             if !free {
@@ -123,7 +123,7 @@ impl Session {
             }));
         }
         let lens: Vec<u64> = ranges.iter().map(|range| range.from.len() as u64).collect();
-        let outcomes = self.client.full()?.write_ranges(ranges).await;
+        let outcomes = self.client.full()?.ranges().write(ranges).await;
         Ok(sum_parts(plans, outcomes.into_iter().zip(lens)))
     }
 
@@ -144,11 +144,11 @@ impl Session {
         let taken = self.take_writes(keys).await;
         let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
         let client = self.client.full()?;
-        let mut ended = client.commit(&objects).await?.into_iter();
+        let mut ended = client.ranges().commit(&objects).await?.into_iter();
         // The missing parts of these objects can no longer be written.
         let incomplete: Vec<_> = objects.into_iter().filter(|object| object.is_incomplete()).collect();
         if !incomplete.is_empty() {
-            client.give_back(&incomplete).await;
+            client.ranges().give_back(&incomplete).await;
         }
 
         Ok(taken
@@ -163,7 +163,7 @@ impl Session {
     async fn revoke_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys).await;
         let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
-        self.client.full()?.give_back(&objects).await;
+        self.client.full()?.ranges().give_back(&objects).await;
         Ok(taken.into_iter().map(|one| one.map(drop)).collect())
     }
 }

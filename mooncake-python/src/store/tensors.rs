@@ -253,8 +253,8 @@ impl Session {
             }));
         }
         let read = self.client.read_ranges(reads).await;
-        for (((outcome, from), (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
-            let done = outcome.and_then(|()| match (copy, from) {
+        for ((read, (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
+            let done = read.result.and_then(|()| match (copy, read.into) {
                 (Some((strips, to)), Some(from)) => self.copy_strips(owner, &plans[job], from, strips, to),
                 (Some(_), None) => Err(Error::internal("read returned no memory")),
                 (None, _) => Ok(()),
@@ -351,12 +351,12 @@ impl Store {
         let mut outcomes = outcomes.into_iter();
         let head = |object: Option<Located>| {
             let Some(object) = object else { return Ok(None) };
-            let Some((outcome, slice)) = outcomes.next() else { return Ok(None) };
-            if let Err(error) = outcome {
+            let Some(read) = outcomes.next() else { return Ok(None) };
+            if let Err(error) = read.result {
                 self.errors.record(&error);
                 return Ok(None);
             }
-            let Some(slice) = slice else { return Ok(None) };
+            let Some(slice) = read.into else { return Ok(None) };
             let bytes = bytes_with(py, slice.len(), |bytes| slice.copy_to(0, bytes))?;
             Ok(Some((LocatedObject { object }, bytes)))
         };

@@ -56,7 +56,7 @@ impl Session {
             }
         }
         config.group_ids = groups.map(|_| kept);
-        let mut written = self.write(operation, &items, &config).await?.into_iter();
+        let mut written = self.write(operation, &items, config).await?.into_iter();
 
         Ok(outcomes
             .into_iter()
@@ -103,7 +103,7 @@ impl Session {
             }));
         }
         let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
-        let mut outcomes = read.into_iter().map(|(outcome, _)| outcome);
+        let mut outcomes = read.into_iter().map(|read| read.result);
         let total = |plan: Result<(u64, usize)>| {
             let (size, count) = plan?;
             // The outcomes of all parts are consumed, even after a failure.

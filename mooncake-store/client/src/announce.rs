@@ -25,7 +25,7 @@ use crate::checksum::Sum;
 use crate::deadline::Deadline;
 use crate::errors::shown;
 use crate::inventory::{Entry, Inventory, Place};
-use crate::state::{Client, Inner};
+use crate::state::Inner;
 use mooncake_protocol::message::{
     AnnounceExpired, AnnounceReplicas, FetchExpired, FetchInventory, MountKeptSegment, ReleaseKept,
 };
@@ -59,16 +59,6 @@ pub(crate) fn is_refusal(error: &Error) -> bool {
 /// Logs why objects do not outlive this master.
 pub(crate) fn log_refusal(error: &Error) {
     tracing::warn!("objects do not outlive a restart of this master: {error}");
-}
-
-impl<T: Transport> Client<T> {
-    /// Returns the number of objects in this client's memory that would outlive the master now. See
-    /// [`ClientConfig::outlive_master`](crate::ClientConfig::outlive_master).
-    pub async fn lasting_objects(&self) -> usize {
-        let inventory = self.inner.inventory.lock().await;
-        let told = inventory.entries.values().filter(|entry| entry.sealed).count();
-        told + inventory.kept.values().filter(|entry| !entry.announced).count()
-    }
 }
 
 impl<T: Transport> Inner<T> {

@@ -535,7 +535,9 @@ impl<W: Wires> ClientBuilder<W> {
         client.start_summaries();
         match lasting {
             Some(opened) => drop(client.mount_lasting(opened).await?),
-            None if client.inner.config.segment > 0 => drop(client.mount(client.inner.config.segment).await?),
+            None if client.inner.config.segment > 0 => {
+                client.segments().mount(client.inner.config.segment).await?;
+            }
             None => {}
         }
         client.start_disk().await?;

@@ -2,12 +2,11 @@
 
 use mooncake_core::clock::Moment;
 use mooncake_transport::Transport;
-use std::future::Future;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::metrics::{Begun, CALLED, Counting, Metrics, Operation};
-use crate::state::{Client, Inner};
+use crate::metrics::{Begun, CALLED, Counting, Operation};
+use crate::state::Inner;
 
 impl<T: Transport> Inner<T> {
     /// Counts keys that were requested and do not exist.
@@ -34,27 +33,6 @@ impl<T: Transport> Inner<T> {
             bytes: 0,
             moved: 0,
             outcomes: [0; 3],
-        }
-    }
-}
-
-impl<T: Transport> Client<T> {
-    /// Returns the metrics of this client, or `None` if they are disabled
-    /// ([`ClientConfig::metrics`](crate::ClientConfig::metrics)).
-    pub fn metrics(&self) -> Option<&Metrics> {
-        self.inner.metrics.as_deref()
-    }
-
-    /// Begins a call that consists of several calls of this client, for programs with another API.
-    pub fn begin(&self, operation: Operation) -> Begun {
-        Begun(operation, self.metrics().map(|metrics| metrics.clock.now()))
-    }
-
-    /// Runs calls that are counted as the call `begun`, from its start time on.
-    pub async fn counted<F: Future>(&self, begun: Begun, calls: F) -> F::Output {
-        match self.metrics() {
-            Some(_) => CALLED.scope(begun, calls).await,
-            None => calls.await,
         }
     }
 }

@@ -6,15 +6,15 @@
 //! | layer | modules |
 //! |---|---|
 //! | processes on one host | `local` |
-//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `scrape`, `summary` |
+//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `scrape`, `status`, `summary` |
 //! | background work | `heartbeat`, `remount`, `announce`, `lasting`, `mount`, `tasks` |
 //! | public operations | `objects`, `ranges`, `sessions` |
 //! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full` |
 //! | objects on disks | `offload` |
-//! | helpers on the shared state | `attempt`, `counting` |
+//! | helpers on the shared state | `attempt`, `counting`, `handles` |
 //! | shared state | `state` |
 //! | parts of the shared state | `cache`, `disk`, `inventory`, `mounted`, `promise`, `peers`, `staging`, `metrics` |
-//! | values and settings | `config`, `payload`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `issuer`, `names`, `overcommit`, `version` |
+//! | values and settings | `config`, `payload`, `put_options`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `issuer`, `names`, `overcommit`, `version` |
 
 #![deny(unsafe_code)]
 
@@ -32,6 +32,7 @@ mod deadline;
 mod disk;
 mod errors;
 mod get;
+mod handles;
 mod heartbeat;
 mod inventory;
 mod issuer;
@@ -53,6 +54,7 @@ mod payload;
 mod peers;
 mod promise;
 mod put;
+mod put_options;
 mod ranges;
 mod remount;
 mod replicas;
@@ -62,6 +64,7 @@ mod send;
 mod sessions;
 mod staging;
 mod state;
+mod status;
 mod summary;
 mod tasks;
 mod version;
@@ -71,12 +74,14 @@ pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wi
 pub use self::cache::HotCacheStats;
 pub use self::config::{ClientConfig, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
 pub use self::disk::{DiskReport, FileReport};
+pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};
 pub use self::located::Located;
 pub use self::metrics::{Begun, Metrics, Operation};
-pub use self::objects::ReadInto;
+pub use self::objects::{BatchRead, ReadInto};
 #[cfg(feature = "http")]
 pub use self::pages::ClientPages;
-pub use self::payload::PutOutcome;
+pub use self::payload::{AsPayload, Payload, PutOutcome};
+pub use self::put_options::PutOptions;
 pub use self::ranges::{RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
 pub use self::state::Client;

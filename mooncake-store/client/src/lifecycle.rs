@@ -9,12 +9,6 @@ use crate::mounted::drop_region;
 use crate::state::Client;
 
 impl<T: Transport> Client<T> {
-    /// Withdraws the disk from the cluster, if there is one. Objects on it can no longer be read.
-    /// The next client with the disk finds the objects again.
-    pub async fn close_disk(&self) {
-        self.inner.close_disk(&self.inner.deadline()).await;
-    }
-
     /// Leaves the cluster: unmounts all memory and stops. The objects in that memory are lost.
     ///
     /// Objects in a [file](crate::ClientConfig::segment_file) stay there for the next process. The
@@ -49,7 +43,7 @@ impl<T: Transport> Client<T> {
         // closed.
         let _changing = self.inner.mounting.lock().await;
         self.inner.moving.lock().clear();
-        for id in self.segments() {
+        for id in self.segments().ids() {
             if self.inner.segments.lock().iter().any(|mounted| mounted.id() == id && mounted.is_lasting()) {
                 outcome = outcome.and(self.inner.take_inventory(&deadline).await.map(drop));
                 drop_region(self.inner.take(id)).await?;

@@ -11,25 +11,26 @@ use mooncake_transport::{Region, Transport};
 
 use crate::config;
 use crate::deadline::Deadline;
+use crate::handles::ClientSegments;
 use crate::mounted::{Mounted, drop_region};
-use crate::state::{Client, Inner};
+use crate::state::Inner;
 use mooncake_protocol::message::DrainClient;
 use mooncake_protocol::wire::DrainProgress;
 
-impl<T: Transport> Client<T> {
+impl<T: Transport> ClientSegments<'_, T> {
     /// Offers `bytes` of new host memory to the cluster, in addition to the memory that is already
     /// offered.
     ///
     /// # Errors
     /// Returns `INVALID_PARAMS` for fewer than 1024 bytes, and `BUFFER_OVERFLOW` if there is not
     /// that much memory. All other errors are those of the transport or of the master.
-    pub async fn mount(&self, bytes: u64) -> Result<SegmentId> {
+    pub async fn mount(self, bytes: u64) -> Result<SegmentId> {
         let len = usize::try_from(bytes).ok().filter(|_| bytes >= config::MIN_BUFFER).ok_or_else(|| {
             Error::invalid(format!("a segment of {bytes} bytes: it needs {} at least", config::MIN_BUFFER))
         })?;
-        let held = self.inner.segments.lock().iter().map(|mounted| mounted.segment.size).sum();
-        self.inner.config.check_memory(held, bytes)?;
-        let memory = Arc::new(self.inner.new_memory(len)?);
+        let held = self.client.inner.segments.lock().iter().map(|mounted| mounted.segment.size).sum();
+        self.client.inner.config.check_memory(held, bytes)?;
+        let memory = Arc::new(self.client.inner.new_memory(len)?);
         self.mount_any(memory.clone(), Some(memory)).await
     }
 
@@ -37,19 +38,19 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns the error of the transport or of the master. The memory is then free again.
-    pub async fn mount_memory(&self, memory: Arc<dyn MemorySource>) -> Result<SegmentId> {
+    pub async fn mount_memory(self, memory: Arc<dyn MemorySource>) -> Result<SegmentId> {
         self.mount_any(memory, None).await
     }
 
     async fn mount_any(
-        &self,
+        self,
         memory: Arc<dyn MemorySource>,
         own: Option<Arc<HostMemory>>,
     ) -> Result<SegmentId> {
-        self.inner.usable()?;
-        let deadline = self.inner.deadline();
-        let id = self.inner.mount(memory, own, &deadline).await?;
-        self.start_heartbeat();
+        self.client.inner.usable()?;
+        let deadline = self.client.inner.deadline();
+        let id = self.client.inner.mount(memory, own, &deadline).await?;
+        self.client.start_heartbeat();
         Ok(id)
     }
 
@@ -58,9 +59,9 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns the error of the request to the master. The segment then stays mounted.
-    pub async fn unmount(&self, id: SegmentId) -> Result<()> {
-        let deadline = self.inner.deadline();
-        self.inner.unmount(id, &deadline).await
+    pub async fn unmount(self, id: SegmentId) -> Result<()> {
+        let deadline = self.client.inner.deadline();
+        self.client.inner.unmount(id, &deadline).await
     }
 
     /// Unmounts a segment after `grace`. Until then its objects are readable, and no objects are
@@ -70,8 +71,8 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// Returns `SEGMENT_NOT_FOUND` for a segment that is not offered, and otherwise the error of
     /// the request to the master. The segment then stays as it was.
-    pub async fn unmount_after(&self, id: SegmentId, grace: Duration) -> Result<()> {
-        self.inner.unmount_after(id, grace).await
+    pub async fn unmount_after(self, id: SegmentId, grace: Duration) -> Result<()> {
+        self.client.inner.unmount_after(id, grace).await
     }
 
     /// Asks the master to move the only replicas of objects in this client's segments to other
@@ -81,14 +82,20 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// Returns `NOT_SUPPORTED` or a version mismatch if the master is one of Mooncake C++, and
     /// `SEGMENT_NOT_FOUND` if the client has no segment.
-    pub async fn drain(&self) -> Result<DrainProgress> {
-        let asked = self.inner.master.call(DrainClient { client: self.inner.id });
-        self.inner.deadline().bound("draining", asked).await
+    pub async fn drain(self) -> Result<DrainProgress> {
+        let asked = self.client.inner.master.call(DrainClient { client: self.client.inner.id });
+        self.client.inner.deadline().bound("draining", asked).await
     }
 
     /// Returns the segments that are offered now.
-    pub fn segments(&self) -> Vec<SegmentId> {
-        self.inner.segments.lock().iter().filter(|m| !m.leaving).map(|m| m.segment.id).collect()
+    pub fn ids(self) -> Vec<SegmentId> {
+        self.client.inner.segments.lock().iter().filter(|m| !m.leaving).map(|m| m.segment.id).collect()
+    }
+
+    /// Withdraws the disk from the cluster, if there is one. Objects on it can no longer be read.
+    /// The next client with the disk finds the objects again.
+    pub async fn close_disk(self) {
+        self.client.inner.close_disk(&self.client.inner.deadline()).await;
     }
 }
 

@@ -2,104 +2,88 @@
 
 use bytes::Bytes;
 use mooncake_core::memory::{HostMemory, MemorySource};
-use mooncake_core::replica::{ReplicaList, ReplicateConfig};
+use mooncake_core::replica::ReplicaList;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::{Region, Slice, SliceMut, Transport};
+use mooncake_transport::{Region, SliceMut, Transport};
 use std::sync::Arc;
 
 use crate::buffers::Incoming;
 use crate::get::{self, Outcome, Want};
+use crate::handles::{ClientMemory, ClientReplicas};
 use crate::metrics::Operation;
-use crate::payload::{Item, Payload, PutOutcome};
+use crate::payload::{AsPayload, Item, Payload, PutOutcome};
 use crate::put;
+use crate::put_options::PutOptions;
 use crate::state::Client;
 use mooncake_protocol::api::WriteMode;
 
-/// Result of a read into a slice: the length of the value, or `None` for a miss, and the slice.
-pub type ReadInto<T> = (Result<Option<usize>>, SliceMut<T>);
+/// Outcome of a read into memory of the caller, and the memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReadInto<T: Transport> {
+    /// Length of the value in bytes, or `None` for a miss. Without a length, the content of the
+    /// memory is undefined.
+    pub result: Result<Option<usize>>,
+    /// Reason of a miss if the object has replicas and none of them could be read.
+    pub miss: Option<Error>,
+    /// Memory of the caller.
+    pub into: SliceMut<T>,
+}
 
-/// Writes of objects. Each call takes the replication settings. `&ReplicateConfig::default()` means
-/// one copy that can be evicted.
+impl<T: Transport> ReadInto<T> {
+    /// Returns the length of the value. A miss is an error.
+    ///
+    /// # Errors
+    /// Returns the error of the read. Returns `OBJECT_NOT_FOUND` for a key without an object. If no
+    /// replica can be read because its clients failed, returns the error of the last attempt.
+    pub fn found(self) -> Result<usize> {
+        self.result?.ok_or_else(|| self.miss.unwrap_or_else(|| ErrorCode::ObjectNotFound.into()))
+    }
+}
+
+/// Outcome of a batch of reads into memory of the caller.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct BatchRead<T: Transport> {
+    /// Outcome of the request for the locations of the objects. After an error, the outcome of
+    /// every key is unknown, and each item of `reads` has the same error.
+    pub located: Result<()>,
+    /// Outcome of each read, in the order of the items.
+    pub reads: Vec<ReadInto<T>>,
+}
+
+/// Writes of objects.
 impl<T: Transport> Client<T> {
-    /// Stores a value under a new key, as one copy, through the local buffer.
+    /// Stores a value under a new key, as one copy.
+    ///
+    /// A value in registered memory ([`Slice`](mooncake_transport::Slice), or several of them for
+    /// consecutive pieces) goes straight from that memory to the replicas. A transport that needs
+    /// no registered memory, such as TCP, also sends [`Bytes`] without a copy. All other values are
+    /// copied once, into the local buffer.
     ///
     /// # Errors
     /// Returns `INVALID_PARAMS` for an empty key or value and for a key that is too long. Returns
     /// `NO_AVAILABLE_HANDLE` if the cluster has no space. Returns an error of kind `Unavailable` or
     /// `Timeout` if the value cannot be stored in time. Nothing stays stored after an error.
-    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
-        self.put_with(key, value, &ReplicateConfig::default()).await
+    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsPayload<T>) -> Result<PutOutcome> {
+        self.put_with(key, value, &PutOptions::default()).await
     }
 
-    /// Stores a value as [`put`](Self::put) does, with the replication settings in `config`.
+    /// Stores a value as [`put`](Self::put) does, with these settings.
+    ///
+    /// # Errors
+    /// Returns the errors of [`put`](Self::put). An [upsert](PutOptions::upsert) returns an error
+    /// of kind `Busy` while another write of the key is in progress.
     pub async fn put_with(
         &self,
         key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        config: &ReplicateConfig,
+        value: impl AsPayload<T>,
+        options: &PutOptions,
     ) -> Result<PutOutcome> {
-        self.write_one(WriteMode::Put, Operation::Put, key.as_ref(), Payload::Bytes(value.as_ref()), config)
-            .await
-    }
-
-    /// Stores immutable bytes as [`put`](Self::put) does. A transport that needs no registered
-    /// memory, such as TCP, sends them without a copy.
-    pub async fn put_bytes(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: &Bytes,
-        config: &ReplicateConfig,
-    ) -> Result<PutOutcome> {
-        self.write_one(WriteMode::Put, Operation::Put, key.as_ref(), Payload::Shared(value), config).await
-    }
-
-    /// Stores many values as [`batch_put`](Self::batch_put) does, each as
-    /// [`put_bytes`](Self::put_bytes).
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_put_bytes<K: AsRef<[u8]>>(
-        &self,
-        items: &[(K, Bytes)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Shared(v))).collect();
-        put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
-    }
-
-    /// Stores a value in registered memory as [`put`](Self::put) does. The bytes go straight from
-    /// that memory to the replicas, without a copy in between.
-    pub async fn put_from(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: &Slice<T>,
-        config: &ReplicateConfig,
-    ) -> Result<PutOutcome> {
-        self.write_one(WriteMode::Put, Operation::PutFrom, key.as_ref(), Payload::Slice(value), config).await
-    }
-
-    /// Stores a value, and replaces the present value of the key if there is one. Readers see the
-    /// old value or the new one, never a mixture.
-    ///
-    /// # Errors
-    /// Returns the errors of [`put`](Self::put), and an error of kind `Busy` while another write of
-    /// the key is in progress.
-    pub async fn upsert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        let config = ReplicateConfig::default();
-        let value = Payload::Bytes(value.as_ref());
-        self.write_one(WriteMode::Upsert, Operation::Upsert, key.as_ref(), value, &config).await.map(drop)
-    }
-
-    /// Stores a value in registered memory as [`upsert`](Self::upsert) does.
-    pub async fn upsert_from(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: &Slice<T>,
-        config: &ReplicateConfig,
-    ) -> Result<()> {
-        self.write_one(WriteMode::Upsert, Operation::UpsertFrom, key.as_ref(), Payload::Slice(value), config)
-            .await
-            .map(drop)
+        let value = value.as_payload();
+        let operation = Operation::of_put(options.mode, &value);
+        let items = [Item { key: key.as_ref(), value }];
+        one(put::write(&self.inner, options.mode, operation, &items, &options.replication).await?)
     }
 
     /// Stores many values with one RPC to the master before the transfers and one after them. Each
@@ -107,97 +91,15 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns an error if the outcome of every value is unknown.
-    pub async fn batch_put<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+    pub async fn batch_put<K: AsRef<[u8]>, V: AsPayload<T>>(
         &self,
         items: &[(K, V)],
-        config: &ReplicateConfig,
+        options: &PutOptions,
     ) -> Result<Vec<Result<PutOutcome>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Bytes(v.as_ref()))).collect();
-        put::write(&self.inner, WriteMode::Put, Operation::PutBatch, &items, config).await
-    }
-
-    /// Stores values in registered memory as [`batch_put`](Self::batch_put) does.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_put_from<K: AsRef<[u8]>>(
-        &self,
-        items: &[(K, Slice<T>)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Slice(v))).collect();
-        put::write(&self.inner, WriteMode::Put, Operation::BatchPutFrom, &items, config).await
-    }
-
-    /// Stores many values as [`upsert`](Self::upsert) does.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_upsert<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &self,
-        items: &[(K, V)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Bytes(v.as_ref()))).collect();
-        let outcomes =
-            put::write(&self.inner, WriteMode::Upsert, Operation::UpsertBatch, &items, config).await?;
-        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
-    }
-
-    /// Stores many values in registered memory as [`upsert_from`](Self::upsert_from) does.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_upsert_from<K: AsRef<[u8]>>(
-        &self,
-        items: &[(K, Slice<T>)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Slice(v))).collect();
-        let outcomes =
-            put::write(&self.inner, WriteMode::Upsert, Operation::BatchUpsertFrom, &items, config).await?;
-        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
-    }
-
-    /// Stores values as [`batch_put_from`](Self::batch_put_from) does. Each value consists of
-    /// consecutive pieces in any registered memory.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_put_pieces<K: AsRef<[u8]>>(
-        &self,
-        items: &[(K, Vec<Slice<T>>)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Pieces(v))).collect();
-        put::write(&self.inner, WriteMode::Put, Operation::BatchPutFromMultiBuffers, &items, config).await
-    }
-
-    /// Stores values as [`batch_upsert_from`](Self::batch_upsert_from) does. Each value consists of
-    /// consecutive pieces in any registered memory.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_upsert_pieces<K: AsRef<[u8]>>(
-        &self,
-        items: &[(K, Vec<Slice<T>>)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        let items: Vec<_> = items.iter().map(|(k, v)| item(k, Payload::Pieces(v))).collect();
-        let outcomes =
-            put::write(&self.inner, WriteMode::Upsert, Operation::BatchUpsertFrom, &items, config).await?;
-        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
-    }
-
-    async fn write_one(
-        &self,
-        mode: WriteMode,
-        operation: Operation,
-        key: &[u8],
-        value: Payload<'_, T>,
-        config: &ReplicateConfig,
-    ) -> Result<PutOutcome> {
-        one(put::write(&self.inner, mode, operation, &[Item { key, value }], config).await?)
+        let items: Vec<Item<'_, T>> =
+            items.iter().map(|(key, value)| Item { key: key.as_ref(), value: value.as_payload() }).collect();
+        let operation = Operation::of_batch_put(options.mode, items.first().map(|item| &item.value));
+        put::write(&self.inner, options.mode, operation, &items, &options.replication).await
     }
 }
 
@@ -217,17 +119,15 @@ impl<T: Transport> Client<T> {
     }
 
     /// Reads a value to the start of registered memory, without a copy in between. Returns the
-    /// length, or `None` for a miss, and always the memory. Without a length, the content of the
-    /// memory is undefined.
+    /// memory in any case.
     ///
     /// # Errors
-    /// Returns the errors of [`get`](Self::get), and `INVALID_PARAMS` if the value is longer than
-    /// the memory.
+    /// The result has the errors of [`get`](Self::get), and `INVALID_PARAMS` if the value is longer
+    /// than the memory.
     pub async fn get_into(&self, key: impl AsRef<[u8]>, into: SliceMut<T>) -> ReadInto<T> {
         let (asked, mut outcomes) =
             get::read(&self.inner, Operation::GetInto, &[key.as_ref()], vec![Want::Into(into)]).await;
-        let (result, slice) = into_slice(outcomes.remove(0));
-        (asked.and(result), slice)
+        read_into(&asked, outcomes.remove(0))
     }
 
     /// Returns the values of many keys with one RPC to the master. Each client is read in one
@@ -240,38 +140,13 @@ impl<T: Transport> Client<T> {
     }
 
     /// Reads many values as [`get_into`](Self::get_into) does. Returns every slice, in order.
-    ///
-    /// # Errors
-    /// Returns an outer error if the outcome of every key is unknown.
-    pub async fn batch_get_into<K: AsRef<[u8]>>(
-        &self,
-        items: Vec<(K, SliceMut<T>)>,
-    ) -> (Result<()>, Vec<ReadInto<T>>) {
+    pub async fn batch_get_into<K: AsRef<[u8]>>(&self, items: Vec<(K, SliceMut<T>)>) -> BatchRead<T> {
         let (keys, wants): (Vec<K>, Vec<Want<T>>) =
             items.into_iter().map(|(key, slice)| (key, Want::Into(slice))).unzip();
-        let (asked, outcomes) = get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), wants).await;
-        (asked, outcomes.into_iter().map(into_slice).collect())
-    }
-
-    /// Reads values as [`batch_get_into`](Self::batch_get_into) does, but reports a miss as an
-    /// error. The error is `OBJECT_NOT_FOUND` for a key without an object. If no replica can be
-    /// read because its clients failed, the error is that of the last attempt.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_get_into`](Self::batch_get_into).
-    pub async fn batch_read_into<K: AsRef<[u8]>>(
-        &self,
-        items: Vec<(K, SliceMut<T>)>,
-    ) -> (Result<()>, Vec<(Result<usize>, SliceMut<T>)>) {
-        let (keys, wants): (Vec<K>, Vec<Want<T>>) =
-            items.into_iter().map(|(key, slice)| (key, Want::Into(slice))).unzip();
-        let (asked, outcomes) = get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), wants).await;
-        let or_why = |mut outcome: Outcome<T>| {
-            let why = outcome.lost.take().unwrap_or_else(|| ErrorCode::ObjectNotFound.into());
-            let (result, slice) = into_slice(outcome);
-            (result.and_then(|len| len.ok_or(why)), slice)
-        };
-        (asked, outcomes.into_iter().map(or_why).collect())
+        let (located, outcomes) =
+            get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), wants).await;
+        let reads = outcomes.into_iter().map(|outcome| read_into(&located, outcome)).collect();
+        BatchRead { located, reads }
     }
 
     /// Returns whether a key can be read now. An object that can be read stays for the time of a
@@ -296,40 +171,8 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// Returns an error if the master does not respond.
     pub async fn size(&self, key: impl AsRef<[u8]>) -> Result<Option<u64>> {
-        let found = self.replicas(key).await?;
+        let found = self.replicas().list(key).await?;
         Ok(found.and_then(|list| list.replicas.first().map(|replica| replica.location.size())))
-    }
-
-    /// Returns the replicas of a key with a lease on them, or `None` if there is no object.
-    ///
-    /// # Errors
-    /// Returns an error if the master does not respond.
-    pub async fn replicas(&self, key: impl AsRef<[u8]>) -> Result<Option<ReplicaList>> {
-        one(self.batch_replicas(&[key]).await?)
-    }
-
-    /// Returns the replicas of many keys, as [`replicas`](Self::replicas) does, with one RPC.
-    ///
-    /// # Errors
-    /// Returns an error if the outcome of every key is unknown.
-    pub async fn batch_replicas<K: AsRef<[u8]>>(
-        &self,
-        keys: &[K],
-    ) -> Result<Vec<Result<Option<ReplicaList>>>> {
-        let inner = &self.inner;
-        inner.usable()?;
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let keys = slices(keys);
-        let call = inner.master.locate(&inner.config.tenant, &keys);
-        let answers = inner.deadline().bound("replica list", call).await?;
-        let found = |answer| match answer {
-            Ok(list) => Ok(Some(list)),
-            Err(error) if is_miss(&error) => Ok(None),
-            Err(error) => Err(error),
-        };
-        Ok(answers.into_iter().map(found).collect())
     }
 
     async fn exist_all(&self, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
@@ -354,6 +197,38 @@ impl<T: Transport> Client<T> {
             Ok(found.and(outcome.place.and_then(Incoming::into_bytes)))
         };
         Ok(outcomes.into_iter().map(value).collect())
+    }
+}
+
+/// Locations of objects.
+impl<T: Transport> ClientReplicas<'_, T> {
+    /// Returns the replicas of a key with a lease on them, or `None` if there is no object.
+    ///
+    /// # Errors
+    /// Returns an error if the master does not respond.
+    pub async fn list(self, key: impl AsRef<[u8]>) -> Result<Option<ReplicaList>> {
+        one(self.batch_list(&[key]).await?)
+    }
+
+    /// Returns the replicas of many keys, as [`list`](Self::list) does, with one RPC.
+    ///
+    /// # Errors
+    /// Returns an error if the outcome of every key is unknown.
+    pub async fn batch_list<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Result<Option<ReplicaList>>>> {
+        let inner = &self.client.inner;
+        inner.usable()?;
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys = slices(keys);
+        let call = inner.master.locate(&inner.config.tenant, &keys);
+        let answers = inner.deadline().bound("replica list", call).await?;
+        let found = |answer| match answer {
+            Ok(list) => Ok(Some(list)),
+            Err(error) if is_miss(&error) => Ok(None),
+            Err(error) => Err(error),
+        };
+        Ok(answers.into_iter().map(found).collect())
     }
 }
 
@@ -431,14 +306,14 @@ impl<T: Transport> Client<T> {
 }
 
 /// Registered memory for operations without a copy.
-impl<T: Transport> Client<T> {
+impl<T: Transport> ClientMemory<'_, T> {
     /// Registers memory of the caller. Other clients cannot access this memory.
     ///
     /// # Errors
     /// Returns `INVALID_PARAMS` for an empty range, and the errors of the transport.
-    pub fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        self.inner.usable()?;
-        self.inner.engine.register_local(memory)
+    pub fn register(self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
+        self.client.inner.usable()?;
+        self.client.inner.engine.register_local(memory)
     }
 
     /// Allocates registered memory. Other clients cannot access this memory.
@@ -446,13 +321,34 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// Returns `BUFFER_OVERFLOW` if the memory cannot be allocated, and `INVALID_PARAMS` for zero
     /// bytes.
-    pub fn alloc_registered(&self, len: usize) -> Result<Region<T>> {
-        self.register(Arc::new(HostMemory::with(len, &self.inner.config.memory)?))
+    pub fn alloc(self, len: usize) -> Result<Region<T>> {
+        self.register(Arc::new(HostMemory::with(len, &self.client.inner.config.memory)?))
     }
 }
 
-fn item<'a, T: Transport>(key: &'a impl AsRef<[u8]>, value: Payload<'a, T>) -> Item<'a, T> {
-    Item { key: key.as_ref(), value }
+impl Operation {
+    /// Returns the operation that metrics count for a put of one value.
+    fn of_put<T: Transport>(mode: WriteMode, value: &Payload<'_, T>) -> Self {
+        match (mode, value) {
+            (WriteMode::Put, Payload::Bytes(_) | Payload::Shared(_)) => Self::Put,
+            (WriteMode::Put, Payload::Slice(_)) => Self::PutFrom,
+            (WriteMode::Put, Payload::Pieces(_)) => Self::PutParts,
+            (WriteMode::Upsert, Payload::Bytes(_) | Payload::Shared(_)) => Self::Upsert,
+            (WriteMode::Upsert, Payload::Slice(_)) => Self::UpsertFrom,
+            (WriteMode::Upsert, Payload::Pieces(_)) => Self::UpsertParts,
+        }
+    }
+
+    /// Returns the operation that metrics count for a put of many values. The first value decides.
+    fn of_batch_put<T: Transport>(mode: WriteMode, first: Option<&Payload<'_, T>>) -> Self {
+        match (mode, first) {
+            (WriteMode::Put, Some(Payload::Slice(_))) => Self::BatchPutFrom,
+            (WriteMode::Put, Some(Payload::Pieces(_))) => Self::BatchPutFromMultiBuffers,
+            (WriteMode::Put, _) => Self::PutBatch,
+            (WriteMode::Upsert, Some(Payload::Slice(_) | Payload::Pieces(_))) => Self::BatchUpsertFrom,
+            (WriteMode::Upsert, _) => Self::UpsertBatch,
+        }
+    }
 }
 
 fn slices<K: AsRef<[u8]>>(keys: &[K]) -> Vec<&[u8]> {
@@ -468,10 +364,12 @@ fn is_miss(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::ReplicaIsNotReady) || error.kind() == mooncake_core::ErrorKind::NotFound
 }
 
-fn into_slice<T: Transport>(outcome: Outcome<T>) -> ReadInto<T> {
-    match (outcome.place, outcome.slice) {
-        (Some(Incoming::Into(front)), _) => (outcome.result, front.into_slice()),
-        (_, Some(slice)) => (outcome.result, slice),
+fn read_into<T: Transport>(located: &Result<()>, outcome: Outcome<T>) -> ReadInto<T> {
+    let Outcome { result, lost: miss, place, slice } = outcome;
+    let into = match (place, slice) {
+        (Some(Incoming::Into(front)), _) => front.into_slice(),
+        (_, Some(slice)) => slice,
         _ => unreachable!("a read gives the slice back that it was given"),
-    }
+    };
+    ReadInto { result: located.clone().and(result), miss, into }
 }

@@ -31,6 +31,34 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
+    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json` of a client. Port 0
+    /// selects a free port. The server does not keep the client alive.
+    ///
+    /// # Errors
+    /// Returns `RPC_FAIL` if the port is in use or cannot be bound.
+    pub async fn serve<T: Transport>(client: &Client<T>, host: &str, port: u16) -> Result<Self> {
+        Self::serve_with(client, host, port, Box::new(Vec::new)).await
+    }
+
+    /// Starts the server as [`serve`](Self::serve) does, with additional gauges.
+    #[doc(hidden)]
+    pub async fn serve_with<T: Transport>(
+        client: &Client<T>,
+        host: &str,
+        port: u16,
+        more: Box<More>,
+    ) -> Result<Self> {
+        let (listener, at) = http::bind(host, port, "http_port").await?;
+        let subject = Arc::new(Weak(Arc::downgrade(&client.inner)));
+        let more: Arc<More> = more.into();
+        let collector = Arc::new(client.status().metrics_collector_with({
+            let more = more.clone();
+            move || more()
+        }));
+        let about = About { client: subject, collector, more };
+        Ok(Self { pages: http::serve("pages", listener, router(about)), at })
+    }
+
     /// Returns the address of the server.
     pub fn address(&self) -> SocketAddr {
         self.at
@@ -39,31 +67,6 @@ impl ClientPages {
     /// Stops accepting requests and waits for the responses to requests in progress.
     pub async fn stop(self) {
         self.pages.stop().await;
-    }
-}
-
-impl<T: Transport> Client<T> {
-    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json`. Port 0 selects a free
-    /// port. The server does not keep the client alive.
-    ///
-    /// # Errors
-    /// Returns `RPC_FAIL` if the port is in use or cannot be bound.
-    pub async fn serve_pages(&self, host: &str, port: u16) -> Result<ClientPages> {
-        self.serve_pages_with(host, port, Box::new(Vec::new)).await
-    }
-
-    /// Starts the server as [`serve_pages`](Self::serve_pages) does, with additional gauges.
-    #[doc(hidden)]
-    pub async fn serve_pages_with(&self, host: &str, port: u16, more: Box<More>) -> Result<ClientPages> {
-        let (listener, at) = http::bind(host, port, "http_port").await?;
-        let client = Arc::new(Weak(Arc::downgrade(&self.inner)));
-        let more: Arc<More> = more.into();
-        let collector = Arc::new(self.metrics_collector_with({
-            let more = more.clone();
-            move || more()
-        }));
-        let about = About { client, collector, more };
-        Ok(ClientPages { pages: http::serve("pages", listener, router(about)), at })
     }
 }
 
@@ -89,7 +92,7 @@ impl<T: Transport> Subject for Weak<T> {
     async fn health(&self) -> Health {
         let Some(inner) = self.0.upgrade() else { return Health::NOT_INITIALIZED };
         let client = Client { inner };
-        match (client.inner.usable().is_ok(), client.is_healthy().await) {
+        match (client.inner.usable().is_ok(), client.status().is_healthy().await) {
             (false, _) => Health::NOT_INITIALIZED,
             (true, false) => Health { status: "master_unreachable", code: 2 },
             (true, true) => Health { status: "healthy", code: 0 },

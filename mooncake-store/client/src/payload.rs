@@ -16,9 +16,9 @@ pub enum PutOutcome {
     Existed,
 }
 
-/// Bytes to store.
+/// Bytes to store, borrowed from the caller.
 #[derive(Debug)]
-pub(crate) enum Payload<'a, T: Transport> {
+pub enum Payload<'a, T: Transport> {
     /// Memory that is not registered. The bytes are copied once, into the local buffer.
     Bytes(&'a [u8]),
     /// Immutable memory that is not registered. The bytes are sent without a copy if the transport
@@ -28,6 +28,68 @@ pub(crate) enum Payload<'a, T: Transport> {
     Slice(&'a Slice<T>),
     /// Registered memory in several consecutive pieces.
     Pieces(&'a [Slice<T>]),
+}
+
+impl<T: Transport> Clone for Payload<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Transport> Copy for Payload<'_, T> {}
+
+/// Values that a put accepts: bytes, strings, [`Bytes`], registered memory, and pieces of
+/// registered memory. [`Payload`] describes how the bytes of each are sent.
+pub trait AsPayload<T: Transport> {
+    /// Returns the bytes to store.
+    fn as_payload(&self) -> Payload<'_, T>;
+}
+
+impl<T: Transport> AsPayload<T> for Payload<'_, T> {
+    fn as_payload(&self) -> Payload<'_, T> {
+        *self
+    }
+}
+
+impl<T: Transport, V: AsPayload<T> + ?Sized> AsPayload<T> for &V {
+    fn as_payload(&self) -> Payload<'_, T> {
+        (**self).as_payload()
+    }
+}
+
+/// Implements [`AsPayload`] for types that borrow the content of the variant.
+macro_rules! payloads {
+    ($([$($generics:tt)*] $type:ty => $variant:ident;)*) => {$(
+        impl<T: Transport, $($generics)*> AsPayload<T> for $type {
+            fn as_payload(&self) -> Payload<'_, T> {
+                Payload::$variant(self.as_ref())
+            }
+        }
+    )*};
+}
+
+payloads! {
+    [] [u8] => Bytes;
+    [] str => Bytes;
+    [] Vec<u8> => Bytes;
+    [] String => Bytes;
+    [] Box<[u8]> => Bytes;
+    [const N: usize] [u8; N] => Bytes;
+    [] [Slice<T>] => Pieces;
+    [] Vec<Slice<T>> => Pieces;
+    [const N: usize] [Slice<T>; N] => Pieces;
+}
+
+impl<T: Transport> AsPayload<T> for Bytes {
+    fn as_payload(&self) -> Payload<'_, T> {
+        Payload::Shared(self)
+    }
+}
+
+impl<T: Transport> AsPayload<T> for Slice<T> {
+    fn as_payload(&self) -> Payload<'_, T> {
+        Payload::Slice(self)
+    }
 }
 
 impl<T: Transport> Payload<'_, T> {

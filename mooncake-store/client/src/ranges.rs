@@ -25,10 +25,11 @@ use crate::checksum::Sum;
 use crate::deadline::{Deadline, late};
 use crate::disk::{BORROWED, Loan};
 use crate::errors::shown;
+use crate::handles::ClientRanges;
 use crate::issuer::Issuer;
 use crate::located::{Answer, Located, Place, Reading, Renewed, Version, name};
 use crate::metrics::{Counting, Operation};
-use crate::state::{Client, Inner, Owner};
+use crate::state::{Inner, Owner};
 
 /// Maximum number of responses of the master that are tried.
 const ROUNDS: usize = 2;
@@ -47,10 +48,17 @@ pub struct RangeRead<T: Transport> {
     pub into: SliceMut<T>,
 }
 
-/// Outcome of a range, and its memory.
-pub type RangeOutcome<T> = (Result<()>, SliceMut<T>);
+/// Outcome of the read of a range, and its memory.
+#[derive(Debug)]
+pub struct RangeOutcome<T: Transport> {
+    /// Outcome of the read. After an error, the content of the memory is undefined.
+    pub result: Result<()>,
+    /// Memory of the caller.
+    pub into: SliceMut<T>,
+}
 
-impl<T: Transport> Client<T> {
+/// Reads of ranges.
+impl<T: Transport> ClientRanges<'_, T> {
     /// Locates each key and grants a lease on its replicas. Returns `None` for a key without an
     /// object.
     ///
@@ -61,16 +69,16 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// The outer error means that no result is known. Returns `INVALID_REPLICA` for an object that
     /// is neither in memory nor on the disk of a client.
-    pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
-        let inner = &self.inner;
+    pub async fn locate<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
+        let inner = &self.client.inner;
         let mut asked = inner.asked();
-        let mut answers = self.batch_replicas(keys).await?;
+        let mut answers = self.client.replicas().batch_list(keys).await?;
         // Leases that ended before the response arrived are useless. The master responds now, so it
         // is asked again.
         let now = inner.asked();
         if answers.iter().flatten().flatten().any(|list| asked.at.after(list.lease) <= now.at) {
             asked = now;
-            answers = self.batch_replicas(keys).await?;
+            answers = self.client.replicas().batch_list(keys).await?;
         }
         inner.missed(answers.iter().filter(|answer| matches!(answer, Ok(None))).count());
         let located = |(key, answer): (&K, Result<Option<ReplicaList>>)| {
@@ -95,8 +103,8 @@ impl<T: Transport> Client<T> {
     /// ([`ClientConfig::checksum`](crate::ClientConfig::checksum)), a range that is the whole
     /// object is compared with its checksum. Ranges of one object that cover the whole object
     /// together are compared, too.
-    pub async fn read_ranges(&self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
-        let inner = &self.inner;
+    pub async fn read(self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
+        let inner = &self.client.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
         let deadline = inner.deadline();
         let (usable, now) = (inner.usable(), inner.config.clock.now());
@@ -120,8 +128,8 @@ impl<T: Transport> Client<T> {
             round += 1;
         }
         inner.came_in_parts(&ranges);
-        let ended: Vec<_> = ranges.into_iter().filter_map(Range::finish).collect();
-        ended.iter().for_each(|(outcome, into)| counting.part(outcome, into.len()));
+        let ended: Vec<RangeOutcome<T>> = ranges.into_iter().filter_map(Range::finish).collect();
+        ended.iter().for_each(|range| counting.part(&range.result, range.into.len()));
         counting.end();
         ended
     }
@@ -212,7 +220,7 @@ impl<T: Transport> Range<T> {
         let none = || Err(Error::from(ErrorCode::InvalidReplica));
         let outcome = self.outcome.unwrap_or_else(|| self.failure.map_or_else(none, Err));
         let key = &self.object.place.key;
-        Some((outcome.map_err(|error| error.context(shown(key))), self.into?))
+        Some(RangeOutcome { result: outcome.map_err(|error| error.context(shown(key))), into: self.into? })
     }
 
     /// Compares bytes with the checksum if they are the whole object. A part has no checksum.

@@ -8,13 +8,14 @@ use prometheus::core::Collector;
 
 use crate::cache::HotCacheStats;
 use crate::disk::FileReport;
+use crate::handles::ClientStatus;
 use crate::metrics::{Direction, Metrics, Objects};
 use crate::state::Client;
 
 /// Name, description and value of a gauge that a program adds to the metrics.
 pub(crate) type ProgramGauge = (&'static str, &'static str, u64);
 
-impl<T: Transport> Client<T> {
+impl<T: Transport> ClientStatus<'_, T> {
     /// Returns a collector of the metrics of this client, for the registry of a program that embeds
     /// it. The metrics are those of `/metrics`. The collector does not keep the client alive.
     ///
@@ -24,30 +25,31 @@ impl<T: Transport> Client<T> {
     ///
     /// ```
     /// fn register(client: &mooncake_client::Client) -> prometheus::Result<()> {
-    ///     prometheus::register(Box::new(client.metrics_collector()))
+    ///     prometheus::register(Box::new(client.status().metrics_collector()))
     /// }
     /// ```
-    pub fn metrics_collector(&self) -> impl Collector + use<T> {
+    pub fn metrics_collector(self) -> impl Collector + use<T> {
         self.metrics_collector_with(Vec::new)
     }
 
     /// Returns a collector that also has the gauges of a program.
-    pub(crate) fn metrics_collector_with<M>(&self, more: M) -> impl Collector + use<T, M>
+    pub(crate) fn metrics_collector_with<M>(self, more: M) -> impl Collector + use<T, M>
     where
         M: Fn() -> Vec<ProgramGauge> + Send + Sync,
     {
-        let client = Arc::downgrade(&self.inner);
-        collector("mooncake_client", &self.inner.config.cluster_id, move |families| {
+        let inner = &self.client.inner;
+        let client = Arc::downgrade(inner);
+        collector("mooncake_client", &inner.config.cluster_id, move |families| {
             if let Some(inner) = client.upgrade() {
-                Client { inner }.add_metrics(families);
+                Client { inner }.status().add_metrics(families);
             }
             more().into_iter().for_each(|(name, help, value)| families.gauge(name, help, value));
         })
     }
 
-    fn add_metrics(&self, families: &mut Families) {
+    fn add_metrics(self, families: &mut Families) {
         if let Some(metrics) = self.metrics() {
-            metrics.add(families, &self.inner.config.cluster_id);
+            metrics.add(families, &self.client.inner.config.cluster_id);
         }
         if let Some(stats) = self.hot_cache() {
             add_hot_cache(families, stats);

@@ -21,27 +21,30 @@ pub use self::reservation::{RangeWrite, Reservation};
 use crate::attempt::{Attempt, OURS_FOR};
 use crate::deadline::Deadline;
 use crate::errors::shown;
+use crate::handles::ClientRanges;
 use crate::issuer::Issuer;
 use crate::metrics::Operation;
 use crate::put::{are_at, of_some};
 use crate::retry_on_full::{RetryOnFull, is_full, too_large};
-use crate::state::{Client, Owner, is_newer};
+use crate::state::{Owner, is_newer};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
-impl<T: Transport> Client<T> {
+/// Writes of ranges.
+impl<T: Transport> ClientRanges<'_, T> {
     /// Requests space for each object. Nothing of an object can be read before
     /// [`commit`](Self::commit). If a reservation is neither committed nor revoked, the master
     /// reclaims its space after a timeout.
     ///
     /// # Errors
     /// The outer error means that no result is known. Returns `OBJECT_ALREADY_EXISTS` for a key
-    /// that exists or that occurs earlier in `items`, and the errors of [`put`](Self::put).
+    /// that exists or that occurs earlier in `items`, and the errors of
+    /// [`Client::put`](crate::Client::put).
     pub async fn reserve<K: AsRef<[u8]>>(
-        &self,
+        self,
         items: &[(K, u64)],
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Reservation>>> {
-        let inner = &self.inner;
+        let inner = &self.client.inner;
         inner.usable()?;
         let deadline = inner.deadline();
         let puts: Vec<PutItem<'_>> =
@@ -108,13 +111,13 @@ impl<T: Transport> Client<T> {
     /// the space may be in memory of an earlier process. So the master is asked for the same space
     /// again, and repeats the grant only if the grant is still valid.
     async fn confirm_reserved(
-        &self,
+        self,
         of: &[usize],
         outcomes: &mut [Option<Result<Reservation>>],
         config: &ReplicateConfig,
         deadline: &Deadline,
     ) {
-        let inner = &self.inner;
+        let inner = &self.client.inner;
         let mut objects: Vec<&mut Reservation> = Vec::with_capacity(of.len());
         for (i, outcome) in outcomes.iter_mut().enumerate() {
             if let Some(Ok(object)) = outcome.as_mut().filter(|_| of.contains(&i)) {
@@ -163,8 +166,8 @@ impl<T: Transport> Client<T> {
     /// is so old that the master may have reclaimed it. All other errors are those of the
     /// transfers. After a timeout (`RPC_TIMEOUT`) the bytes may still arrive, so the object cannot
     /// be committed any more.
-    pub async fn write_ranges(&self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
-        let inner = &self.inner;
+    pub async fn write(self, writes: Vec<RangeWrite<'_, T>>) -> Vec<Result<()>> {
+        let inner = &self.client.inner;
         let mut counting = inner.counting(Operation::BatchPutFromMultiBufferRanges);
         let deadline = inner.deadline();
         let now = inner.config.clock.now();
@@ -226,8 +229,8 @@ impl<T: Transport> Client<T> {
     /// reservation that the master may have reclaimed, and for one that is
     /// [incomplete](Reservation::is_incomplete). A range that failed may be written again. After a
     /// timeout the object can only be given back.
-    pub async fn commit(&self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
-        let inner = &self.inner;
+    pub async fn commit(self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let deadline = inner.deadline();
         let mut outcomes: Vec<Option<Result<()>>> = objects.iter().map(|_| None).collect();
@@ -264,15 +267,15 @@ impl<T: Transport> Client<T> {
     /// reclaims it. If a dropped call still writes to the space, the space is returned in the
     /// background after the write has ended. Objects that are so old that another client may write
     /// their keys by now are left alone.
-    pub async fn give_back(&self, objects: &[&Reservation]) -> bool {
-        let deadline = self.inner.deadline();
+    pub async fn give_back(self, objects: &[&Reservation]) -> bool {
+        let deadline = self.client.inner.deadline();
         let mut all = true;
         for (attempt, of) in by_attempt(objects) {
             let asked = of.len();
             let free = of.into_iter().map(|i| objects[i]).filter(|object| object.written.give_up());
             let keys: Vec<&[u8]> = free.map(Reservation::key).collect();
             all &= keys.len() == asked;
-            all &= keys.is_empty() || attempt.revoke(&self.inner, &keys, &deadline).await;
+            all &= keys.is_empty() || attempt.revoke(&self.client.inner, &keys, &deadline).await;
         }
         all
     }

@@ -18,10 +18,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::cache::{HotCache, HotCacheStats};
+use crate::cache::HotCache;
 use crate::config::ClientConfig;
 use crate::deadline::Deadline;
-use crate::disk::{DiskReport, Files, Owners, own};
+use crate::disk::{Files, Owners, own};
 use crate::inventory::Inventory;
 use crate::issuer::{Asked, Issuer};
 use crate::metrics::Metrics;
@@ -121,29 +121,6 @@ impl<T: Transport> Client<T> {
     /// Returns the engine of this client, for transfers beside the store.
     pub fn engine(&self) -> &Engine<T> {
         &self.inner.engine
-    }
-
-    /// Returns the number of bytes of the local buffer in use. The bytes belong to transfers in
-    /// progress, and to values from [`get`](Client::get) that the caller still holds.
-    pub fn local_buffer_used(&self) -> u64 {
-        self.inner.staging.as_ref().map_or(0, Staging::used)
-    }
-
-    /// Returns the statistics of the hot cache, or `None` without one
-    /// ([`ClientConfig::hot_cache`]).
-    pub fn hot_cache(&self) -> Option<HotCacheStats> {
-        self.inner.cache.as_ref().map(HotCache::stats)
-    }
-
-    /// Returns the statistics of the disk, or `None` without one ([`ClientConfig::offload`]).
-    pub fn disk(&self) -> Option<DiskReport> {
-        own::report(&self.inner.disk)
-    }
-
-    /// Returns whether the master responds.
-    pub async fn is_healthy(&self) -> bool {
-        let inner = &self.inner;
-        inner.usable().is_ok() && inner.deadline().bound("ping", inner.master.ping(inner.id)).await.is_ok()
     }
 }
 

@@ -13,8 +13,9 @@ use mooncake_transport::{Slice, Transport};
 use serde::Deserialize;
 
 use crate::deadline::Deadline;
+use crate::handles::ClientReplicas;
 use crate::issuer::Issuer;
-use crate::state::{Client, Inner, Unreached, is_newer};
+use crate::state::{Inner, Unreached, is_newer};
 use mooncake_protocol::api::{Caller, CopyToken};
 use mooncake_protocol::message::{
     CreateCopyTask, CreateMoveTask, FetchTasks, MarkTaskToComplete, MoveStart, QueryTask,
@@ -35,7 +36,7 @@ const PROBE: Duration = Duration::from_secs(1);
 const PROBES: usize = 600;
 
 /// Requests for copies and moves. The client that has the bytes executes them.
-impl<T: Transport> Client<T> {
+impl<T: Transport> ClientReplicas<'_, T> {
     /// Requests another copy of an object in each of the named segments. [`task`](Self::task)
     /// returns the progress.
     ///
@@ -43,8 +44,8 @@ impl<T: Transport> Client<T> {
     /// Returns `INVALID_PARAMS` without a target, for a target that is not mounted, and for a key
     /// that is not UTF-8. Returns `OBJECT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` or
     /// `TASK_PENDING_LIMIT_EXCEEDED` from the master, or the error of the RPC.
-    pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
-        let inner = &self.inner;
+    pub async fn copy(self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let call = inner.master.call(CreateCopyTask {
             key: key.as_ref(),
@@ -57,9 +58,9 @@ impl<T: Transport> Client<T> {
     /// Requests to move the copy in segment `source` to segment `target`.
     ///
     /// # Errors
-    /// Returns the errors of [`copy_task`](Self::copy_task).
-    pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
-        let inner = &self.inner;
+    /// Returns the errors of [`copy`](Self::copy).
+    pub async fn move_to(self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let call = inner.master.call(CreateMoveTask {
             key: key.as_ref(),
@@ -76,8 +77,8 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns `NOT_SUPPORTED` from the master, or the error of the RPC.
-    pub async fn clear_replicas<K: AsRef<[u8]>>(&self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
-        let inner = &self.inner;
+    pub async fn clear<K: AsRef<[u8]>>(self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
+        let inner = &self.client.inner;
         inner.usable()?;
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
         let call = inner.master.clear_replicas(inner.id, &keys, segment);
@@ -88,8 +89,8 @@ impl<T: Transport> Client<T> {
     ///
     /// # Errors
     /// Returns `TASK_NOT_FOUND` from the master, or the error of the RPC.
-    pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
-        let inner = &self.inner;
+    pub async fn task(self, task: Uuid) -> Result<TaskInfo> {
+        let inner = &self.client.inner;
         inner.usable()?;
         inner.deadline().bound("asking for a task", inner.master.call(QueryTask { task })).await
     }

@@ -206,7 +206,7 @@ const ASKED_EVERY: Duration = Duration::from_millis(200);
 /// other clients. Returns when that is done and no lease on the objects holds, or at the end of
 /// `grace`.
 async fn drain(client: &Client, grace: Duration) {
-    if client.segments().is_empty() {
+    if client.segments().ids().is_empty() {
         return;
     }
     tracing::info!(seconds = grace.as_secs(), "draining; a second SIGTERM ends the process at once");
@@ -234,7 +234,7 @@ async fn drain(client: &Client, grace: Duration) {
 async fn move_away(client: &Client) -> Result<DrainProgress> {
     let mut last = None;
     loop {
-        match client.drain().await {
+        match client.segments().drain().await {
             Ok(now) if now.done => return Ok(now),
             Ok(now) => {
                 if last.as_ref() != Some(&now) {
@@ -256,8 +256,8 @@ async fn move_away(client: &Client) -> Result<DrainProgress> {
 async fn leave_after(client: &Client, grace: Duration) -> bool {
     // Segments end with the process, not by their own timeout at the same time.
     let beyond = grace + Duration::from_secs(60);
-    for segment in client.segments() {
-        if let Err(error) = client.unmount_after(segment, beyond).await {
+    for segment in client.segments().ids() {
+        if let Err(error) = client.segments().unmount_after(segment, beyond).await {
             tracing::warn!(%segment, %error, "cannot drain segment");
             return false;
         }
@@ -315,7 +315,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         true => {
             let served = Arc::downgrade(&server);
             let figures = Box::new(move || figures(&served));
-            let pages = client.serve_pages_with("0.0.0.0", flags.http_port, figures).await?;
+            let pages = ClientPages::serve_with(&client, "0.0.0.0", flags.http_port, figures).await?;
             tracing::info!(at = %pages.address(), "HTTP");
             Some(pages)
         }

@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, Result};
-use mooncake_store::client::{Client, ClientConfig, HotCacheConfig, HotCacheStats, RangeRead};
-use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+use mooncake_store::client::{
+    Client, ClientConfig, HotCacheConfig, HotCacheStats, PutOptions, RangeOutcome, RangeRead, ReadInto,
+};
+use mooncake_store::local::{
+    LocalClient, LocalConfig, LocalRange, LocalRead, LocalServer, LocalServerConfig,
+};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
@@ -20,7 +23,7 @@ use crate::cluster::{Cluster, Kind, eventually, master_config, value};
 const LEN: usize = 100_000;
 
 fn stats(client: &Client) -> HotCacheStats {
-    client.hot_cache().unwrap()
+    client.status().hot_cache().unwrap()
 }
 
 /// Repeats a read whose lease expired: a busy machine may take longer than the shortest leases of
@@ -41,8 +44,8 @@ async fn get(client: &Client, key: &str) -> Option<Bytes> {
 
 async fn get_into(client: &Client, key: &str) -> Option<Bytes> {
     within_lease(async || {
-        let into = client.alloc_registered(3 << 20)?.exclusive().unwrap();
-        let (found, into) = client.get_into(key, into).await;
+        let into = client.memory().alloc(3 << 20)?.exclusive().unwrap();
+        let ReadInto { result: found, into, .. } = client.get_into(key, into).await;
         let Some(len) = found? else { return Ok(None) };
         let mut bytes = vec![0; len];
         into.copy_to(0, &mut bytes)?;
@@ -54,17 +57,17 @@ async fn get_into(client: &Client, key: &str) -> Option<Bytes> {
 /// Reads a value in two parts, as into several buffers.
 async fn get_in_parts(client: &Client, key: &str) -> Option<Bytes> {
     within_lease(async || {
-        let Some(object) = client.locate(&[key]).await?.remove(0)? else { return Ok(None) };
+        let Some(object) = client.ranges().locate(&[key]).await?.remove(0)? else { return Ok(None) };
         let size = object.size();
         let part = |offset: u64, len: u64| RangeRead {
             object: object.clone(),
             offset,
-            into: client.alloc_registered(len as usize).unwrap().exclusive().unwrap(),
+            into: client.memory().alloc(len as usize).unwrap().exclusive().unwrap(),
         };
         let reads = vec![part(0, size / 3), part(size / 3, size - size / 3)];
         let mut bytes = Vec::new();
-        for (outcome, into) in client.read_ranges(reads).await {
-            outcome?;
+        for RangeOutcome { result, into } in client.ranges().read(reads).await {
+            result?;
             let mut part = vec![0; into.len()];
             into.copy_to(0, &mut part)?;
             bytes.extend(part);
@@ -92,7 +95,7 @@ async fn what_is_read_often_is_read_without_a_wire() {
         };
         for (how, len) in [LEN, (1 << 20) + 5, 2_500_000].into_iter().enumerate() {
             let (key, bytes) = (format!("key {how}"), value(how as u64, len));
-            a.put(&key, &bytes).await.unwrap();
+            a.put(&key, &bytes[..]).await.unwrap();
             assert!(read(key.clone(), how).await.unwrap() == bytes);
             assert_eq!(stats(&reader).fills, how as u64, "once is not often");
             assert!(read(key.clone(), how).await.unwrap() == bytes);
@@ -109,25 +112,25 @@ async fn what_is_read_often_is_read_without_a_wire() {
 
         // A part of an object comes from the cache, too, and the lease counts as for any other
         // read.
-        let object = reader.locate(&["key 0"]).await.unwrap().remove(0).unwrap().unwrap();
-        let into = reader.alloc_registered(10).unwrap().exclusive().unwrap();
-        let (outcome, into) =
-            reader.read_ranges(vec![RangeRead { object, offset: 77, into }]).await.remove(0);
+        let object = reader.ranges().locate(&["key 0"]).await.unwrap().remove(0).unwrap().unwrap();
+        let into = reader.memory().alloc(10).unwrap().exclusive().unwrap();
+        let RangeOutcome { result: outcome, into } =
+            reader.ranges().read(vec![RangeRead { object, offset: 77, into }]).await.remove(0);
         outcome.unwrap();
         let mut bytes = [0; 10];
         into.copy_to(0, &mut bytes).unwrap();
         assert_eq!(bytes[..], value(0, LEN)[77..87]);
 
         // The next read sees the upsert, the remove and the put of another client.
-        b.upsert("key 0", value(10, LEN)).await.unwrap();
+        b.put_with("key 0", &value(10, LEN)[..], &PutOptions::new().upsert()).await.unwrap();
         assert!(get(&reader, "key 0").await.unwrap() == value(10, LEN));
         assert!(b.remove("key 1", true).await.unwrap());
         assert_eq!(get_into(&reader, "key 1").await, None);
-        b.put("key 1", value(11, (1 << 20) + 5)).await.unwrap();
+        b.put("key 1", &value(11, (1 << 20) + 5)[..]).await.unwrap();
         assert!(get_in_parts(&reader, "key 1").await.unwrap() == value(11, (1 << 20) + 5));
         // The cache also drops the values that its own client replaces.
         let object = stats(&reader).objects;
-        reader.upsert("key 2", value(12, 10)).await.unwrap();
+        reader.put_with("key 2", &value(12, 10)[..], &PutOptions::new().upsert()).await.unwrap();
         assert_eq!(stats(&reader).objects, object - 1);
         assert!(get(&reader, "key 2").await.unwrap() == value(12, 10));
         reader.remove_all(true).await.unwrap();
@@ -142,16 +145,16 @@ async fn only_what_fits_is_kept_and_the_oldest_goes() {
     let hot_cache = HotCacheConfig { bytes: 1 << 20, longest: 300_000, admission: 1 };
     let config = ClientConfig { hot_cache, share_memory: false, segment: 4 << 20, ..ClientConfig::default() };
     let reader = Client::builder().config(config).master(cluster.handle()).connect().await.unwrap();
-    let near = ReplicateConfig { preferred_segment: reader.hostname().into(), ..ReplicateConfig::default() };
-    let afar = ReplicateConfig { preferred_segment: a.hostname().into(), ..ReplicateConfig::default() };
-    a.put_with("long", value(1, 300_001), &afar).await.unwrap();
-    a.put_with("near", value(2, 1000), &near).await.unwrap();
+    let near = PutOptions::new().prefer_segment(reader.hostname());
+    let afar = PutOptions::new().prefer_segment(a.hostname());
+    a.put_with("long", &value(1, 300_001)[..], &afar).await.unwrap();
+    a.put_with("near", &value(2, 1000)[..], &near).await.unwrap();
     for key in ["long", "near"] {
         assert!(get(&reader, key).await.is_some());
     }
     for round in 0..10 {
         let key = format!("key {round}");
-        a.put_with(&key, value(round, 200_000), &afar).await.unwrap();
+        a.put_with(&key, &value(round, 200_000)[..], &afar).await.unwrap();
         assert!(get(&reader, &key).await.unwrap() == value(round, 200_000));
         eventually("it is kept", async || stats(&reader).fills == round + 1).await;
         assert!(stats(&reader).bytes <= 1 << 20, "{:?}", stats(&reader));
@@ -172,11 +175,11 @@ async fn a_value_written_over_in_place_is_another_one() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
     let owner = cluster.builder().segment(LEN as u64 + 1000).connect().await.unwrap();
     let reader = cluster.builder().segment(0).hot_cache(1 << 20).connect().await.unwrap();
-    let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
-    owner.put_with("k", value(0, LEN), &pinned).await.unwrap();
+    let pinned = PutOptions::new().hard_pin();
+    owner.put_with("k", &value(0, LEN)[..], &pinned).await.unwrap();
     let at = |client: &Client| {
         let client = client.clone();
-        async move { client.replicas("k").await.unwrap().unwrap().replicas[0].location.clone() }
+        async move { client.replicas().list("k").await.unwrap().unwrap().replicas[0].location.clone() }
     };
     let before = at(&owner).await;
     for seed in 1..4 {
@@ -187,7 +190,7 @@ async fn a_value_written_over_in_place_is_another_one() {
         })
         .await;
         // The upsert waits for free space until the lease expires.
-        owner.upsert("k", value(seed, LEN)).await.unwrap();
+        owner.put_with("k", &value(seed, LEN)[..], &PutOptions::new().upsert()).await.unwrap();
         let hits = stats(&reader).hits;
         assert!(get(&reader, "k").await.unwrap() == value(seed, LEN));
         assert_eq!(stats(&reader).hits, hits);
@@ -238,7 +241,11 @@ async fn no_value_is_read_that_is_not_there_any_more() {
             match rng.below(40) {
                 0..6 => {
                     let len = LENS[rng.below(2) as usize];
-                    if writer.upsert(&name, value(step, len)).await.is_ok() {
+                    if writer
+                        .put_with(&name, &value(step, len)[..], &PutOptions::new().upsert())
+                        .await
+                        .is_ok()
+                    {
                         current.insert(key, (step, len));
                     }
                 }
@@ -294,11 +301,11 @@ async fn light_clients_read_what_their_owner_keeps() {
     for turn in 0..4 {
         let bytes = value(turn, LEN);
         if turn % 2 == 0 {
-            a.upsert("k", &bytes).await.unwrap();
+            a.put_with("k", &bytes[..], &PutOptions::new().upsert()).await.unwrap();
         } else {
             assert!(b.remove("k", true).await.unwrap());
             assert_eq!(one.get("k").await.unwrap(), None, "it is gone, kept or not");
-            b.put("k", &bytes).await.unwrap();
+            b.put("k", &bytes[..]).await.unwrap();
         }
         assert!(one.get("k").await.unwrap().unwrap() == bytes, "turn {turn}");
         eventually("it is kept", async || {
@@ -309,11 +316,11 @@ async fn light_clients_read_what_their_owner_keeps() {
         let before = stats(&owner).hits;
         assert!(other.get("k").await.unwrap().unwrap() == bytes, "whoever read it before");
         let into: SliceMut<TransportSet> = other.alloc_registered(LEN).await.unwrap().exclusive().unwrap();
-        assert_eq!(other.get_into("k", into).await.0.unwrap(), Some(LEN));
+        assert_eq!(other.get_into("k", into).await.result.unwrap(), Some(LEN));
         let into: SliceMut<TransportSet> = one.alloc_registered(1000).await.unwrap().exclusive().unwrap();
         let object = one.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
         let range = LocalRange { object, offset: 5, into };
-        let (read, into) = one.read_ranges(vec![range]).await.remove(0);
+        let LocalRead { result: read, into } = one.read_ranges(vec![range]).await.remove(0);
         read.unwrap();
         let mut part = vec![0; 1000];
         into.unwrap().copy_to(0, &mut part).unwrap();

@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 use mooncake_core::ErrorCode;
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, RangeRead};
+use mooncake_store::client::{Client, PutOptions, RangeOutcome, RangeRead, ReadInto};
 use mooncake_store::master::MasterOptions;
 
 use crate::cluster::{Cluster, Kind, value};
@@ -28,13 +27,13 @@ async fn other_bytes_are_noticed() {
         let bytes = value(3, LEN);
 
         // Every form of a write makes the same checksum, and every form of a read compares it.
-        let registered = careful.alloc_registered(LEN).unwrap().exclusive().unwrap();
-        careful.put("whole", &bytes).await.unwrap();
-        let (_, registered) = careful.get_into("whole", registered).await;
+        let registered = careful.memory().alloc(LEN).unwrap().exclusive().unwrap();
+        careful.put("whole", &bytes[..]).await.unwrap();
+        let ReadInto { into: registered, .. } = careful.get_into("whole", registered).await;
         let slice = registered.into_shared();
-        careful.put_from("slice", &slice, &ReplicateConfig::default()).await.unwrap();
-        careful.put_bytes("bytes", &bytes, &ReplicateConfig::default()).await.unwrap();
-        plain.put("unsummed", &bytes).await.unwrap();
+        careful.put("slice", &slice).await.unwrap();
+        careful.put("bytes", &bytes).await.unwrap();
+        plain.put("unsummed", &bytes[..]).await.unwrap();
         drop(slice);
         let mut sums = Vec::new();
         for key in ["whole", "slice", "bytes"] {
@@ -48,25 +47,25 @@ async fn other_bytes_are_noticed() {
         spoil(&cluster, &a, "whole", 0).await;
         spoil(&cluster, &a, "unsummed", 0).await;
         assert_eq!(careful.get("whole").await.unwrap_err().code(), ErrorCode::ChecksumMismatch);
-        let into = careful.alloc_registered(LEN).unwrap().exclusive().unwrap();
-        let (result, _) = careful.get_into("whole", into).await;
+        let into = careful.memory().alloc(LEN).unwrap().exclusive().unwrap();
+        let ReadInto { result, .. } = careful.get_into("whole", into).await;
         assert_eq!(result.unwrap_err().code(), ErrorCode::ChecksumMismatch);
-        let located = careful.locate(&["whole"]).await.unwrap().remove(0).unwrap().unwrap();
+        let located = careful.ranges().locate(&["whole"]).await.unwrap().remove(0).unwrap().unwrap();
         for (len, code) in [(LEN, Some(ErrorCode::ChecksumMismatch)), (LEN - 1, None)] {
-            let into = careful.alloc_registered(len).unwrap().exclusive().unwrap();
+            let into = careful.memory().alloc(len).unwrap().exclusive().unwrap();
             let read = RangeRead { object: located.clone(), offset: 0, into };
-            let (result, _) = careful.read_ranges(vec![read]).await.remove(0);
+            let RangeOutcome { result, .. } = careful.ranges().read(vec![read]).await.remove(0);
             assert_eq!(result.err().map(|error| error.code()), code, "a part cannot be compared");
         }
         // Parts that cover the whole value together are compared, in any order.
         for (cuts, code) in [([0, 100, LEN], Some(ErrorCode::ChecksumMismatch)), ([1, 100, LEN], None)] {
             let part = |range: &[usize]| {
-                let into = careful.alloc_registered(range[1] - range[0]).unwrap().exclusive().unwrap();
+                let into = careful.memory().alloc(range[1] - range[0]).unwrap().exclusive().unwrap();
                 RangeRead { object: located.clone(), offset: range[0] as u64, into }
             };
             let parts = cuts.windows(2).rev().map(part).collect();
-            for (result, _) in careful.read_ranges(parts).await {
-                assert_eq!(result.err().map(|error| error.code()), code, "{cuts:?}");
+            for range in careful.ranges().read(parts).await {
+                assert_eq!(range.result.err().map(|error| error.code()), code, "{cuts:?}");
             }
         }
         let batch = careful.batch_get(&["slice", "whole"]).await.unwrap();
@@ -84,21 +83,20 @@ async fn another_replica_stands_in_for_a_spoilt_one() {
     let (a, _b) = cluster.pair().await;
     let careful = cluster.builder().segment(0).checksum(true).connect().await.unwrap();
     let bytes = value(4, LEN);
-    careful.put_with("k", &bytes, &ReplicateConfig::replicas(2)).await.unwrap();
+    careful.put_with("k", &bytes[..], &PutOptions::new().replicas(2)).await.unwrap();
     spoil(&cluster, &a, "k", 0).await;
     for _ in 0..4 {
         assert_eq!(careful.get("k").await.unwrap().unwrap(), bytes);
-        let located = careful.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+        let located = careful.ranges().locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
         let part = |offset: usize| {
-            let into = careful.alloc_registered(LEN / 2).unwrap().exclusive().unwrap();
+            let into = careful.memory().alloc(LEN / 2).unwrap().exclusive().unwrap();
             RangeRead { object: located.clone(), offset: offset as u64, into }
         };
-        for (half, (result, read)) in
-            careful.read_ranges(vec![part(0), part(LEN / 2)]).await.iter().enumerate()
-        {
-            result.as_ref().unwrap();
+        let read = careful.ranges().read(vec![part(0), part(LEN / 2)]).await;
+        for (half, RangeOutcome { result, into }) in read.into_iter().enumerate() {
+            result.unwrap();
             let mut got = vec![0; LEN / 2];
-            read.copy_to(0, &mut got).unwrap();
+            into.copy_to(0, &mut got).unwrap();
             assert_eq!(got, bytes[half * LEN / 2..][..LEN / 2]);
         }
     }

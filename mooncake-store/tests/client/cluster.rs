@@ -146,6 +146,12 @@ pub(crate) fn value(seed: u64, len: usize) -> Bytes {
     bytes.into()
 }
 
+/// Returns the items as slices, which a put copies through the local buffer. A put of [`Bytes`]
+/// sends them without a copy if the transport can.
+pub(crate) fn slices<K: AsRef<str>>(items: &[(K, Bytes)]) -> Vec<(&str, &[u8])> {
+    items.iter().map(|(key, value)| (key.as_ref(), &value[..])).collect()
+}
+
 /// Polls a condition for up to ten seconds.
 pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     for _ in 0..500 {

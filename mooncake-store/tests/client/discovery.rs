@@ -1,8 +1,7 @@
 //! Discovery of clients by names other than that of a metadata service.
 
 use mooncake_core::Result;
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, PutOptions};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_transport::directory::DirectoryOptions;
@@ -12,8 +11,8 @@ use crate::cluster::{Cluster, Kind, value};
 
 /// Puts an object into the segment of a given client.
 async fn put_in(client: &Client, owner: &Client, key: &str, len: usize) -> Result<()> {
-    let config = ReplicateConfig { preferred_segment: owner.hostname().into(), ..ReplicateConfig::default() };
-    client.put_with(key, value(7, len), &config).await.map(drop)
+    let config = PutOptions::new().prefer_segment(owner.hostname());
+    client.put_with(key, &value(7, len)[..], &config).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

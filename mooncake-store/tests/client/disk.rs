@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::ErrorCode;
-use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
-use mooncake_store::client::{Client, ClientBuilder, OffloadConfig};
+use mooncake_core::replica::ReplicaLocation;
+use mooncake_store::client::{Client, ClientBuilder, OffloadConfig, PutOptions};
 use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions};
 
 use crate::cluster::{Cluster, Kind, eventually, value};
@@ -60,7 +60,7 @@ pub(crate) fn expected(number: u64) -> Bytes {
 
 pub(crate) async fn fill(client: &Client) {
     for number in 0..KEYS {
-        client.put(key(number), expected(number)).await.unwrap();
+        client.put(key(number), &expected(number)[..]).await.unwrap();
     }
 }
 
@@ -96,10 +96,10 @@ async fn what_memory_has_no_room_for_comes_back_from_disk() {
     for (number, got) in (0..KEYS).zip(all) {
         assert!(got.unwrap().as_deref() == Some(&*expected(number)), "{number}");
     }
-    let report = owner.disk().unwrap();
+    let report = owner.status().disk().unwrap();
     assert_eq!((report.offloaded, report.refused, report.unread), (KEYS, 0, 0), "{report:?}");
     assert!(report.read >= KEYS, "{report:?}");
-    eventually("nothing stays lent", async || owner.disk().unwrap().lent_bytes == 0).await;
+    eventually("nothing stays lent", async || owner.status().disk().unwrap().lent_bytes == 0).await;
     owner.close().await.unwrap();
     assert_eq!(read(&other, &key(0)).await, None, "its disk is gone with it");
 }
@@ -129,9 +129,10 @@ async fn a_disk_outlives_its_owner_and_what_was_removed_does_not() {
     fill(&other).await;
     all_written(&cluster).await;
     other.remove(key(1), true).await.unwrap();
-    other.upsert(key(2), value(1000, SIZE)).await.unwrap();
+    other.put_with(key(2), &value(1000, SIZE)[..], &PutOptions::new().upsert()).await.unwrap();
     eventually("the new value is on disk", async || replicas_of(&cluster, &key(2)).1 == 1).await;
-    eventually("the owner hears of it", async || first.disk().unwrap().store.objects == KEYS - 1).await;
+    eventually("the owner hears of it", async || first.status().disk().unwrap().store.objects == KEYS - 1)
+        .await;
     first.close().await.unwrap();
     eventually("nothing is left", async || cluster.master.stats().keys == 0).await;
     let second = owner(&cluster, folder.path()).connect().await.unwrap();
@@ -156,13 +157,13 @@ async fn what_a_new_owner_finds_and_somebody_has_written_since_is_dropped() {
     // A disk without memory beside it serves only after a restart.
     first.unwrap().close().await.unwrap();
     let first = owner(&cluster, folder.path()).connect().await.unwrap();
-    let mine = ReplicateConfig { preferred_segment: first.hostname().into(), ..ReplicateConfig::default() };
-    first.put_with("k", value(1, SIZE), &mine).await.unwrap();
+    let mine = PutOptions::new().prefer_segment(first.hostname());
+    first.put_with("k", &value(1, SIZE)[..], &mine).await.unwrap();
     eventually("it is on disk", async || replicas_of(&cluster, "k").1 == 1).await;
     first.close().await.unwrap();
-    other.put("k", value(2, SIZE)).await.unwrap();
+    other.put("k", &value(2, SIZE)[..]).await.unwrap();
     let second = owner(&cluster, folder.path()).connect().await.unwrap();
-    eventually("the old value goes", async || second.disk().unwrap().store.objects == 0).await;
+    eventually("the old value goes", async || second.status().disk().unwrap().store.objects == 0).await;
     assert!(read(&other, "k").await == Some(value(2, SIZE)));
     second.close().await.unwrap();
 }
@@ -174,10 +175,10 @@ async fn a_small_disk_loses_what_was_used_least_and_nothing_else() {
     let small = OffloadConfig { capacity: 4 * MIB, ..disk(folder.path()) };
     let owner = patient_builder(&cluster).offload(small).connect().await.unwrap();
     fill(&owner).await;
-    eventually("the disk is full", async || owner.disk().unwrap().store.evicted > 0).await;
+    eventually("the disk is full", async || owner.status().disk().unwrap().store.evicted > 0).await;
     eventually("the master knows what is gone", async || {
         let on_disk = (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)).1 == 1).count() as u64;
-        let report = owner.disk().unwrap();
+        let report = owner.status().disk().unwrap();
         report.offloaded + report.refused >= KEYS && on_disk == report.store.objects
     })
     .await;
@@ -210,7 +211,7 @@ async fn a_damaged_record_is_a_miss_and_no_replica_any_more() {
     assert_eq!(got[0], None);
     assert!(got[1] == Some(expected(KEYS - 1)), "one that is whole is read beside it");
     eventually("the master hears of it", async || replicas_of(&cluster, &key(damaged)) == (0, 0)).await;
-    assert_eq!(owner.disk().unwrap().store.corrupt, 1);
+    assert_eq!(owner.status().disk().unwrap().store.corrupt, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,9 +236,9 @@ async fn a_disk_is_emptied_with_the_cluster() {
     fill(&owner).await;
     all_written(&cluster).await;
     owner.remove_all(true).await.unwrap();
-    eventually("it is empty", async || owner.disk().unwrap().store.objects == 0).await;
+    eventually("it is empty", async || owner.status().disk().unwrap().store.objects == 0).await;
     assert_eq!(read(&owner, &key(0)).await, None);
-    owner.put("after", value(1, SIZE)).await.unwrap();
+    owner.put("after", &value(1, SIZE)[..]).await.unwrap();
     assert!(read(&owner, "after").await == Some(value(1, SIZE)));
 }
 
@@ -260,10 +261,10 @@ async fn what_is_read_often_comes_back_to_memory() {
         replicas_of(&cluster, &key(often)) == (1, 1)
     })
     .await;
-    assert!(owner.disk().unwrap().promoted >= 1);
-    let before = owner.disk().unwrap().read;
+    assert!(owner.status().disk().unwrap().promoted >= 1);
+    let before = owner.status().disk().unwrap().read;
     assert!(read(&owner, &key(often)).await == Some(expected(often)));
-    assert_eq!(owner.disk().unwrap().read, before, "from memory");
+    assert_eq!(owner.status().disk().unwrap().read, before, "from memory");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::ErrorCode;
 use mooncake_disk::{IoFault, IoFaults, IoRequest};
-use mooncake_store::client::{Client, ClientBuilder, DiskFaults, OffloadConfig};
+use mooncake_store::client::{Client, ClientBuilder, DiskFaults, OffloadConfig, PutOptions};
 use mooncake_store::master::DiskOptions;
 use parking_lot::{Condvar, Mutex};
 
@@ -84,15 +84,15 @@ async fn a_disk_that_takes_nothing_refuses_objects_and_counts_them() {
         let owner = builder.connect().await.unwrap();
         disk.set(Mood::Fails { writes: true, errno });
         fill(&owner).await;
-        eventually("all were tried", async || owner.disk().unwrap().refused >= KEYS).await;
-        let report = owner.disk().unwrap();
+        eventually("all were tried", async || owner.status().disk().unwrap().refused >= KEYS).await;
+        let report = owner.status().disk().unwrap();
         assert_eq!((report.offloaded, report.store.objects), (0, 0), "{report:?}");
         assert_eq!(report.store.disk.no_space > 0, errno == ENOSPC, "{report:?}");
         let there = count(&owner).await;
         assert!((1..=32).contains(&there), "what memory holds: {there}");
         // The disk has free space again.
         disk.set(Mood::Fine);
-        owner.upsert("later", value(7, SIZE)).await.unwrap();
+        owner.put_with("later", &value(7, SIZE)[..], &PutOptions::new().upsert()).await.unwrap();
         eventually("it is on disk", async || replicas_of(&cluster, "later") == (1, 1)).await;
         owner.close().await.unwrap();
     }
@@ -113,7 +113,7 @@ async fn what_a_disk_cannot_read_is_a_miss_and_no_replica_any_more() {
         eventually("the master hears of it", async || replicas_of(&cluster, &key(*number)) == (0, 0)).await;
     }
     disk.set(Mood::Fine);
-    assert_eq!(owner.disk().unwrap().store.unreadable, 2);
+    assert_eq!(owner.status().disk().unwrap().store.unreadable, 2);
     assert!(read(&owner, &key(there[2])).await == Some(expected(there[2])), "the others are whole");
 }
 
@@ -131,10 +131,11 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
     for got in futures::future::join_all(reads).await {
         assert_eq!(got.unwrap(), None);
     }
-    eventually("nothing of its memory is lent", async || owner.disk().unwrap().lent_bytes == 0).await;
+    eventually("nothing of its memory is lent", async || owner.status().disk().unwrap().lent_bytes == 0)
+        .await;
     // The failed disk gets no more requests, and calls fail at once.
-    let before = owner.disk().unwrap();
-    let unread = async || owner.disk().unwrap().unread - before.unread;
+    let before = owner.status().disk().unwrap();
+    let unread = async || owner.status().disk().unwrap().unread - before.unread;
     for number in &there[..4] {
         assert_eq!(read(&owner, &key(*number)).await, None);
     }
@@ -143,8 +144,9 @@ async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
     disk.set(Mood::Fine);
     eventually("it answers again", async || read(&owner, &key(there[1])).await == Some(expected(there[1])))
         .await;
-    eventually("what was removed is gone", async || owner.disk().unwrap().store.objects == KEYS - 1).await;
-    owner.upsert("later", value(7, SIZE)).await.unwrap();
+    eventually("what was removed is gone", async || owner.status().disk().unwrap().store.objects == KEYS - 1)
+        .await;
+    owner.put_with("later", &value(7, SIZE)[..], &PutOptions::new().upsert()).await.unwrap();
     eventually("and it is used", async || replicas_of(&cluster, "later").1 == 1).await;
 }
 
@@ -154,22 +156,22 @@ async fn writes_that_hang_cost_the_heartbeat_their_time_once() {
     let folder = tempfile::tempdir().unwrap();
     let (builder, disk) = moody(&cluster, folder.path());
     let owner = builder.connect().await.unwrap();
-    owner.put("before", value(5, SIZE)).await.unwrap();
+    owner.put("before", &value(5, SIZE)[..]).await.unwrap();
     eventually("it is on disk", async || replicas_of(&cluster, "before").1 == 1).await;
     disk.set(Mood::Hangs { reads: false });
     // The test puts several times as many objects as are written at a time.
     for number in 0..24 {
-        owner.put(key(number), expected(number)).await.unwrap();
+        owner.put(key(number), &expected(number)[..]).await.unwrap();
     }
-    eventually("they are given up", async || owner.disk().unwrap().refused > 0).await;
+    eventually("they are given up", async || owner.status().disk().unwrap().refused > 0).await;
     // An older value whose removal hangs does not return, either.
-    owner.upsert("before", value(6, SIZE)).await.unwrap();
+    owner.put_with("before", &value(6, SIZE)[..], &PutOptions::new().upsert()).await.unwrap();
     assert!(read(&owner, "before").await == Some(value(6, SIZE)));
     disk.set(Mood::Fine);
     eventually("it is used again", async || replicas_of(&cluster, "before").1 == 1).await;
     eventually("the master knows what is there", async || {
         let on_disk = (0..24).filter(|n| replicas_of(&cluster, &key(*n)).1 == 1).count() as u64;
-        owner.disk().unwrap().store.objects == on_disk + 1
+        owner.status().disk().unwrap().store.objects == on_disk + 1
     })
     .await;
     for number in 0..24 {
@@ -186,7 +188,7 @@ async fn a_client_leaves_a_disk_that_hangs() {
     let owner = builder.connect().await.unwrap();
     disk.set(Mood::Hangs { reads: true });
     for number in 0..8 {
-        owner.put(key(number), expected(number)).await.unwrap();
+        owner.put(key(number), &expected(number)[..]).await.unwrap();
     }
     let closed = tokio::time::timeout(Duration::from_secs(60), owner.close()).await;
     closed.expect("it does not wait for the disk").unwrap();
@@ -301,11 +303,11 @@ async fn lives_on_a_full_file_system() {
     std::fs::write(folder.join("other"), vec![1; 8 << 20]).unwrap();
     fill(&owner).await;
     eventually("all were tried", async || {
-        let report = owner.disk().unwrap();
+        let report = owner.status().disk().unwrap();
         report.offloaded + report.refused >= KEYS
     })
     .await;
-    let report = owner.disk().unwrap();
+    let report = owner.status().disk().unwrap();
     assert!(report.offloaded > 4 && report.refused > 16, "{report:?}");
     assert!(report.store.disk.no_space > 0, "{report:?}");
     assert!(count(&owner).await > 4);

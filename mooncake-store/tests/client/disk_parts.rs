@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::{ErrorCode, Result};
-use mooncake_store::client::{Client, Located, OffloadConfig, RangeRead};
+use mooncake_store::client::{Client, Located, OffloadConfig, RangeOutcome, RangeRead};
 use mooncake_store::master::{DiskOptions, MasterOptions};
 use mooncake_store::protocol::server::{RunningServer, Server, ServerOptions};
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
@@ -20,7 +20,7 @@ use crate::disk::{
 };
 
 async fn find(client: &Client, key: &str) -> Option<Located> {
-    client.locate(&[key]).await.unwrap().remove(0).unwrap()
+    client.ranges().locate(&[key]).await.unwrap().remove(0).unwrap()
 }
 
 /// Reads ranges of located objects, and returns each outcome.
@@ -28,15 +28,15 @@ async fn parts(client: &Client, reads: &[(&Located, u64, usize)]) -> Vec<Result<
     let ranges = reads.iter().map(|&(object, offset, len)| RangeRead {
         object: object.clone(),
         offset,
-        into: client.alloc_registered(len).unwrap().exclusive().unwrap(),
+        into: client.memory().alloc(len).unwrap().exclusive().unwrap(),
     });
-    let bytes = |(outcome, slice): (Result<()>, mooncake_transport::SliceMut<_>)| {
-        outcome?;
-        let mut bytes = vec![0; slice.len()];
-        slice.copy_to(0, &mut bytes)?;
+    let bytes = |RangeOutcome { result, into }: RangeOutcome<_>| {
+        result?;
+        let mut bytes = vec![0; into.len()];
+        into.copy_to(0, &mut bytes)?;
         Ok(bytes)
     };
-    client.read_ranges(ranges.collect()).await.into_iter().map(bytes).collect()
+    client.ranges().read(ranges.collect()).await.into_iter().map(bytes).collect()
 }
 
 async fn part(client: &Client, object: &Located, offset: u64, len: usize) -> Result<Vec<u8>> {
@@ -74,10 +74,10 @@ async fn of_what_is_on_disk_only_the_range_is_read() {
     fill(&other).await;
     all_written(&cluster).await;
     let there = on_disk_only(&cluster);
-    let before = owner.disk().unwrap();
+    let before = owner.status().disk().unwrap();
     let read = of_keys(&other, &[(key(there[0]), 100_000, 1000)]).await;
     assert!(read[0] == expected(there[0])[100_000..101_000]);
-    let after = owner.disk().unwrap();
+    let after = owner.status().disk().unwrap();
     let (times, bytes) = (after.read - before.read, after.read_bytes - before.read_bytes);
     assert_eq!(bytes, 1000 * times, "nothing else is lent");
     assert_eq!(after.store.disk.read_bytes - before.store.disk.read_bytes, times * (64 << 10), "one chunk");
@@ -111,7 +111,7 @@ async fn more_than_an_owner_lends_at_a_time_is_read_in_pieces() {
     let small = OffloadConfig { buffer: MIB, ..disk(folder.path()) };
     let owner = patient_builder(&cluster).offload(small).connect().await.unwrap();
     let long = value(99, 4 << 20);
-    owner.put("long", long.clone()).await.unwrap();
+    owner.put("long", &long[..]).await.unwrap();
     fill(&owner).await;
     all_written(&cluster).await;
     assert_eq!(replicas_of(&cluster, "long"), (0, 1));
@@ -148,7 +148,7 @@ impl Stage {
         let mut memory = String::new();
         for (i, value) in values.iter().enumerate() {
             let name = format!("value {i}");
-            client.put(&name, value).await.unwrap();
+            client.put(&name, &value[..]).await.unwrap();
             let replica = cluster.master.peek(name.as_bytes()).unwrap().remove(0);
             let at = replica.location.memory().unwrap();
             (addresses[i], memory) = (at.address, at.endpoint.clone());
@@ -231,7 +231,9 @@ async fn an_owner_that_lends_whole_objects_only_is_asked_for_these() {
 #[cfg(feature = "local")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn light_clients_read_what_is_on_disks() {
-    use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+    use mooncake_store::local::{
+        LocalClient, LocalConfig, LocalRange, LocalRead, LocalServer, LocalServerConfig,
+    };
     use mooncake_transport::{Loopback, Region};
 
     let cluster = cluster(DiskOptions::default()).await;
@@ -267,7 +269,7 @@ async fn light_clients_read_what_is_on_disks() {
         let object = light.locate(&keys[..1]).await.unwrap().remove(0).unwrap().unwrap();
         let region: Region<Loopback> = light.alloc_registered(1 << 16).await.unwrap();
         let into = region.exclusive().unwrap();
-        let (outcome, slice) =
+        let LocalRead { result: outcome, into: slice } =
             light.read_ranges(vec![LocalRange { object, offset: 70_000, into }]).await.remove(0);
         match outcome {
             Err(error) if late(error.code()) => {}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::PutOptions;
 use mooncake_store::master::MasterOptions;
 
 use crate::cluster::{Cluster, Kind, eventually, value};
@@ -24,8 +24,8 @@ async fn a_drained_member_goes_without_a_miss() {
     let c = cluster.builder().connect().await.unwrap();
     for at in 0..OBJECTS {
         let preferred_segment = if at % 4 == 3 { b.hostname() } else { a.hostname() }.to_owned();
-        let config = ReplicateConfig { preferred_segment, ..ReplicateConfig::default() };
-        c.put_with(format!("k{at}"), value(at, len(at)), &config).await.unwrap();
+        let config = PutOptions::new().prefer_segment(preferred_segment);
+        c.put_with(format!("k{at}"), &value(at, len(at))[..], &config).await.unwrap();
     }
     let stop = Arc::new(AtomicBool::new(false));
     let reads = Arc::new(AtomicU64::new(0));

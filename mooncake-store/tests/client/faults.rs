@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::{ManualClock, SharedClock};
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, Located, MasterHandle, PutOutcome, RangeRead};
+use mooncake_store::client::{Client, Located, MasterHandle, PutOptions, PutOutcome, RangeRead};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
 use mooncake_transport::{Loopback, LoopbackNet};
 
-use crate::cluster::{eventually, value};
+use crate::cluster::{eventually, slices, value};
 
 pub(crate) type Wire = Faulty<Loopback>;
 
@@ -63,24 +62,24 @@ async fn parts(
     let read = |&(object, offset, len): &(&Located, usize, usize)| RangeRead {
         object: object.clone(),
         offset: offset as u64,
-        into: client.alloc_registered(len).unwrap().exclusive().unwrap(),
+        into: client.memory().alloc(len).unwrap().exclusive().unwrap(),
     };
-    let read = client.read_ranges(wanted.iter().map(read).collect()).await.into_iter();
+    let read = client.ranges().read(wanted.iter().map(read).collect()).await.into_iter();
     let bytes = |into: mooncake_transport::SliceMut<Wire>| {
         let mut bytes = vec![0; into.len()];
         into.copy_to(0, &mut bytes).unwrap();
         bytes
     };
-    read.map(|(outcome, into)| outcome.map(|()| bytes(into)).map_err(|error| error.code())).collect()
+    read.map(|read| read.result.map(|()| bytes(read.into)).map_err(|error| error.code())).collect()
 }
 
 pub(crate) async fn locate<const N: usize>(client: &Client<Wire>, keys: [&str; N]) -> [Located; N] {
-    let mut located = client.locate(&keys).await.unwrap().into_iter();
+    let mut located = client.ranges().locate(&keys).await.unwrap().into_iter();
     keys.map(|_| located.next().unwrap().unwrap().unwrap())
 }
 
-pub(crate) fn at(client: &Client<Wire>) -> ReplicateConfig {
-    ReplicateConfig { preferred_segment: client.hostname().into(), ..ReplicateConfig::default() }
+pub(crate) fn at(client: &Client<Wire>) -> PutOptions {
+    PutOptions::new().prefer_segment(client.hostname())
 }
 
 pub(crate) fn always(fault: Fault) -> Faults {
@@ -96,7 +95,9 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
     let world = World::new(short_leases());
     let (a, _) = world.connect(1 << 20).await;
     let (b, wire) = world.connect(0).await;
-    a.batch_put(&[("k", value(1, 1000)), ("l", value(2, 1000))], &ReplicateConfig::default()).await.unwrap();
+    a.batch_put(&slices(&[("k", value(1, 1000)), ("l", value(2, 1000))]), &PutOptions::default())
+        .await
+        .unwrap();
     wire.set(always(Fault::Delay));
 
     // Both attempts are too slow.
@@ -125,7 +126,7 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
 
     // The read goes into memory of the caller, and returns it.
     wire.set(always(Fault::Delay));
-    let into = b.alloc_registered(1000).unwrap().exclusive().unwrap();
+    let into = b.memory().alloc(1000).unwrap().exclusive().unwrap();
     let get = tokio::spawn({
         let b = b.clone();
         async move { b.get_into("k", into).await }
@@ -135,8 +136,8 @@ async fn bytes_that_come_after_the_lease_do_not_count() {
         world.clock.advance(Duration::from_secs(1));
         wire.release(1);
     }
-    let (size, into) = get.await.unwrap();
-    assert_eq!((size.unwrap_err().code(), into.len()), (ErrorCode::LeaseExpired, 1000));
+    let read = get.await.unwrap();
+    assert_eq!((read.result.unwrap_err().code(), read.into.len()), (ErrorCode::LeaseExpired, 1000));
 }
 
 #[tokio::test]
@@ -146,7 +147,7 @@ async fn another_replica_stands_in_for_one_that_cannot_be_read() {
     let (_b, _) = world.connect(1 << 20).await;
     let (c, _) = world.connect(0).await;
     let items: Vec<_> = (0..8).map(|i| (format!("key {i}"), value(i, 5000))).collect();
-    c.batch_put(&items, &ReplicateConfig::replicas(2)).await.unwrap();
+    c.batch_put(&slices(&items), &PutOptions::new().replicas(2)).await.unwrap();
     wire.inner().kill();
     for (key, expected) in &items {
         assert_eq!(c.get(key).await.unwrap().unwrap(), expected);
@@ -169,7 +170,7 @@ async fn a_dead_member_costs_objects_and_nothing_else() {
     let (b, _) = world.connect(1 << 20).await;
     let (c, _) = world.connect(0).await;
     let items: Vec<_> = (0..16).map(|i| (format!("key {i}"), value(i, 5000))).collect();
-    c.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
+    c.batch_put(&slices(&items), &PutOptions::default()).await.unwrap();
     wire.inner().kill();
     // The master does not know of the death yet. Objects in that segment are misses.
     let mut misses = 0;
@@ -183,11 +184,11 @@ async fn a_dead_member_costs_objects_and_nothing_else() {
     // New objects for that segment go to another one.
     for i in 0..16 {
         let (key, bytes) = (format!("new {i}"), value(100 + i, 5000));
-        assert_eq!(b.put(&key, &bytes).await.unwrap(), PutOutcome::Stored);
+        assert_eq!(b.put(&key, &bytes[..]).await.unwrap(), PutOutcome::Stored);
         assert_eq!(c.get(&key).await.unwrap().unwrap(), bytes);
     }
     let again: Vec<_> = (0..16).map(|i| (format!("batch {i}"), value(200 + i, 500))).collect();
-    for outcome in b.batch_put(&again, &ReplicateConfig::replicas(2)).await.unwrap() {
+    for outcome in b.batch_put(&slices(&again), &PutOptions::new().replicas(2)).await.unwrap() {
         assert_eq!(outcome.unwrap(), PutOutcome::Stored);
     }
 }
@@ -199,7 +200,7 @@ async fn a_write_that_failed_leaves_nothing_behind() {
     let (b, wire) = world.connect(0).await;
     for fault in [Fault::Fail, Fault::Drop, Fault::Cut] {
         wire.set(always(fault));
-        let error = b.put("k", value(1, 5000)).await.unwrap_err();
+        let error = b.put("k", &value(1, 5000)[..]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault:?}");
         let stats = world.master.stats();
         assert_eq!((stats.keys, stats.writing, stats.used()), (0, 0, stats.resting()), "{fault:?}");
@@ -207,7 +208,7 @@ async fn a_write_that_failed_leaves_nothing_behind() {
         // The client avoids the unreachable owner for a moment, and then tries again.
         world.clock.advance(Duration::from_secs(2));
         wire.set(Faults::none());
-        assert_eq!(b.put("k", value(1, 5000)).await.unwrap(), PutOutcome::Stored);
+        assert_eq!(b.put("k", &value(1, 5000)[..]).await.unwrap(), PutOutcome::Stored);
         assert!(b.remove("k", true).await.unwrap());
     }
 }
@@ -218,17 +219,17 @@ async fn a_write_that_may_still_land_keeps_its_space() {
     let (_a, _) = world.connect(1 << 20).await;
     let (b, wire) = world.connect(0).await;
     wire.set(always(Fault::LoseAnswer));
-    assert_eq!(b.put("k", value(1, 5000)).await.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(b.put("k", &value(1, 5000)[..]).await.unwrap_err().kind(), ErrorKind::Timeout);
     wire.set(Faults::none());
     world.clock.advance(Duration::from_secs(2));
     // The space is not revoked: neither the key nor the space is free.
     assert_eq!(world.master.stats().writing, 1);
-    assert_eq!(b.put("k", value(2, 5000)).await.unwrap(), PutOutcome::Existed);
+    assert_eq!(b.put("k", &value(2, 5000)[..]).await.unwrap(), PutOutcome::Existed);
     assert_eq!(b.get("k").await.unwrap(), None);
     // The master reclaims the space in time.
     world.clock.advance(Duration::from_secs(30));
-    b.is_healthy().await;
-    assert_eq!(b.put("k", value(3, 5000)).await.unwrap_or(PutOutcome::Existed), PutOutcome::Stored);
+    b.status().is_healthy().await;
+    assert_eq!(b.put("k", &value(3, 5000)[..]).await.unwrap_or(PutOutcome::Existed), PutOutcome::Stored);
     assert_eq!(b.get("k").await.unwrap().unwrap(), value(3, 5000));
 }
 
@@ -240,19 +241,19 @@ async fn a_put_that_is_dropped_is_taken_back_once_it_has_landed() {
     wire.set(always(Fault::Delay));
     let put = tokio::spawn({
         let b = b.clone();
-        async move { b.put("k", value(1, 5000)).await }
+        async move { b.put("k", &value(1, 5000)[..]).await }
     });
     world.held(&wire, 1).await;
     put.abort();
     assert!(put.await.unwrap_err().is_cancelled());
     wire.set(Faults::none());
     // The space stays allocated while the write is in progress.
-    assert_eq!(a.put("k", value(2, 100)).await.unwrap(), PutOutcome::Existed);
+    assert_eq!(a.put("k", &value(2, 100)[..]).await.unwrap(), PutOutcome::Existed);
     assert_eq!(wire.release(1), 1);
     eventually("the space is given back", async || world.master.stats().writing == 0).await;
-    assert_eq!(a.put("k", value(2, 100)).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(a.put("k", &value(2, 100)[..]).await.unwrap(), PutOutcome::Stored);
     assert_eq!(b.get("k").await.unwrap().unwrap(), value(2, 100));
-    assert_eq!(b.local_buffer_used(), 0);
+    assert_eq!(b.status().local_buffer_used(), 0);
 }
 
 /// Objects of an owner that died are read from the current owner: ranges of one object, of several,
@@ -265,13 +266,13 @@ async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
     let (c, _) = world.connect(0).await;
     let keys = ["one", "two", "three", "session"];
     for (i, key) in keys.into_iter().enumerate() {
-        a.put_with(key, value(i as u64, 5000), &at(&a)).await.unwrap();
+        a.put_with(key, &value(i as u64, 5000)[..], &at(&a)).await.unwrap();
     }
     let [one, two, three, session] = locate(&c, keys).await;
     assert_eq!(parts(&c, &[(&session, 0, 3000)]).await, [Ok(value(3, 5000)[..3000].to_vec())]);
     for key in keys {
-        let task = c.copy_task(key, &[b.hostname()]).await.unwrap();
-        let status = async || c.task(task).await.unwrap().status == TaskStatus::Success;
+        let task = c.replicas().copy(key, &[b.hostname()]).await.unwrap();
+        let status = async || c.replicas().task(task).await.unwrap().status == TaskStatus::Success;
         eventually("it is copied", status).await;
     }
     wire.inner().kill();
@@ -297,14 +298,14 @@ async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all
     let (b, _) = world.connect(1 << 20).await;
     let (c, _) = world.connect(0).await;
     for key in ["k", "longer", "gone"] {
-        a.put_with(key, value(1, 5000), &at(&a)).await.unwrap();
+        a.put_with(key, &value(1, 5000)[..], &at(&a)).await.unwrap();
     }
     let [begun, unread, longer, gone] = locate(&c, ["k", "k", "longer", "gone"]).await;
     assert_eq!(parts(&c, &[(&begun, 0, 2500)]).await, [Ok(value(1, 5000)[..2500].to_vec())]);
     wire.inner().kill();
     for (key, len) in [("k", 5000), ("longer", 6000)] {
         b.remove(key, true).await.unwrap();
-        b.put_with(key, value(2, len), &at(&b)).await.unwrap();
+        b.put_with(key, &value(2, len)[..], &at(&b)).await.unwrap();
     }
     b.remove("gone", true).await.unwrap();
     let read = parts(
@@ -323,7 +324,7 @@ async fn the_lease_of_ranges_that_are_under_way_is_renewed() {
     let world = World::new(short_leases());
     let (a, _) = world.connect(1 << 20).await;
     let (b, wire) = world.connect(0).await;
-    a.put("k", value(1, 5000)).await.unwrap();
+    a.put("k", &value(1, 5000)[..]).await.unwrap();
     let slow = async |then: &dyn Fn()| {
         let [object] = locate(&b, ["k"]).await;
         let asked = world.master.stats().reads;
@@ -355,7 +356,7 @@ async fn ranges_of_what_was_located_before_the_lease_ended_are_refused() {
     let world = World::new(short_leases());
     let (a, _) = world.connect(1 << 20).await;
     let (b, wire) = world.connect(0).await;
-    a.put("k", value(1, 5000)).await.unwrap();
+    a.put("k", &value(1, 5000)[..]).await.unwrap();
     let [object] = locate(&b, ["k"]).await;
     world.clock.advance(Duration::from_secs(1));
     wire.set(always(Fault::Fail));

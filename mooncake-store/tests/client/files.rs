@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
-use mooncake_store::client::{Client, FileReport, PutOutcome, RangeRead};
+use mooncake_core::replica::ReplicaLocation;
+use mooncake_store::client::{Client, FileReport, PutOptions, PutOutcome, RangeOutcome, RangeRead, ReadInto};
 use mooncake_store::master::{FileOptions, MasterOptions};
 
 use crate::cluster::{Cluster, Kind, eventually, value};
@@ -52,7 +52,7 @@ async fn only_in_files(dir: &Path, items: &[(&[u8], Bytes)]) -> (Cluster, Client
         cluster.builder().segment(0).local_buffer(16 << 20).connect().await.unwrap(),
     );
     for (key, value) in items {
-        assert_eq!(client.put(key, value).await.unwrap(), PutOutcome::Stored);
+        assert_eq!(client.put(key, &value[..]).await.unwrap(), PutOutcome::Stored);
         written(&cluster, key).await;
     }
     holder.close().await.unwrap();
@@ -64,7 +64,7 @@ async fn only_in_files(dir: &Path, items: &[(&[u8], Bytes)]) -> (Cluster, Client
 }
 
 fn report(client: &Client) -> FileReport {
-    client.files().unwrap()
+    client.status().files().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,8 +81,8 @@ async fn a_value_is_its_file_and_comes_back_from_it() {
     let both = client.batch_get(&["short", "absent", "long"]).await.unwrap();
     let both: Vec<_> = both.into_iter().map(Result::unwrap).collect();
     assert!(both == [Some(short.clone()), None, Some(long.clone())]);
-    let into = client.alloc_registered(LONG + 7).unwrap().exclusive().unwrap();
-    let (length, into) = client.get_into("long", into).await;
+    let into = client.memory().alloc(LONG + 7).unwrap().exclusive().unwrap();
+    let ReadInto { result: length, into, .. } = client.get_into("long", into).await;
     assert_eq!(length.unwrap(), Some(LONG));
     let mut bytes = vec![0; LONG];
     into.copy_to(0, &mut bytes).unwrap();
@@ -100,16 +100,16 @@ async fn parts_are_read_from_files_and_nothing_else_of_them() {
     let dir = tempfile::tempdir().unwrap();
     let long = value(2, LONG);
     let (_cluster, client) = only_in_files(dir.path(), &[(b"k", long.clone())]).await;
-    let object = client.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+    let object = client.ranges().locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
     let parts = [(0, 10), (LONG - 3, 3), (123_457, 65_537)];
     let read = |&(offset, len): &(usize, usize)| RangeRead {
         object: object.clone(),
         offset: offset as u64,
-        into: client.alloc_registered(len).unwrap().exclusive().unwrap(),
+        into: client.memory().alloc(len).unwrap().exclusive().unwrap(),
     };
-    let outcomes = client.read_ranges(parts.iter().map(read).collect()).await;
-    for ((offset, len), (outcome, into)) in parts.into_iter().zip(outcomes) {
-        outcome.unwrap();
+    let outcomes = client.ranges().read(parts.iter().map(read).collect()).await;
+    for ((offset, len), RangeOutcome { result, into }) in parts.into_iter().zip(outcomes) {
+        result.unwrap();
         let mut bytes = vec![0; len];
         into.copy_to(0, &mut bytes).unwrap();
         assert!(bytes == long[offset..offset + len], "{offset} {len}");
@@ -140,10 +140,10 @@ async fn what_is_no_file_of_the_value_is_a_miss_and_the_key_is_free_again() {
         }
     }
     // The test reads parts first, because they report nothing to the master.
-    for object in client.locate(&names).await.unwrap() {
-        let into = client.alloc_registered(10).unwrap().exclusive().unwrap();
+    for object in client.ranges().locate(&names).await.unwrap() {
+        let into = client.memory().alloc(10).unwrap().exclusive().unwrap();
         let read = RangeRead { object: object.unwrap().unwrap(), offset: 0, into };
-        client.read_ranges(vec![read]).await.remove(0).0.unwrap_err();
+        client.ranges().read(vec![read]).await.remove(0).result.unwrap_err();
     }
     let unread = report(&client).unread;
     assert!(unread >= names.len() as u64);
@@ -198,7 +198,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
     let cluster = cluster(dir.path(), FileOptions { quota: 1000, ..FileOptions::default() }).await;
     let client = cluster.builder().connect().await.unwrap();
     for n in 0..5 {
-        client.put(format!("k{n}"), value(n, 300)).await.unwrap();
+        client.put(format!("k{n}"), &value(n, 300)[..]).await.unwrap();
         written(&cluster, format!("k{n}").as_bytes()).await;
     }
     eventually("the oldest are gone", async || all(dir.path()).len() == 3).await;
@@ -207,7 +207,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
         async || (0..5).map(|n| file(&cluster, format!("k{n}").as_bytes()).is_some()).collect::<Vec<_>>();
     eventually("the master knows", async || listed().await == [false, false, true, true, true]).await;
     assert_eq!((report(&client).evicted, report(&client).used), (3, 900));
-    client.put("too large", value(9, 1001)).await.unwrap();
+    client.put("too large", &value(9, 1001)[..]).await.unwrap();
     eventually("it was not written", async || report(&client).refused == 1).await;
     assert_eq!(all(dir.path()).len(), 3, "nothing goes for what cannot come");
     client.close().await.unwrap();
@@ -215,7 +215,7 @@ async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
     let fixed = FileOptions { quota: 1000, evict: false, ..FileOptions::default() };
     let cluster = self::cluster(dir.path(), fixed).await;
     let client = cluster.builder().connect().await.unwrap();
-    client.put("more", value(9, 200)).await.unwrap();
+    client.put("more", &value(9, 200)[..]).await.unwrap();
     eventually("it was not written", async || report(&client).refused == 1).await;
     assert_eq!(all(dir.path()).len(), 3);
 }
@@ -226,9 +226,9 @@ async fn what_is_replaced_or_removed_leaves_no_file() {
     let cluster = cluster(dir.path(), FileOptions::default()).await;
     let client = cluster.builder().connect().await.unwrap();
     let gone = async || all(dir.path()).is_empty();
-    client.put("k", value(1, 300)).await.unwrap();
+    client.put("k", &value(1, 300)[..]).await.unwrap();
     let first = written(&cluster, b"k").await;
-    client.upsert("k", value(2, 300)).await.unwrap();
+    client.put_with("k", &value(2, 300)[..], &PutOptions::new().upsert()).await.unwrap();
     eventually("the second has a file", async || file(&cluster, b"k").is_some_and(|path| path != first))
         .await;
     eventually("the first has none", async || !first.exists()).await;
@@ -236,7 +236,7 @@ async fn what_is_replaced_or_removed_leaves_no_file() {
     assert!(client.remove("k", true).await.unwrap());
     eventually("it is gone", gone).await;
     for n in 0..3 {
-        client.put(format!("k{n}"), value(n, 300)).await.unwrap();
+        client.put(format!("k{n}"), &value(n, 300)[..]).await.unwrap();
         written(&cluster, format!("k{n}").as_bytes()).await;
     }
     assert_eq!(client.remove_matching("k[01]", true).await.unwrap(), 2);
@@ -252,22 +252,22 @@ async fn batches_and_pieces_and_registered_memory_are_written_whole() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = cluster(dir.path(), FileOptions::default()).await;
     let client = cluster.builder().connect().await.unwrap();
-    let once = ReplicateConfig::default();
+    let once = PutOptions::default();
     let [a, b, c] = [1, 2, 3].map(|n| value(n, 200_000));
-    client.batch_put(&[("a", &a), ("b", &b)], &once).await.unwrap();
-    client.put_bytes("bytes", &c, &once).await.unwrap();
-    let mut slice = client.alloc_registered(c.len()).unwrap().exclusive().unwrap();
+    client.batch_put(&[("a", &a[..]), ("b", &b[..])], &once).await.unwrap();
+    client.put_with("bytes", &c, &once).await.unwrap();
+    let mut slice = client.memory().alloc(c.len()).unwrap().exclusive().unwrap();
     slice.copy_from(0, &c).unwrap();
     let slice = slice.into_shared();
-    client.put_from("slice", &slice, &once).await.unwrap();
+    client.put_with("slice", &slice, &once).await.unwrap();
     let pieces = vec![slice.slice(0..70_000).unwrap(), slice.slice(70_000..200_000).unwrap()];
-    client.batch_put_pieces(&[("pieces", pieces)], &once).await.unwrap();
+    client.batch_put(&[("pieces", pieces)], &once).await.unwrap();
     for (key, value) in [("a", a), ("b", b), ("bytes", c.clone()), ("slice", c.clone()), ("pieces", c)] {
         let path = written(&cluster, key.as_bytes()).await;
         assert!(std::fs::read(path).unwrap() == value, "{key}");
     }
     // A client that leaves completes its writes.
-    client.put("last", value(7, 100)).await.unwrap();
+    client.put("last", &value(7, 100)[..]).await.unwrap();
     client.close().await.unwrap();
     assert_eq!(all(dir.path()).len(), 6);
     assert!(all(dir.path()).iter().all(|path| !path.file_name().unwrap().to_str().unwrap().starts_with('.')));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mooncake_core::replica::ReplicateConfig;
+use mooncake_store::client::PutOptions;
 use mooncake_store::master::{HotOptions, MasterOptions};
 
 use crate::cluster::{Cluster, Kind, eventually, value};
@@ -16,8 +16,8 @@ async fn a_hammered_key_is_read_from_two_members() {
         let cluster = Cluster::start(kind, options).await;
         let (a, b) = cluster.pair().await;
         let reader = cluster.builder().segment(0).connect().await.unwrap();
-        let config = ReplicateConfig { preferred_segment: a.hostname().into(), ..ReplicateConfig::default() };
-        reader.put_with("hot", value(7, 300_000), &config).await.unwrap();
+        let config = PutOptions::new().prefer_segment(a.hostname());
+        reader.put_with("hot", &value(7, 300_000)[..], &config).await.unwrap();
         eventually("there is a second replica", async || {
             assert!(reader.get("hot").await.unwrap().unwrap() == value(7, 300_000));
             cluster.master.tick();
@@ -27,7 +27,7 @@ async fn a_hammered_key_is_read_from_two_members() {
         .await;
         let mut firsts = BTreeMap::new();
         for _ in 0..40 {
-            let list = reader.replicas("hot").await.unwrap().unwrap();
+            let list = reader.replicas().list("hot").await.unwrap().unwrap();
             assert_eq!(list.replicas.len(), 2);
             *firsts.entry(list.replicas[0].location.memory().unwrap().endpoint.clone()).or_insert(0) += 1;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mooncake_core::ErrorCode;
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, RangeRead, RangeWrite};
+use mooncake_store::client::{Client, RangeOutcome, RangeRead, RangeWrite};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::{Region, Slice};
@@ -62,9 +62,9 @@ pub(crate) async fn next(world: &World, memory: &Arc<HostMemory>, byte: u8) -> (
 }
 
 async fn read(client: &Client<Wire>, object: &mooncake_store::client::Located) -> Result<Vec<u8>, ErrorCode> {
-    let into = client.alloc_registered(LEN).unwrap().exclusive().unwrap();
-    let (outcome, into) =
-        client.read_ranges(vec![RangeRead { object: object.clone(), offset: 0, into }]).await.remove(0);
+    let into = client.memory().alloc(LEN).unwrap().exclusive().unwrap();
+    let RangeOutcome { result: outcome, into } =
+        client.ranges().read(vec![RangeRead { object: object.clone(), offset: 0, into }]).await.remove(0);
     let mut bytes = vec![0; LEN];
     into.copy_to(0, &mut bytes).unwrap();
     outcome.map(|()| bytes).map_err(|error| error.code())
@@ -73,8 +73,8 @@ async fn read(client: &Client<Wire>, object: &mooncake_store::client::Located) -
 /// Starts the first process, with one object.
 pub(crate) async fn first(world: &World, memory: &Arc<HostMemory>) -> Process {
     let process = Process::start(world).await;
-    process.client.mount_memory(memory.clone()).await.unwrap();
-    process.client.put("k", value(1, LEN)).await.unwrap();
+    process.client.segments().mount_memory(memory.clone()).await.unwrap();
+    process.client.put("k", &value(1, LEN)[..]).await.unwrap();
     process
 }
 
@@ -93,7 +93,7 @@ async fn an_object_of_the_process_before_is_not_read_from_the_next_one() {
         before.die().await;
         let (after, region) = next(&world, &memory, 0xee).await;
         drop(region);
-        after.client.mount_memory(memory.clone()).await.unwrap();
+        after.client.segments().mount_memory(memory.clone()).await.unwrap();
         for _ in 0..3 {
             let outcome = read(&reader, &object).await;
             assert!(outcome.is_err(), "bytes of another process were taken for the object");
@@ -101,7 +101,7 @@ async fn an_object_of_the_process_before_is_not_read_from_the_next_one() {
         }
         assert_eq!(reader.get("k").await.unwrap(), None);
         // The next process serves its own objects.
-        after.client.put("l", value(2, LEN)).await.unwrap();
+        after.client.put("l", &value(2, LEN)[..]).await.unwrap();
         assert_eq!(reader.get("l").await.unwrap().unwrap(), value(2, LEN));
     }
 }
@@ -121,14 +121,14 @@ async fn memory_that_waits_for_its_mount_is_not_used() {
         assert!(got.is_none(), "bytes of another process were taken for the object");
         world.clock.advance(std::time::Duration::from_millis(1500));
     }
-    let put = reader.put("p", value(3, LEN)).await;
+    let put = reader.put("p", &value(3, LEN)[..]).await;
     assert!(put.is_err(), "stored in memory that no master has");
     assert_eq!(contents(&region), [0xee; SEGMENT], "a put has landed in another process");
     drop(region);
-    after.client.mount_memory(memory.clone()).await.unwrap();
+    after.client.segments().mount_memory(memory.clone()).await.unwrap();
     assert_eq!(reader.get("k").await.unwrap(), None);
     world.clock.advance(std::time::Duration::from_secs(2));
-    after.client.put("l", value(2, LEN)).await.unwrap();
+    after.client.put("l", &value(2, LEN)[..]).await.unwrap();
     assert_eq!(reader.get("l").await.unwrap().unwrap(), value(2, LEN));
 }
 
@@ -142,18 +142,19 @@ async fn a_reservation_of_the_process_before_is_not_written_to_the_next_one() {
         if known {
             assert_eq!(writer.get("k").await.unwrap().unwrap(), value(1, LEN));
         }
-        let reserved = writer.reserve(&[("r", LEN as u64)], &ReplicateConfig::default()).await.unwrap();
+        let reserved =
+            writer.ranges().reserve(&[("r", LEN as u64)], &ReplicateConfig::default()).await.unwrap();
         let object = reserved.into_iter().next().unwrap().unwrap();
         before.die().await;
         let (after, region) = next(&world, &memory, 0xee).await;
         drop(region);
-        after.client.mount_memory(memory.clone()).await.unwrap();
+        after.client.segments().mount_memory(memory.clone()).await.unwrap();
         for _ in 0..3 {
-            let mut from = writer.alloc_registered(LEN).unwrap().exclusive().unwrap();
+            let mut from = writer.memory().alloc(LEN).unwrap().exclusive().unwrap();
             from.copy_from(0, &value(5, LEN)).unwrap();
             let from = from.into_shared();
             let outcome =
-                writer.write_ranges(vec![RangeWrite { object: &object, offset: 0, from }]).await.remove(0);
+                writer.ranges().write(vec![RangeWrite { object: &object, offset: 0, from }]).await.remove(0);
             assert!(outcome.is_err(), "a write for another process has succeeded");
             world.clock.advance(std::time::Duration::from_millis(1500));
         }
@@ -170,20 +171,23 @@ async fn a_copy_is_not_written_to_the_next_process() {
         let memory = memory();
         let before = first(&world, &memory).await;
         let (source, _) = world.connect(SEGMENT as u64).await;
-        source.put_with("c", value(5, LEN), &at(&source)).await.unwrap();
+        source.put_with("c", &value(5, LEN)[..], &at(&source)).await.unwrap();
         if known {
             assert_eq!(source.get("k").await.unwrap().unwrap(), value(1, LEN));
         }
         before.die().await;
         // The next process has published its memory, and the master still names the previous one.
         let (_after, region) = next(&world, &memory, 0xee).await;
-        let task = source.copy_task("c", &[NAME]).await.unwrap();
+        let task = source.replicas().copy("c", &[NAME]).await.unwrap();
         eventually("the copy ends", async || {
-            !matches!(source.task(task).await.unwrap().status, TaskStatus::Pending | TaskStatus::Processing)
+            !matches!(
+                source.replicas().task(task).await.unwrap().status,
+                TaskStatus::Pending | TaskStatus::Processing
+            )
         })
         .await;
         assert_eq!(contents(&region), [0xee; SEGMENT], "a copy has landed in another process");
-        assert_eq!(source.task(task).await.unwrap().status, TaskStatus::Failed);
+        assert_eq!(source.replicas().task(task).await.unwrap().status, TaskStatus::Failed);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use futures::future::{Either, select};
 use mooncake_core::ErrorKind;
-use mooncake_store::client::RangeRead;
+use mooncake_store::client::{RangeRead, ReadInto};
 use mooncake_store::master::MasterOptions;
 use mooncake_transport::testkit::{Fault, Faults};
 use mooncake_transport::{RegionPool, SliceMut};
@@ -37,20 +37,20 @@ async fn a_dropped_read_keeps_the_memory_lent_to_it() {
     let world = World::new(MasterOptions::default());
     let (a, _) = world.connect(1 << 20).await;
     let (b, wire) = world.connect(0).await;
-    a.put("slow", value(1, LEN)).await.unwrap();
+    a.put("slow", &value(1, LEN)[..]).await.unwrap();
     let [slow] = locate(&b, ["slow"]).await;
     // SAFETY: new memory, whose slices all come from the pool.
-    let pool = unsafe { RegionPool::new(b.alloc_registered(LEN).unwrap()) };
+    let pool = unsafe { RegionPool::new(b.memory().alloc(LEN).unwrap()) };
 
     wire.set(always(Fault::Delay));
     let into = lend(&pool);
     let parts = vec![RangeRead { object: slow.clone(), offset: 0, into }];
-    given_up(&world, &wire, &pool, b.read_ranges(parts)).await;
+    given_up(&world, &wire, &pool, b.ranges().read(parts)).await;
     given_up(&world, &wire, &pool, b.get_into("slow", lend(&pool))).await;
     given_up(&world, &wire, &pool, b.batch_get_into(vec![("slow", lend(&pool))])).await;
 
     wire.set(Faults::none());
-    let (read, into) = b.get_into("slow", lend(&pool)).await;
+    let ReadInto { result: read, into, .. } = b.get_into("slow", lend(&pool)).await;
     let mut bytes = vec![0; LEN];
     into.copy_to(0, &mut bytes).unwrap();
     assert_eq!((read.unwrap(), bytes), (Some(LEN), value(1, LEN).to_vec()));

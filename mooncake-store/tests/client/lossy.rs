@@ -10,7 +10,9 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, Result};
 #[cfg(feature = "disk")]
 use mooncake_store::client::OffloadConfig;
-use mooncake_store::client::{Client, ClientConfig, MasterHandle, PutOutcome, RangeRead, RangeWrite};
+use mooncake_store::client::{
+    Client, ClientConfig, MasterHandle, PutOptions, PutOutcome, RangeRead, RangeWrite,
+};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::master_client::MasterConnection;
 use mooncake_store::protocol::message::*;
@@ -20,7 +22,7 @@ use mooncake_store::protocol::service::MasterService;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::cluster::{eventually, value};
+use crate::cluster::{eventually, slices, value};
 
 /// Connection to a master. It forwards each call, and drops the responses on its list.
 #[derive(Debug)]
@@ -189,19 +191,19 @@ async fn what_a_lost_answer_said_of_a_disk_is_said_again() {
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&front, folder.path(), 1 << 20).await;
     front.lose(&["work", "work"]);
-    owner.put("k", value(1, 1000)).await.unwrap();
+    owner.put("k", &value(1, 1000)[..]).await.unwrap();
     eventually("it is written", async || on_disk(&front, "k")).await;
     front.lose(&["work"]);
     owner.remove("k", true).await.unwrap();
-    eventually("it is dropped", async || owner.disk().unwrap().store.objects == 0).await;
+    eventually("it is dropped", async || owner.status().disk().unwrap().store.objects == 0).await;
     // The response is lost once per report, and once more.
     front.lose(&["offloaded"; 4]);
-    owner.put("l", value(2, 1000)).await.unwrap();
+    owner.put("l", &value(2, 1000)[..]).await.unwrap();
     eventually("it is reported", async || on_disk(&front, "l")).await;
     front.lose(&["work"]);
     owner.remove_all(true).await.unwrap();
-    eventually("the disk is emptied", async || owner.disk().unwrap().store.objects == 0).await;
-    owner.put("m", value(3, 1000)).await.unwrap();
+    eventually("the disk is emptied", async || owner.status().disk().unwrap().store.objects == 0).await;
+    owner.put("m", &value(3, 1000)[..]).await.unwrap();
     eventually("and used again", async || on_disk(&front, "m")).await;
 }
 
@@ -213,17 +215,17 @@ async fn what_left_a_disk_is_told_until_it_is_heard() {
     let owner = owner(&front, folder.path(), 1 << 20).await;
     front.lose(&["dropped", "dropped"]);
     for number in 0..40 {
-        owner.put(number.to_string(), value(number, 60_000)).await.unwrap();
+        owner.put(number.to_string(), &value(number, 60_000)[..]).await.unwrap();
         // The objects are put one by one, so that each is written.
         eventually("it is written", async || on_disk(&front, &number.to_string())).await;
         front.clock.advance(Duration::from_secs(1));
     }
     eventually("the master knows what is there", async || {
         let there = (0..40).filter(|number| on_disk(&front, &number.to_string())).count() as u64;
-        front.lose.lock().is_empty() && there == owner.disk().unwrap().store.objects
+        front.lose.lock().is_empty() && there == owner.status().disk().unwrap().store.objects
     })
     .await;
-    assert!(owner.disk().unwrap().store.evicted > 0);
+    assert!(owner.status().disk().unwrap().store.evicted > 0);
 }
 
 #[cfg(feature = "disk")]
@@ -232,7 +234,7 @@ async fn an_offer_that_is_not_made_to_its_end_is_made_again() {
     let front = with_disks(false);
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&front, folder.path(), 1 << 20).await;
-    owner.put("k", value(1, 1000)).await.unwrap();
+    owner.put("k", &value(1, 1000)[..]).await.unwrap();
     eventually("it is written", async || on_disk(&front, "k")).await;
     // A new master gets the objects on the disk announced, which fails at first.
     for lost in ["begin", "offloaded"] {
@@ -248,10 +250,10 @@ async fn a_master_that_does_not_number_is_asked_as_ever() {
     let front = with_disks(true);
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&front, folder.path(), 1 << 20).await;
-    owner.put("k", value(1, 1000)).await.unwrap();
+    owner.put("k", &value(1, 1000)[..]).await.unwrap();
     eventually("it is written", async || on_disk(&front, "k")).await;
     owner.remove_all(true).await.unwrap();
-    eventually("the disk is emptied", async || owner.disk().unwrap().store.objects == 0).await;
+    eventually("the disk is emptied", async || owner.status().disk().unwrap().store.objects == 0).await;
 }
 
 #[tokio::test]
@@ -260,7 +262,7 @@ async fn a_put_survives_the_loss_of_an_answer() {
     let client = front.connect(1 << 20).await;
     for (key, lost) in [("start", &["start"][..]), ("end", &["end"]), ("both", &["start", "end"])] {
         front.lose(lost);
-        let outcome = client.put(key, value(1, 1000)).await.unwrap();
+        let outcome = client.put(key, &value(1, 1000)[..]).await.unwrap();
         assert_eq!(outcome, PutOutcome::Stored, "{key}: nobody else has put it");
         assert_eq!(client.get(key).await.unwrap().unwrap(), value(1, 1000));
     }
@@ -271,10 +273,10 @@ async fn space_whose_grant_never_came_is_given_back() {
     let front = Front::new(false);
     let client = front.connect(1 << 20).await;
     front.lose(&["start", "start"]);
-    client.put("k", value(1, 1000)).await.unwrap_err();
+    client.put("k", &value(1, 1000)[..]).await.unwrap_err();
     eventually("nothing is being written", async || front.master().stats().writing == 0).await;
     // The failed put may be repeated: the key does not exist.
-    assert_eq!(client.put("k", value(2, 1000)).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(client.put("k", &value(2, 1000)[..]).await.unwrap(), PutOutcome::Stored);
     assert_eq!(client.get("k").await.unwrap().unwrap(), value(2, 1000));
 }
 
@@ -283,33 +285,33 @@ async fn a_master_without_numbers_is_asked_for_space_once() {
     let front = Front::new(true);
     let client = front.connect(1 << 20).await;
     front.lose(&["start"]);
-    let error = client.put("k", value(1, 1000)).await.unwrap_err();
+    let error = client.put("k", &value(1, 1000)[..]).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::RpcFail);
     assert_eq!(front.master().stats().writing, 1, "it cannot be told which write is meant");
     front.lose(&["end"]);
-    assert_eq!(client.put("l", value(2, 1000)).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(client.put("l", &value(2, 1000)[..]).await.unwrap(), PutOutcome::Stored);
 }
 
 #[tokio::test]
 async fn what_was_not_written_is_not_committed() {
     let front = Front::new(false);
     let owner = front.connect(1 << 20).await;
-    let reserved = owner.reserve(&[("k", 1000), ("l", 1000)], &Default::default()).await.unwrap();
+    let reserved = owner.ranges().reserve(&[("k", 1000), ("l", 1000)], &Default::default()).await.unwrap();
     let [k, l] = reserved.try_into().map(|both: [Result<_>; 2]| both.map(Result::unwrap)).unwrap();
     let write = |object, offset| {
-        let from = owner.alloc_registered(500).unwrap().slice(0..500).unwrap();
+        let from = owner.memory().alloc(500).unwrap().slice(0..500).unwrap();
         vec![RangeWrite { object, offset, from }]
     };
     for object in [&k, &l] {
-        owner.write_ranges(write(object, 0)).await.remove(0).unwrap();
+        owner.ranges().write(write(object, 0)).await.remove(0).unwrap();
     }
     // The time exceeds that in which Mooncake C++ still knows the write.
     front.clock.advance(Duration::from_secs(26));
     let code = |outcome: Result<()>| outcome.unwrap_err().code();
-    let late = owner.write_ranges(write(&k, 500)).await.remove(0);
+    let late = owner.ranges().write(write(&k, 500)).await.remove(0);
     assert_eq!(code(late), ErrorCode::UnavailableInCurrentStatus);
     assert!(k.is_incomplete() && !l.is_incomplete());
-    let [ended, other] = owner.commit(&[&k, &l]).await.unwrap().try_into().unwrap();
+    let [ended, other] = owner.ranges().commit(&[&k, &l]).await.unwrap().try_into().unwrap();
     assert_eq!(code(ended), ErrorCode::UnavailableInCurrentStatus);
     other.unwrap();
     assert_eq!(owner.get("k").await.unwrap(), None);
@@ -319,14 +321,14 @@ async fn what_was_not_written_is_not_committed() {
 async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
     let front = Front::new(false);
     let owner = front.connect(1 << 20).await;
-    owner.put("k", value(1, 1000)).await.unwrap();
+    owner.put("k", &value(1, 1000)[..]).await.unwrap();
     for late in [1, 12] {
         *front.late.lock() = Duration::from_secs(late);
-        let object = owner.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
-        let into = owner.alloc_registered(1000).unwrap().exclusive().unwrap();
-        let read = owner.read_ranges(vec![RangeRead { object, offset: 0, into }]).await;
-        for (outcome, _) in read {
-            outcome.unwrap();
+        let object = owner.ranges().locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap();
+        let into = owner.memory().alloc(1000).unwrap().exclusive().unwrap();
+        let read = owner.ranges().read(vec![RangeRead { object, offset: 0, into }]).await;
+        for range in read {
+            range.result.unwrap();
         }
         *front.late.lock() = Duration::from_secs(late);
         assert_eq!(owner.get("k").await.unwrap().unwrap(), value(1, 1000));
@@ -339,18 +341,19 @@ async fn a_batch_that_is_tried_again_keeps_its_groups() {
     let client = front.connect(1 << 20).await;
     // The empty key is refused without the master, which gets two of three keys.
     let groups = ["a", "b", "c"].map(String::from).to_vec();
-    let config = ReplicateConfig { group_ids: Some(groups), ..ReplicateConfig::default() };
+    let config = PutOptions::from(ReplicateConfig { group_ids: Some(groups), ..ReplicateConfig::default() });
     let items = [("x", value(1, 10)), ("", value(2, 10)), ("y", value(3, 10))];
-    let outcomes = client.batch_put(&items, &config).await.unwrap();
+    let outcomes = client.batch_put(&slices(&items), &config).await.unwrap();
     assert!(matches!(outcomes[..], [Ok(PutOutcome::Stored), Err(_), Ok(PutOutcome::Stored)]), "{outcomes:?}");
     // The group of an object does not change.
     let upsert = async |group: &str| {
         let config = ReplicateConfig { group_ids: Some(vec![group.into()]), ..ReplicateConfig::default() };
-        let outcomes = client.batch_upsert(&[("y", value(4, 10))], &config).await.unwrap();
+        let options = PutOptions::from(config).upsert();
+        let outcomes = client.batch_put(&slices(&[("y", value(4, 10))]), &options).await.unwrap();
         outcomes.into_iter().next().unwrap().map_err(|error| error.code())
     };
     assert_eq!(upsert("b").await, Err(ErrorCode::InvalidParams));
-    assert_eq!(upsert("c").await, Ok(()));
+    assert_eq!(upsert("c").await, Ok(PutOutcome::Stored));
 }
 
 #[tokio::test]
@@ -358,7 +361,7 @@ async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
     let front = Front::new(false);
     let client = front.connect(1 << 20).await;
     front.restart();
-    client.mount(2 << 20).await.unwrap();
+    client.segments().mount(2 << 20).await.unwrap();
     let mut sizes: Vec<u64> = front.master().stats().segments.iter().map(|s| s.segment.size).collect();
     sizes.sort_unstable();
     assert_eq!(sizes, [1 << 20, 2 << 20]);
@@ -368,14 +371,14 @@ async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
 async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
     let front = Front::new(false);
     let client = front.connect(1 << 20).await;
-    let [segment] = client.segments()[..] else { panic!() };
+    let [segment] = client.segments().ids()[..] else { panic!() };
     // The heartbeat has its list of segments, and its call hangs.
     front.gate.forget_permits(Semaphore::MAX_PERMITS);
     front.restart();
     eventually("the client mounts again", async || *front.remounting.lock() == 1).await;
     let unmount = tokio::spawn({
         let client = client.clone();
-        async move { client.unmount(segment).await }
+        async move { client.segments().unmount(segment).await }
     });
     // The call runs until it waits; without the gate it would end.
     for _ in 0..100 {
@@ -383,7 +386,7 @@ async fn a_segment_that_is_taken_back_meanwhile_is_not_mounted_again() {
     }
     front.gate.add_permits(1000);
     unmount.await.unwrap().unwrap();
-    assert_eq!(client.segments(), []);
+    assert_eq!(client.segments().ids(), []);
     assert_eq!(
         front.master().stats().segments.len(),
         0,
@@ -414,8 +417,8 @@ async fn objects_outlive_masters_after_two_restarts_during_one_remount() {
     front.restart();
     front.gate.add_permits(1000);
     eventually("an object would outlive the master", async || {
-        let _ = owner.put("k", value(2, 1000)).await;
-        owner.lasting_objects().await > 0 && front.master().peek(b"k").is_ok()
+        let _ = owner.put("k", &value(2, 1000)[..]).await;
+        owner.status().lasting_objects().await > 0 && front.master().peek(b"k").is_ok()
     })
     .await;
     front.restart();

@@ -39,6 +39,7 @@ mod local;
 mod lossy;
 mod many_clients;
 mod parts;
+mod payloads;
 mod recovery;
 mod restart;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]

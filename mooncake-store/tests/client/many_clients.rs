@@ -38,14 +38,14 @@ async fn two_hundred_clients_return_to_a_restarted_master() {
         clients.push(client.segment(64 << 10).local_buffer(64 << 10).connect().await.unwrap());
     }
     for number in 0..CLIENTS as u64 {
-        let put = clients[0].put(number.to_string(), value(number, 2000)).await;
+        let put = clients[0].put(number.to_string(), &value(number, 2000)[..]).await;
         assert_eq!(put.unwrap(), PutOutcome::Stored);
     }
     let begun = Instant::now();
     loop {
         let mut lasting = 0;
         for client in &clients {
-            lasting += client.lasting_objects().await;
+            lasting += client.status().lasting_objects().await;
         }
         if lasting == CLIENTS {
             break;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::{ReplicaLocation, ReplicateConfig};
-use mooncake_store::client::{Client, ClientBuilder, ClientConfig, PutOutcome};
+use mooncake_core::replica::ReplicaLocation;
+use mooncake_store::client::{Client, ClientBuilder, ClientConfig, PutOptions, PutOutcome};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::server::MasterServer;
 
@@ -40,7 +40,7 @@ async fn all_last(clients: &[&Client], objects: usize) {
     eventually("everything would outlive the master", async || {
         let mut lasting = 0;
         for client in clients {
-            lasting += client.lasting_objects().await;
+            lasting += client.status().lasting_objects().await;
         }
         lasting == objects
     })
@@ -57,12 +57,12 @@ async fn objects_stay(shared: bool) {
     let server = master_at(0).await;
     let at = server.addresses().rpc;
     let (a, b) = (builder(at, shared).connect().await.unwrap(), builder(at, shared).connect().await.unwrap());
-    let both = ReplicateConfig { replicas: 2, ..ReplicateConfig::default() };
+    let both = PutOptions::new().replicas(2);
     let mut stored: HashMap<String, Bytes> = HashMap::new();
     for number in 0..60u64 {
         let (key, bytes) = (format!("k{number}"), value(number, 1 + (number as usize * 977) % 70_000));
-        let config = if number % 4 == 0 { both.clone() } else { ReplicateConfig::default() };
-        let outcome = a.put_with(&key, bytes.clone(), &config).await.unwrap();
+        let config = if number % 4 == 0 { both.clone() } else { PutOptions::default() };
+        let outcome = a.put_with(&key, &bytes[..], &config).await.unwrap();
         assert_eq!(outcome, PutOutcome::Stored);
         stored.insert(key, bytes);
     }
@@ -73,14 +73,14 @@ async fn objects_stay(shared: bool) {
     }
     for number in (1..60).step_by(5) {
         let (key, bytes) = (format!("k{number}"), value(1000 + number, 3000));
-        a.upsert(&key, bytes.clone()).await.unwrap();
+        a.put_with(&key, &bytes[..], &PutOptions::new().upsert()).await.unwrap();
         stored.insert(key, bytes);
     }
     let replicas = server.master().stats().segments.len();
     assert_eq!(replicas, 2);
     let mut copies = 0;
     for key in stored.keys() {
-        copies += a.replicas(key).await.unwrap().unwrap().replicas.len();
+        copies += a.replicas().list(key).await.unwrap().unwrap().replicas.len();
     }
     assert!(copies > stored.len());
     all_last(&[&a, &b], copies).await;
@@ -95,7 +95,7 @@ async fn objects_stay(shared: bool) {
     eventually("every replica is there", async || {
         let mut found = 0;
         for key in stored.keys() {
-            found += b.replicas(key).await.unwrap().map_or(0, |list| list.replicas.len());
+            found += b.replicas().list(key).await.unwrap().map_or(0, |list| list.replicas.len());
         }
         found == copies
     })
@@ -140,13 +140,13 @@ async fn an_object_whose_bytes_have_changed_is_not_served() {
     let owner = builder(at, false).connect().await.unwrap();
     let stranger = builder(at, false).segment(0).connect().await.unwrap();
     for key in ["good", "bad"] {
-        owner.put(key, value(7, 5000)).await.unwrap();
+        owner.put(key, &value(7, 5000)[..]).await.unwrap();
     }
     all_last(&[&owner], 2).await;
-    let list = stranger.replicas("bad").await.unwrap().unwrap();
+    let list = stranger.replicas().list("bad").await.unwrap().unwrap();
     let ReplicaLocation::Memory(place) = &list.replicas[0].location else { panic!("in memory") };
     let target = stranger.engine().open(&place.endpoint).await.unwrap();
-    let one = stranger.alloc_registered(1).unwrap();
+    let one = stranger.memory().alloc(1).unwrap();
     let (wrote, _) =
         stranger.engine().write(&target, place.address + 4999, one.slice(0..1).unwrap(), None).await;
     wrote.unwrap();
@@ -170,14 +170,14 @@ async fn late_writers_of_the_master_before_are_refused() {
         let at = server.addresses().rpc;
         let owner = builder(at, shared).connect().await.unwrap();
         let late = builder(at, shared).segment(0).connect().await.unwrap();
-        owner.put("k", value(1, 5000)).await.unwrap();
+        owner.put("k", &value(1, 5000)[..]).await.unwrap();
         all_last(&[&owner], 1).await;
-        let list = late.replicas("k").await.unwrap().unwrap();
+        let list = late.replicas().list("k").await.unwrap().unwrap();
         let ReplicaLocation::Memory(place) = &list.replicas[0].location else { panic!("in memory") };
         let target = late.engine().open(&place.endpoint).await.unwrap();
         let server = restarted(server).await;
         eventually("it is served again", async || server.master().exists(b"k")).await;
-        let zeros = late.alloc_registered(5000).unwrap();
+        let zeros = late.memory().alloc(5000).unwrap();
         let write = late.engine().write(&target, place.address, zeros.slice(0..5000).unwrap(), None);
         assert!(write.await.0.is_err(), "a promise of the master before counts for nothing");
         assert_eq!(late.get("k").await.unwrap(), Some(value(1, 5000)));
@@ -208,7 +208,13 @@ async fn no_wrong_byte_over_many_restarts() {
                     // made.
                     versions.entry(key).or_default().push(version);
                     let len = 1 + rng.below(60_000) as usize;
-                    let _ = client.upsert(key.to_string(), tagged(key, version, len)).await;
+                    let _ = client
+                        .put_with(
+                            key.to_string(),
+                            &tagged(key, version, len)[..],
+                            &PutOptions::new().upsert(),
+                        )
+                        .await;
                 }
             }
         }

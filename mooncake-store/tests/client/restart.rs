@@ -84,7 +84,7 @@ async fn a_master_whose_extensions_have_another_shape_is_used_without_them() {
         .await
         .unwrap();
     client.put("before", "v").await.unwrap();
-    eventually("the object is known", async || client.lasting_objects().await == 1).await;
+    eventually("the object is known", async || client.status().lasting_objects().await == 1).await;
     first.stop().await;
 
     // The next master is of another version: the segment returns empty.
@@ -94,7 +94,7 @@ async fn a_master_whose_extensions_have_another_shape_is_used_without_them() {
     eventually("the segment is mounted again", async || next.stats().segments.len() == 1).await;
     assert_eq!(client.get("before").await.unwrap(), None);
     eventually("objects are stored again", async || {
-        matches!(client.put("after", value(1, 1000)).await, Ok(PutOutcome::Stored))
+        matches!(client.put("after", &value(1, 1000)[..]).await, Ok(PutOutcome::Stored))
     })
     .await;
     assert_eq!(client.get("after").await.unwrap().unwrap(), value(1, 1000));
@@ -129,7 +129,7 @@ async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold
     let server = start(0, 300).await;
     let address = server.addresses().rpc;
     let client = Client::builder().master(address.to_string()).segment(0).connect().await.unwrap();
-    client.mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
+    client.segments().mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
     server.stop().await;
     let server = start(address.port(), 1).await;
     eventually("the segment is mounted again", async || server.master().stats().segments.len() == 1).await;
@@ -161,13 +161,13 @@ async fn promises_of_the_master_before_are_void() {
     };
     let (a, b) = (connect(4 << 20).await.unwrap(), connect(0).await.unwrap());
     let given = HostMemory::new(8 << 20).unwrap();
-    let given = a.mount_memory(Arc::new(given)).await.unwrap();
-    let ids = a.segments();
+    let given = a.segments().mount_memory(Arc::new(given)).await.unwrap();
+    let ids = a.segments().ids();
     let old = server.master().stats().segments;
     server.stop().await;
     let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
     eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
-    assert_eq!(a.segments(), ids, "the caller knows them by these");
+    assert_eq!(a.segments().ids(), ids, "the caller knows them by these");
     let now = server.master().stats().segments;
     let base = |of: &[SegmentStats], given_one: bool| {
         of.iter().find(|s| (s.id() == given) == given_one).unwrap().segment.base
@@ -183,7 +183,7 @@ async fn promises_of_the_master_before_are_void() {
 
     // Memory that cannot be replaced stays reserved, and new objects go to another segment.
     for i in 0..3 {
-        assert_eq!(b.put(format!("k{i}"), value(i, 1 << 20)).await.unwrap(), PutOutcome::Stored);
+        assert_eq!(b.put(format!("k{i}"), &value(i, 1 << 20)[..]).await.unwrap(), PutOutcome::Stored);
         let replicas = server.master().peek(format!("k{i}").as_bytes()).unwrap();
         let at = replicas[0].location.memory().unwrap().address;
         assert!((base(&now, false)..base(&now, false) + (4 << 20)).contains(&at));
@@ -191,7 +191,7 @@ async fn promises_of_the_master_before_are_void() {
     for i in 0..3 {
         assert_eq!(b.get(format!("k{i}")).await.unwrap().unwrap(), value(i, 1 << 20));
     }
-    a.unmount(given).await.unwrap();
+    a.segments().unmount(given).await.unwrap();
     assert_eq!(server.master().stats().segments.len(), 1);
     a.close().await.unwrap();
     server.stop().await;

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::memory::HostMemory;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_shm::ShmConfig;
-use mooncake_store::client::{Client, ClientBuilder, PutOutcome};
+use mooncake_store::client::{Client, ClientBuilder, PutOptions, PutOutcome};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_tcp::TcpConfig;
 
-use crate::cluster::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, eventually, slices, value};
 
 /// Returns a client whose data port is unreachable.
 fn unreachable_by_tcp(cluster: &Cluster) -> ClientBuilder {
@@ -29,7 +28,7 @@ async fn cluster() -> Cluster {
 
 async fn roundtrip(a: &Client, b: &Client, key: &str, len: usize) {
     let bytes = value(len as u64, len);
-    assert_eq!(a.put(key, bytes.clone()).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(a.put(key, &bytes[..]).await.unwrap(), PutOutcome::Stored);
     assert_eq!(b.get(key).await.unwrap().unwrap(), bytes);
 }
 
@@ -45,9 +44,9 @@ async fn shared_memory_is_what_leads_there() {
     // which fails here.
     let impatient = cluster.builder().segment(0).timeout(Duration::from_millis(300)).connect().await.unwrap();
     assert!(impatient.get("a").await.unwrap().is_some());
-    let first = owner.segments()[0];
-    owner.mount(8 << 20).await.unwrap();
-    owner.unmount(first).await.unwrap();
+    let first = owner.segments().ids()[0];
+    owner.segments().mount(8 << 20).await.unwrap();
+    owner.segments().unmount(first).await.unwrap();
     eventually("the new segment is mapped", async || impatient.put("late", b"late").await.is_ok()).await;
     roundtrip(&impatient, &impatient, "more", 1 << 20).await;
     let without = cluster.builder().segment(0).share_memory(false).timeout(Duration::from_millis(500));
@@ -59,12 +58,12 @@ async fn shared_memory_is_what_leads_there() {
 async fn memory_that_is_not_shared_goes_over_the_wire() {
     let cluster = cluster().await;
     let owner = cluster.builder().segment(0).connect().await.unwrap();
-    owner.mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
+    owner.segments().mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
     let user = cluster.builder().segment(0).connect().await.unwrap();
     roundtrip(&user, &user, "private", 3_000_000).await;
     let keys: Vec<String> = (0..50).map(|i| format!("k{i}")).collect();
     let items: Vec<_> = keys.iter().map(|key| (key.as_str(), value(1, 3000))).collect();
-    for outcome in user.batch_put(&items, &ReplicateConfig::default()).await.unwrap() {
+    for outcome in user.batch_put(&slices(&items), &PutOptions::default()).await.unwrap() {
         outcome.unwrap();
     }
     for outcome in user.batch_get(&keys).await.unwrap() {
@@ -87,9 +86,9 @@ async fn a_segment_that_goes_under_readers_is_a_miss_and_never_wrong_bytes() {
     let owner = cluster.builder().segment(0).connect().await.unwrap();
     let user = cluster.builder().segment(0).connect().await.unwrap();
     for round in 0..5u64 {
-        let id = owner.mount(8 << 20).await.unwrap();
+        let id = owner.segments().mount(8 << 20).await.unwrap();
         let (key, bytes) = (format!("k{round}"), value(round, 4 << 20));
-        eventually("there is room", async || user.put(&key, bytes.clone()).await.is_ok()).await;
+        eventually("there is room", async || user.put(&key, &bytes[..]).await.is_ok()).await;
         let reader = {
             let (user, key, bytes) = (user.clone(), key.clone(), bytes.clone());
             tokio::spawn(async move {
@@ -103,7 +102,7 @@ async fn a_segment_that_goes_under_readers_is_a_miss_and_never_wrong_bytes() {
             })
         };
         eventually("it is read", async || user.get(&key).await.is_ok_and(|read| read.is_some())).await;
-        owner.unmount(id).await.unwrap();
+        owner.segments().unmount(id).await.unwrap();
         reader.await.unwrap();
         let after = user.get(&key).await;
         assert!(matches!(&after, Ok(None)) || after.is_err(), "{after:?}");

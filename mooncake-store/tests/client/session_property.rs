@@ -116,7 +116,7 @@ impl Session {
         let item = [(key(self.last), LEN as u64)];
         // Without free space, the call waits until its deadline, which never comes under this
         // clock.
-        let reserve = async { self.writer.reserve(&item, &ReplicateConfig::default()).await };
+        let reserve = async { self.writer.ranges().reserve(&item, &ReplicateConfig::default()).await };
         let Ok(outcome) = tokio::time::timeout(Duration::from_millis(20), reserve).await else { return };
         if let Ok(reservation) = outcome.unwrap().remove(0) {
             let bytes = vec![Byte::Untouched; LEN];
@@ -150,7 +150,7 @@ impl Session {
             .iter()
             .zip(&values)
             .map(|(range, bytes)| {
-                let mut from = self.writer.alloc_registered(range.len()).unwrap().exclusive().unwrap();
+                let mut from = self.writer.memory().alloc(range.len()).unwrap().exclusive().unwrap();
                 from.copy_from(0, bytes).unwrap();
                 RangeWrite {
                     object: &object.reservation,
@@ -161,7 +161,7 @@ impl Session {
             .collect();
         let mut polled = false;
         let outcomes = {
-            let mut call = pin!(self.writer.write_ranges(writes));
+            let mut call = pin!(self.writer.ranges().write(writes));
             let mut outcomes = None;
             for _ in 0..polls {
                 polled = true;
@@ -221,7 +221,7 @@ impl Session {
 
     async fn commit(&mut self) -> Result<(), String> {
         let Some(at) = self.any() else { return Ok(()) };
-        let outcome = self.writer.commit(&[&self.objects[at].reservation]).await.unwrap().remove(0);
+        let outcome = self.writer.ranges().commit(&[&self.objects[at].reservation]).await.unwrap().remove(0);
         if outcome.is_err() {
             self.seen.refused += 1;
             return Ok(());
@@ -237,7 +237,7 @@ impl Session {
 
     async fn give_back(&mut self) -> Result<(), String> {
         let Some(at) = self.any() else { return Ok(()) };
-        let given = self.writer.give_back(&[&self.objects[at].reservation]).await;
+        let given = self.writer.ranges().give_back(&[&self.objects[at].reservation]).await;
         let number = self.objects.swap_remove(at).number;
         self.seen.given_back += u64::from(given);
         self.seen.kept_back += u64::from(!given);
@@ -263,7 +263,7 @@ impl Session {
     async fn advance(&mut self) {
         self.world.clock.advance(Duration::from_millis(self.rng.below(2500)));
         for client in [&self.owner, &self.reader, &self.writer] {
-            client.is_healthy().await;
+            client.status().is_healthy().await;
         }
         self.world.master.tick();
     }

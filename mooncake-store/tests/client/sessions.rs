@@ -21,25 +21,31 @@ use crate::faults::{Wire, World, always, at};
 const LEN: usize = 4096;
 
 async fn reserve(client: &Client<Wire>, key: &str) -> Reservation {
-    client.reserve(&[(key, LEN as u64)], &ReplicateConfig::default()).await.unwrap().remove(0).unwrap()
+    client
+        .ranges()
+        .reserve(&[(key, LEN as u64)], &ReplicateConfig::default())
+        .await
+        .unwrap()
+        .remove(0)
+        .unwrap()
 }
 
 /// Returns a write of the whole object.
 fn all<'a>(client: &Client<Wire>, object: &'a Reservation, seed: u64) -> Vec<RangeWrite<'a, Wire>> {
-    let mut from = client.alloc_registered(LEN).unwrap().exclusive().unwrap();
+    let mut from = client.memory().alloc(LEN).unwrap().exclusive().unwrap();
     from.copy_from(0, &value(seed, LEN)).unwrap();
     vec![RangeWrite { object, offset: 0, from: from.into_shared() }]
 }
 
 async fn commit(client: &Client<Wire>, object: &Reservation) -> Result<(), ErrorCode> {
-    client.commit(&[object]).await.unwrap().remove(0).map_err(|error| error.code())
+    client.ranges().commit(&[object]).await.unwrap().remove(0).map_err(|error| error.code())
 }
 
 /// Begins a write and drops it while its bytes are in progress.
 async fn drop_a_write(world: &World, client: &Client<Wire>, wire: &Wire, object: &Reservation, seed: u64) {
     wire.set(always(Fault::Delay));
     {
-        let mut write = pin!(client.write_ranges(all(client, object, seed)));
+        let mut write = pin!(client.ranges().write(all(client, object, seed)));
         for _ in 0..100 {
             assert!(poll_fn(|cx| Poll::Ready(write.as_mut().poll(cx).is_pending())).await);
             if wire.held() == 1 {
@@ -62,19 +68,19 @@ async fn a_dropped_write_is_not_committed() {
     let refused = Err(ErrorCode::UnavailableInCurrentStatus);
     assert_eq!(commit(&writer, &object).await, refused, "nothing has landed");
     // A second write of the range succeeds before the bytes of the first one land.
-    writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
+    writer.ranges().write(all(&writer, &object, 2)).await.remove(0).unwrap();
     assert_eq!(commit(&writer, &object).await, refused, "the first write may still overwrite the second one");
     assert_eq!(writer.get("k").await.unwrap(), None);
     assert_eq!(wire.release(1), 1);
     eventually("the dropped write has ended", async || {
-        writer.write_ranges(all(&writer, &object, 3)).await.remove(0).unwrap();
+        writer.ranges().write(all(&writer, &object, 3)).await.remove(0).unwrap();
         !object.is_incomplete()
     })
     .await;
     assert_eq!(commit(&writer, &object).await, Ok(()));
     assert_eq!(writer.get("k").await.unwrap().unwrap(), value(3, LEN));
     // A readable object can no longer be written.
-    let late = writer.write_ranges(all(&writer, &object, 4)).await.remove(0);
+    let late = writer.ranges().write(all(&writer, &object, 4)).await.remove(0);
     assert_eq!(late.unwrap_err().code(), ErrorCode::UnavailableInCurrentStatus);
     assert_eq!(writer.get("k").await.unwrap().unwrap(), value(3, LEN));
 }
@@ -86,9 +92,9 @@ async fn a_write_that_was_never_sent_is_not_committed() {
     let (writer, _) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     // A future that is never polled has written nothing, and does not affect its ranges.
-    drop(writer.write_ranges(all(&writer, &object, 1)));
+    drop(writer.ranges().write(all(&writer, &object, 1)));
     assert!(!object.is_incomplete());
-    writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
+    writer.ranges().write(all(&writer, &object, 2)).await.remove(0).unwrap();
     assert_eq!(commit(&writer, &object).await, Ok(()));
     assert_eq!(writer.get("k").await.unwrap().unwrap(), value(2, LEN));
 }
@@ -99,7 +105,7 @@ async fn grants_another(world: &World, clients: &[&Client<Wire>]) -> bool {
     for _ in 0..2 {
         world.clock.advance(Duration::from_secs(6));
         for client in clients {
-            client.is_healthy().await;
+            client.status().is_healthy().await;
         }
     }
     world.master.tick();
@@ -116,25 +122,25 @@ async fn space_of_a_write_that_timed_out_is_not_revoked() {
     let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     wire.set(always(Fault::LandLate));
-    let outcome = writer.write_ranges(all(&writer, &object, 1)).await.remove(0);
+    let outcome = writer.ranges().write(all(&writer, &object, 1)).await.remove(0);
     assert_eq!(outcome.unwrap_err().code(), ErrorCode::RpcTimeout);
     wire.set(Faults::none());
     // The client avoids an owner that timed out for a moment.
     world.clock.advance(Duration::from_secs(2));
     // The late bytes would change the value, even if the range is written again.
-    writer.write_ranges(all(&writer, &object, 2)).await.remove(0).unwrap();
+    writer.ranges().write(all(&writer, &object, 2)).await.remove(0).unwrap();
     assert_eq!(commit(&writer, &object).await, Err(ErrorCode::UnavailableInCurrentStatus));
-    assert!(!writer.give_back(&[&object]).await);
+    assert!(!writer.ranges().give_back(&[&object]).await);
     assert!(!grants_another(&world, &[&owner]).await, "late bytes may land in another object");
     assert_eq!(wire.release(1), 1);
     // The master reclaims the space in its own time.
     for _ in 0..70 {
         world.clock.advance(Duration::from_secs(9));
-        owner.is_healthy().await;
+        owner.status().is_healthy().await;
         world.master.tick();
     }
     assert_eq!(world.master.stats().writing, 0);
-    assert_eq!(owner.put("k", value(3, LEN)).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(owner.put("k", &value(3, LEN)[..]).await.unwrap(), PutOutcome::Stored);
 }
 
 #[tokio::test]
@@ -144,11 +150,11 @@ async fn space_of_a_dropped_write_is_revoked_once_it_has_landed() {
     let (writer, wire) = world.connect(0).await;
     let object = reserve(&writer, "k").await;
     drop_a_write(&world, &writer, &wire, &object, 1).await;
-    assert!(!writer.give_back(&[&object]).await, "its bytes are under way");
+    assert!(!writer.ranges().give_back(&[&object]).await, "its bytes are under way");
     assert_eq!(world.master.stats().writing, 1);
     assert_eq!(wire.release(1), 1);
     eventually("the space is given back", async || world.master.stats().writing == 0).await;
-    let late = writer.write_ranges(all(&writer, &object, 2)).await.remove(0);
+    let late = writer.ranges().write(all(&writer, &object, 2)).await.remove(0);
     assert_eq!(late.unwrap_err().code(), ErrorCode::UnavailableInCurrentStatus);
 }
 
@@ -159,16 +165,18 @@ async fn space_of_a_copy_is_not_revoked_while_one_of_its_writes_may_land() {
     let (source, wire) = world.connect(LEN as u64).await;
     let (one, _) = world.connect(LEN as u64).await;
     let (two, _) = world.connect(LEN as u64).await;
-    source.put_with("k", value(1, LEN), &at(&source)).await.unwrap();
+    source.put_with("k", &value(1, LEN)[..], &at(&source)).await.unwrap();
     // Without earlier contact, the space would be requested twice, and there is space for one copy.
     for target in [&one, &two] {
         source.engine().open(target.engine().name()).await.unwrap();
     }
     // The probes of the targets are late, too, until all transfers are released.
     wire.set(always(Fault::LandLate).next(Fault::Fail).next(Fault::LandLate));
-    let task = source.copy_task("k", &[one.hostname(), two.hostname()]).await.unwrap();
-    eventually("the copy fails", async || source.task(task).await.unwrap().status == TaskStatus::Failed)
-        .await;
+    let task = source.replicas().copy("k", &[one.hostname(), two.hostname()]).await.unwrap();
+    eventually("the copy fails", async || {
+        source.replicas().task(task).await.unwrap().status == TaskStatus::Failed
+    })
+    .await;
     assert_eq!(wire.held(), 1);
     assert!(!grants_another(&world, &[&source, &one, &two]).await, "late bytes may land in another object");
 }

@@ -42,7 +42,7 @@ async fn a_store_and_its_engine_are_one_member() {
     // Other clients reach both by the name of the engine.
     let other = cluster.builder().segment(0).connect().await.unwrap();
     let bytes = value(1, 300_000);
-    assert_eq!(other.put("key", bytes.clone()).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(other.put("key", &bytes[..]).await.unwrap(), PutOutcome::Stored);
     let place = &cluster.master.peek(b"key").unwrap()[0];
     assert_eq!(place.location.memory().unwrap().endpoint, engine.name());
     assert_eq!(store.get("key").await.unwrap().unwrap(), bytes);
@@ -59,7 +59,7 @@ async fn a_store_and_its_engine_are_one_member() {
     other.engine().write(&target, region.addr(), vec![8; 10], None).await.0.unwrap();
     let again = Client::builder().master(cluster.handle()).engine(engine.engine().clone());
     let again = again.segment(8 << 20).local_buffer(0).connect().await.unwrap();
-    assert_eq!(other.put("key", bytes.clone()).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(other.put("key", &bytes[..]).await.unwrap(), PutOutcome::Stored);
     assert_eq!(other.get("key").await.unwrap().unwrap(), bytes);
     again.close().await.unwrap();
     engine.close().await.unwrap();

@@ -87,9 +87,9 @@ async fn a_registry_of_a_program_has_the_metrics_of_the_endpoints() {
     let config = ClientConfig { cluster_id: "lab".into(), ..ClientConfig::default() };
     let (server, client, pages) = used_client(config).await;
     let registry = Registry::new();
-    registry.register(Box::new(client.metrics_collector())).unwrap();
+    registry.register(Box::new(client.status().metrics_collector())).unwrap();
     registry.register(Box::new(server.metrics_collector())).unwrap();
-    let again = registry.register(Box::new(client.metrics_collector()));
+    let again = registry.register(Box::new(client.status().metrics_collector()));
     assert!(matches!(again, Err(prometheus::Error::AlreadyReg)), "{again:?}");
     let twice = registry.register(Box::new(server.master().metrics_collector()));
     assert!(matches!(twice, Err(prometheus::Error::AlreadyReg)), "the server has them: {twice:?}");
@@ -106,7 +106,7 @@ async fn a_registry_of_a_program_has_the_metrics_of_the_endpoints() {
         r#"mooncake_transfer_write_operation_count{client_mode="real",cluster_id="lab",op_name="put"} 2"#;
     assert!(gathered.lines().any(|line| line == put), "{gathered}");
 
-    registry.unregister(Box::new(client.metrics_collector())).unwrap();
+    registry.unregister(Box::new(client.status().metrics_collector())).unwrap();
     let gathered = registry.gather();
     assert!(gathered.iter().all(|family| !family.name().starts_with("mooncake_client_")));
     assert!(gathered.iter().any(|family| family.name() == "master_key_count"));
@@ -119,7 +119,7 @@ async fn a_registry_of_a_program_has_the_metrics_of_the_endpoints() {
 async fn a_client_that_does_not_count_says_so() {
     let config = ClientConfig { metrics: false, ..ClientConfig::default() };
     let (server, client, pages) = used_client(config).await;
-    assert!(client.metrics().is_none());
+    assert!(client.status().metrics().is_none());
     for path in ["/metrics", "/metrics/summary"] {
         assert_eq!(http(pages.address(), "GET", path, "").await, (503, "metrics not available".into()));
     }

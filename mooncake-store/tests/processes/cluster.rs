@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, ClientBuilder, ClientConfig};
+use mooncake_store::client::{Client, ClientBuilder, ClientConfig, PutOptions};
 
 use crate::process::{Process, free_port};
 
@@ -111,8 +110,8 @@ pub(crate) async fn cluster(flags: &[&str]) -> (u16, Process, Vec<(Process, Stri
     (port, server, (0..2).map(|_| start_client(port)).collect(), client)
 }
 
-pub(crate) fn in_segment_of(name: &str) -> ReplicateConfig {
-    ReplicateConfig { preferred_segment: name.into(), ..ReplicateConfig::default() }
+pub(crate) fn in_segment_of(name: &str) -> PutOptions {
+    PutOptions::new().prefer_segment(name)
 }
 
 /// Runs an operation, which must end in time.

@@ -89,7 +89,7 @@ async fn write() {
     let server = MasterServer::start(config).await.unwrap();
     let client = builder(&server.addresses().rpc.to_string(), 1 << 20).connect().await.unwrap();
     for i in 0..LISTED {
-        client.put(format!("key {i}"), value(i)).await.unwrap();
+        client.put(format!("key {i}"), &value(i)[..]).await.unwrap();
     }
     let page = server.master().inventory(client.id(), 0);
     let mut bytes = Vec::new();

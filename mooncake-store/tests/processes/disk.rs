@@ -26,7 +26,7 @@ async fn owner() {
     let disk =
         OffloadConfig { interval, capacity: 256 << 20, buffer: 32 << 20, ..OffloadConfig::new(folder) };
     let client = builder(&master, SEGMENT).offload(disk).connect().await.unwrap();
-    println!("\nready {}", client.disk().unwrap().store.objects);
+    println!("\nready {}", client.status().disk().unwrap().store.objects);
     let _ = until_end_of_input().await;
     client.close().await.unwrap();
 }
@@ -42,7 +42,7 @@ fn start_owner(port: u16, folder: &Path) -> (Process, u64) {
 async fn fill(client: &Client) {
     for key in 0..KEYS {
         eventually("there is room", Duration::from_secs(60), async || {
-            client.put(key.to_string(), tagged(key, 1, LEN)).await.is_ok()
+            client.put(key.to_string(), &tagged(key, 1, LEN)[..]).await.is_ok()
         })
         .await;
     }
@@ -50,7 +50,7 @@ async fn fill(client: &Client) {
 
 async fn on_disk(client: &Client) -> usize {
     let keys: Vec<String> = (0..KEYS).map(|key| key.to_string()).collect();
-    let all = client.batch_replicas(&keys).await.unwrap_or_default();
+    let all = client.replicas().batch_list(&keys).await.unwrap_or_default();
     let lists = all.into_iter().filter_map(|list| list.ok().flatten());
     lists.filter(|list| list.replicas.iter().any(|replica| replica.location.memory().is_none())).count()
 }

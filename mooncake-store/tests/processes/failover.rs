@@ -7,10 +7,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, PutOptions, PutOutcome};
 
 use crate::cluster::{SEGMENT, SLACK, eventually, master_shown};
 use crate::process::{Process, free_port};
@@ -70,7 +68,7 @@ fn value(i: u64) -> Vec<u8> {
 }
 
 async fn put(client: &Client, i: u64) -> bool {
-    let put = client.put_with(format!("key {i}"), Bytes::from(value(i)), &ReplicateConfig::default()).await;
+    let put = client.put_with(format!("key {i}"), value(i), &PutOptions::default()).await;
     matches!(put, Ok(PutOutcome::Stored))
 }
 
@@ -99,7 +97,7 @@ async fn lasting(members: &[Client], objects: usize) {
     eventually("every object would outlive the master", Duration::from_secs(60), async || {
         let mut lasting = 0;
         for member in members {
-            lasting += member.lasting_objects().await;
+            lasting += member.status().lasting_objects().await;
         }
         lasting >= objects
     })

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mooncake_core::ErrorCode;
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, PutOptions};
 
 use crate::cluster::{
     LIMIT, PATIENCE, argument, builder, eventually, master, master_address, start, start_client, tagged,
@@ -27,12 +27,18 @@ async fn writer() {
     let round: u64 = argument("TEST_NUMBER").unwrap();
     let client = builder(&master, 0).timeout(LIMIT * 10).connect().await.unwrap();
     for key in 0..ONCE {
-        client.put(key.to_string(), tagged(key, 1, LEN)).await.unwrap();
+        client.put(key.to_string(), &tagged(key, 1, LEN)[..]).await.unwrap();
         eventually("it has a file", Duration::from_secs(60), async || has_file(&client, key).await).await;
     }
     for turn in 0.. {
         for key in ONCE..KEYS {
-            let _ = client.upsert(key.to_string(), tagged(key, round * 1000 + turn, LEN)).await;
+            let _ = client
+                .put_with(
+                    key.to_string(),
+                    &tagged(key, round * 1000 + turn, LEN)[..],
+                    &PutOptions::new().upsert(),
+                )
+                .await;
         }
         println!("\nwrote {turn}");
     }
@@ -53,13 +59,13 @@ async fn read(client: &Client, key: u64) -> Option<u64> {
 }
 
 async fn has_file(client: &Client, key: u64) -> bool {
-    let list = client.replicas(key.to_string()).await.ok().flatten();
+    let list = client.replicas().list(key.to_string()).await.ok().flatten();
     list.is_some_and(|list| list.replicas.iter().any(|replica| replica.location.memory().is_none()))
 }
 
 /// Returns whether an object has its only replica in a file.
 async fn only_in_file(client: &Client, key: u64) -> bool {
-    let list = client.replicas(key.to_string()).await.ok().flatten();
+    let list = client.replicas().list(key.to_string()).await.ok().flatten();
     list.is_some_and(|list| list.replicas.iter().all(|replica| replica.location.memory().is_none()))
 }
 
@@ -94,7 +100,7 @@ async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() 
         eventually("nothing is in memory", PATIENCE, async || {
             let mut left = 0;
             for key in 0..KEYS {
-                let list = client.replicas(key.to_string()).await.ok().flatten();
+                let list = client.replicas().list(key.to_string()).await.ok().flatten();
                 left += usize::from(list.is_some() && !only_in_file(&client, key).await);
             }
             left == 0

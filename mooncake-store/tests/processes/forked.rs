@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use mooncake_core::testkit::{ForkedChild, fork_child};
-use mooncake_store::client::{ClientConfig, OffloadConfig, SegmentFile};
+use mooncake_store::client::{ClientConfig, ClientPages, OffloadConfig, SegmentFile};
 use mooncake_store::config::MasterConfig;
 use mooncake_store::local::{LocalServer, LocalServerConfig};
 use mooncake_store::server::MasterServer;
@@ -95,7 +95,7 @@ async fn listening() {
         OffloadConfig { capacity: 64 << 20, buffer: 16 << 20, ..OffloadConfig::new(folder.join("disk")) };
     let client =
         builder_with(ClientConfig::default(), &master, SEGMENT).offload(disk).connect().await.unwrap();
-    let pages = client.serve_pages("127.0.0.1", 0).await.unwrap();
+    let pages = ClientPages::serve(&client, "127.0.0.1", 0).await.unwrap();
     let local = LocalServerConfig { path: folder.join("owner.sock"), ..LocalServerConfig::default() };
     let local = LocalServer::start(client.clone(), local).unwrap();
     println!("\nsaid child {}", fork_child().unwrap());

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, ClientConfig, PutOutcome, RangeRead};
-use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+use mooncake_store::client::{Client, ClientConfig, PutOptions, PutOutcome, RangeOutcome, RangeRead};
+use mooncake_store::local::{
+    LocalClient, LocalConfig, LocalRange, LocalRead, LocalServer, LocalServerConfig,
+};
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
@@ -49,8 +50,8 @@ async fn hits(client: &Client, keys: std::ops::Range<u64>) -> usize {
     hits
 }
 
-async fn put(client: &Client, i: u64, config: &ReplicateConfig) -> bool {
-    match timed("put", client.put_with(format!("key {i}"), value(i), config)).await {
+async fn put(client: &Client, i: u64, config: &PutOptions) -> bool {
+    match timed("put", client.put_with(format!("key {i}"), &value(i)[..], config)).await {
         Ok(outcome) => outcome == PutOutcome::Stored,
         Err(error) => {
             let fine =
@@ -61,7 +62,7 @@ async fn put(client: &Client, i: u64, config: &ReplicateConfig) -> bool {
     }
 }
 
-async fn puts(client: &Client, keys: std::ops::Range<u64>, config: &ReplicateConfig) -> usize {
+async fn puts(client: &Client, keys: std::ops::Range<u64>, config: &PutOptions) -> usize {
     let mut stored = 0;
     for i in keys {
         stored += usize::from(put(client, i, config).await);
@@ -74,15 +75,15 @@ async fn a_killed_member_is_only_misses() {
     let (_, _master, mut members, client) = cluster(&["--client_ttl=2"]).await;
     let (second, name) = members.pop().unwrap();
     assert_eq!(puts(&client, 0..20, &in_segment_of(&name)).await, 20);
-    assert_eq!(puts(&client, 20..40, &ReplicateConfig::replicas(2)).await, 20);
+    assert_eq!(puts(&client, 20..40, &PutOptions::new().replicas(2)).await, 20);
     second.kill();
     assert_eq!(hits(&client, 0..20).await, 0);
     assert_eq!(hits(&client, 20..40).await, 20, "the other replica is there");
-    assert_eq!(puts(&client, 40..60, &ReplicateConfig::default()).await, 20, "there is room elsewhere");
+    assert_eq!(puts(&client, 40..60, &PutOptions::default()).await, 20, "there is room elsewhere");
     assert_eq!(hits(&client, 40..60).await, 20);
     // The master learns of the failed owner, and the keys may be put again.
     eventually("the master knows", Duration::from_secs(6), async || {
-        put(&client, 0, &ReplicateConfig::default()).await
+        put(&client, 0, &PutOptions::default()).await
     })
     .await;
     assert_eq!(hits(&client, 0..1).await, 1);
@@ -104,19 +105,21 @@ async fn ranges_of_what_was_looked_up_at_a_killed_member() {
 
     let keys: Vec<String> = (0..4).map(|i| format!("key {i}")).collect();
     let own: Vec<_> =
-        client.locate(&keys).await.unwrap().into_iter().map(|one| one.unwrap().unwrap()).collect();
+        client.ranges().locate(&keys).await.unwrap().into_iter().map(|one| one.unwrap().unwrap()).collect();
     let lent: Vec<_> =
         light.locate(&keys).await.unwrap().into_iter().map(|one| one.unwrap().unwrap()).collect();
     let read_own = async |i: usize, offset: u64, len: usize| {
-        let into = client.alloc_registered(len).unwrap().exclusive().unwrap();
+        let into = client.memory().alloc(len).unwrap().exclusive().unwrap();
         let range = RangeRead { object: own[i].clone(), offset, into };
-        let (read, into) = timed("ranges", client.read_ranges(vec![range])).await.remove(0);
+        let RangeOutcome { result: read, into } =
+            timed("ranges", client.ranges().read(vec![range])).await.remove(0);
         read.map(|()| bytes_of(&into)).map_err(|error| error.code())
     };
     let read_lent = async |i: usize, offset: u64, len: usize| {
         let into = light.alloc_registered(len).await.unwrap().exclusive().unwrap();
         let range = LocalRange { object: lent[i].clone(), offset, into };
-        let (read, into) = timed("ranges", light.read_ranges(vec![range])).await.remove(0);
+        let LocalRead { result: read, into } =
+            timed("ranges", light.read_ranges(vec![range])).await.remove(0);
         read.map(|()| bytes_of(&into.unwrap())).map_err(|error| error.code())
     };
     let half = LEN / 2;
@@ -125,11 +128,11 @@ async fn ranges_of_what_was_looked_up_at_a_killed_member() {
     }
     let mut tasks = Vec::new();
     for key in &keys {
-        tasks.push(client.copy_task(key, &[&members[0].1]).await.unwrap());
+        tasks.push(client.replicas().copy(key, &[&members[0].1]).await.unwrap());
     }
     for task in tasks {
         eventually("it is copied", Duration::from_secs(20), async || {
-            client.task(task).await.unwrap().status == TaskStatus::Success
+            client.replicas().task(task).await.unwrap().status == TaskStatus::Success
         })
         .await;
     }
@@ -154,16 +157,16 @@ async fn a_frozen_member_keeps_nobody_waiting() {
     let (_, _master, members, client) = cluster(&["--client_ttl=2"]).await;
     let (frozen, name) = &members[1];
     assert_eq!(puts(&client, 0..5, &in_segment_of(name)).await, 5);
-    assert_eq!(puts(&client, 20..30, &ReplicateConfig::replicas(2)).await, 10);
+    assert_eq!(puts(&client, 20..30, &PutOptions::new().replicas(2)).await, 10);
     frozen.freeze();
     // Through shared memory the read may even succeed.
     hits(&client, 0..5).await;
     assert_eq!(hits(&client, 20..30).await, 10);
     eventually("puts go elsewhere", Duration::from_secs(8), async || {
-        put(&client, 40, &ReplicateConfig::default()).await
+        put(&client, 40, &PutOptions::default()).await
     })
     .await;
-    assert_eq!(puts(&client, 41..50, &ReplicateConfig::default()).await, 9);
+    assert_eq!(puts(&client, 41..50, &PutOptions::default()).await, 9);
     frozen.thaw();
     // The client learns that it has expired, and returns empty; no read ever shows other bytes.
     eventually("the client is back", Duration::from_secs(8), async || {
@@ -179,17 +182,17 @@ async fn a_frozen_member_keeps_nobody_waiting() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_master_is_missed_for_seconds() {
     let (port, server, _members, client) = cluster(&[]).await;
-    assert_eq!(puts(&client, 0..20, &ReplicateConfig::default()).await, 20);
+    assert_eq!(puts(&client, 0..20, &PutOptions::default()).await, 20);
     server.kill();
     assert_eq!(hits(&client, 0..2).await, 0);
-    assert_eq!(puts(&client, 60..62, &ReplicateConfig::default()).await, 0);
+    assert_eq!(puts(&client, 60..62, &PutOptions::default()).await, 0);
     let _server = master(port, &[]);
     eventually("it serves again", Duration::from_secs(3), async || {
-        put(&client, Rng::from_os().next_u64(), &ReplicateConfig::default()).await
+        put(&client, Rng::from_os().next_u64(), &PutOptions::default()).await
     })
     .await;
     hits(&client, 0..20).await;
-    assert_eq!(puts(&client, 100..120, &ReplicateConfig::default()).await, 20);
+    assert_eq!(puts(&client, 100..120, &PutOptions::default()).await, 20);
     assert_eq!(hits(&client, 100..120).await, 20);
 }
 
@@ -197,12 +200,12 @@ async fn a_killed_master_is_missed_for_seconds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_was_away_for_long_serves_again_as_soon() {
     let (port, server, _members, client) = cluster(&[]).await;
-    assert_eq!(puts(&client, 0..2, &ReplicateConfig::default()).await, 2);
+    assert_eq!(puts(&client, 0..2, &PutOptions::default()).await, 2);
     server.kill();
     tokio::time::sleep(Duration::from_secs(8)).await;
     let _server = master(port, &[]);
     eventually("it serves again", Duration::from_secs(3), async || {
-        put(&client, Rng::from_os().next_u64(), &ReplicateConfig::default()).await
+        put(&client, Rng::from_os().next_u64(), &PutOptions::default()).await
     })
     .await;
 }
@@ -219,9 +222,9 @@ async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
         let (frozen, name) = &members[1];
         assert_eq!(puts(&client, 0..1, &in_segment_of(source.hostname())).await, 1);
         frozen.freeze();
-        let task = client.copy_task("key 0", &[name]).await.unwrap();
+        let task = client.replicas().copy("key 0", &[name]).await.unwrap();
         eventually("the task has failed", Duration::from_secs(15), async || {
-            client.task(task).await.is_ok_and(|info| info.status == TaskStatus::Failed)
+            client.replicas().task(task).await.is_ok_and(|info| info.status == TaskStatus::Failed)
         })
         .await;
         if comes_back {
@@ -230,7 +233,7 @@ async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
             frozen.thaw();
         }
         eventually("the object can be replaced", Duration::from_secs(15), async || {
-            client.upsert("key 0", value(1)).await.is_ok()
+            client.put_with("key 0", &value(1)[..], &PutOptions::new().upsert()).await.is_ok()
         })
         .await;
         assert_eq!(client.get("key 0").await.unwrap().unwrap(), value(1));
@@ -241,17 +244,17 @@ async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_master_fails_calls_in_time() {
     let (_, server, _members, client) = cluster(&[]).await;
-    assert_eq!(puts(&client, 0..10, &ReplicateConfig::default()).await, 10);
+    assert_eq!(puts(&client, 0..10, &PutOptions::default()).await, 10);
     server.freeze();
     assert_eq!(hits(&client, 0..1).await, 0);
-    assert_eq!(puts(&client, 50..51, &ReplicateConfig::default()).await, 0);
+    assert_eq!(puts(&client, 50..51, &PutOptions::default()).await, 0);
     server.thaw();
     eventually("it answers again", Duration::from_secs(3), async || read(&client, 0).await).await;
-    assert_eq!(puts(&client, 20..30, &ReplicateConfig::default()).await, 10);
+    assert_eq!(puts(&client, 20..30, &PutOptions::default()).await, 10);
     assert_eq!(hits(&client, 20..30).await, 10);
     // The requests meanwhile did not arrive too late: the key is free, or was never taken.
     eventually("the key may be put", Duration::from_secs(3), async || {
-        put(&client, 50, &ReplicateConfig::default()).await || read(&client, 50).await
+        put(&client, 50, &PutOptions::default()).await || read(&client, 50).await
     })
     .await;
 }
@@ -265,7 +268,7 @@ async fn a_frozen_master_blames_nobody() {
     let server = master(port, &["--client_ttl=2"]);
     let config = ClientConfig { outlive_master: false, ..ClientConfig::default() };
     let client = builder_with(config, &format!("127.0.0.1:{port}"), SEGMENT).connect().await.unwrap();
-    assert_eq!(puts(&client, 0..20, &ReplicateConfig::default()).await, 20);
+    assert_eq!(puts(&client, 0..20, &PutOptions::default()).await, 20);
     server.freeze();
     tokio::time::sleep(Duration::from_secs(5)).await;
     server.thaw();
@@ -297,7 +300,7 @@ async fn a_killed_master_takes_nothing_along() {
     let all: Vec<u64> = (0..objects).collect();
     for batch in all.chunks(1000) {
         let items: Vec<_> = batch.iter().map(|&i| (key(i), bytes(i))).collect();
-        for outcome in members[0].batch_put(&items, &ReplicateConfig::default()).await.unwrap() {
+        for outcome in members[0].batch_put(&items, &PutOptions::default()).await.unwrap() {
             assert_eq!(outcome.unwrap(), PutOutcome::Stored);
         }
     }
@@ -305,7 +308,7 @@ async fn a_killed_master_takes_nothing_along() {
     eventually("every object would outlive the master", patience, async || {
         let mut lasting = 0;
         for member in &members {
-            lasting += member.lasting_objects().await as u64;
+            lasting += member.status().lasting_objects().await as u64;
         }
         lasting == objects
     })

@@ -10,8 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use mooncake_core::{ErrorCode, Result};
 use mooncake_shm::ShmConfig;
-use mooncake_store::client::{Client, Located, PutOutcome, RangeRead};
-use mooncake_store::local::{LocalClient, LocalConfig, LocalRange, LocalServer, LocalServerConfig};
+use mooncake_store::client::{Client, Located, PutOutcome, RangeOutcome, RangeRead, ReadInto};
+use mooncake_store::local::{
+    LocalClient, LocalConfig, LocalRange, LocalRead, LocalServer, LocalServerConfig,
+};
 use mooncake_store::transport_set::{TransportOptions, TransportSet};
 use mooncake_tcp::TcpConfig;
 use mooncake_transport::SliceMut;
@@ -162,7 +164,7 @@ impl Stage {
     async fn put(&self, key: u64) {
         let value = striped(key, self.version.fetch_add(1, SeqCst), self.len);
         eventually("there is room", PATIENCE, async || {
-            self.writer.put(format!("k{key}"), &value).await.is_ok_and(|put| put == PutOutcome::Stored)
+            self.writer.put(format!("k{key}"), &value[..]).await.is_ok_and(|put| put == PutOutcome::Stored)
         })
         .await;
     }
@@ -256,7 +258,7 @@ fn joined(parts: impl Iterator<Item = Result<Option<Bytes>>>) -> Result<Option<B
 
 /// Reads with an ordinary client. `first` is called before the read that counts.
 async fn read(client: &Client, form: Form, len: usize, first: impl FnOnce()) -> Values {
-    let memory = || client.alloc_registered(len).unwrap().exclusive().unwrap();
+    let memory = || client.memory().alloc(len).unwrap().exclusive().unwrap();
     match form {
         Form::Get => {
             first();
@@ -269,38 +271,39 @@ async fn read(client: &Client, form: Form, len: usize, first: impl FnOnce()) -> 
         Form::GetInto => {
             let into = memory();
             first();
-            let (read, into) = client.get_into("k0", into).await;
+            let ReadInto { result: read, into, .. } = client.get_into("k0", into).await;
             vec![owned(read, &into)]
         }
         Form::BatchGetInto => {
             let items: Vec<_> = names(KEYS).into_iter().map(|key| (key, memory())).collect();
             first();
-            let (asked, read) = client.batch_get_into(items).await;
-            asked.unwrap();
-            read.into_iter().map(|(read, into)| owned(read, &into)).collect()
+            let batch = client.batch_get_into(items).await;
+            batch.located.unwrap();
+            batch.reads.into_iter().map(|read| owned(read.result, &read.into)).collect()
         }
         Form::Ranges | Form::Session => {
-            let Some(object) = client.locate(&["k0"]).await.unwrap().remove(0).unwrap() else {
+            let Some(object) = client.ranges().locate(&["k0"]).await.unwrap().remove(0).unwrap() else {
                 return vec![Ok(None)];
             };
             if form == Form::Session {
                 let ranges = halves(len, memory());
-                client.read_ranges(ranges.map(|(offset, into)| part(&object, offset, into)).into()).await;
+                client.ranges().read(ranges.map(|(offset, into)| part(&object, offset, into)).into()).await;
             }
             let ranges = halves(len, memory());
             first();
             let read =
-                client.read_ranges(ranges.map(|(offset, into)| part(&object, offset, into)).into()).await;
-            vec![joined(read.into_iter().map(|(read, into)| owned(read.map(|()| Some(len / 2)), &into)))]
+                client.ranges().read(ranges.map(|(offset, into)| part(&object, offset, into)).into()).await;
+            let part = |read: RangeOutcome<_>| owned(read.result.map(|()| Some(len / 2)), &read.into);
+            vec![joined(read.into_iter().map(part))]
         }
     }
 }
 
 /// Reads in the same way with a shared client.
 async fn read_lightly(client: &LocalClient, form: Form, len: usize, first: impl FnOnce()) -> Values {
-    let back = |(read, into): (Result<Option<usize>>, Option<Slice>)| match into {
-        Some(into) => owned(read, &into),
-        None => read.map(|_| None),
+    let back = |LocalRead { result, into }: LocalRead<Option<usize>, _>| match into {
+        Some(into) => owned(result, &into),
+        None => result.map(|_| None),
     };
     let mut memory = Vec::new();
     for _ in 0..KEYS + 1 {
@@ -333,7 +336,10 @@ async fn read_lightly(client: &LocalClient, form: Form, len: usize, first: impl 
             }
             first();
             let read = client.read_ranges(halves(len, into).map(part).into()).await;
-            vec![joined(read.into_iter().map(|(read, into)| back((read.map(|()| Some(len / 2)), into))))]
+            let half = |read: LocalRead<(), _>| {
+                back(LocalRead { result: read.result.map(|()| Some(len / 2)), into: read.into })
+            };
+            vec![joined(read.into_iter().map(half))]
         }
     }
 }

@@ -67,7 +67,7 @@ impl Stage {
             figures == [Some(0), Some(0), Some(0), Some(1)]
         };
         eventually("nothing is left of keys, writes, space and clients", SETTLED, gone).await;
-        assert_eq!(self.steady.local_buffer_used(), 0, "every buffer came back");
+        assert_eq!(self.steady.status().local_buffer_used(), 0, "every buffer came back");
         assert_eq!(self.steady.engine().descriptor().buffers.len(), self.registered, "registered memory");
         self.steady.close().await.unwrap();
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::process::{Process, free_port, metric};
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
+use mooncake_store::client::PutOptions;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use tempfile::TempDir;
 
@@ -121,7 +122,7 @@ async fn shared_client() {
         "mixed" => mixed(&client).await,
         "put" => loop {
             let key = format!("dying-{}", std::process::id());
-            client.upsert(&key, value_of(&key, 6 << 20)).await.unwrap();
+            client.put_with(&key, value_of(&key, 6 << 20), &PutOptions::new().upsert()).await.unwrap();
             println!("done");
         },
         "get" => loop {

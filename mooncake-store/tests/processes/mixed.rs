@@ -8,7 +8,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use bytes::Bytes;
 use mooncake_store::client::{Client, PutOutcome};
 use tempfile::TempDir;
 
@@ -97,7 +96,7 @@ impl Cluster {
 
     async fn put(&self, version: u64) {
         for i in 0..OBJECTS {
-            let put = self.client.put(key(i), tagged(i, version, LEN)).await;
+            let put = self.client.put(key(i), &tagged(i, version, LEN)[..]).await;
             assert_eq!(put.unwrap(), PutOutcome::Stored, "key {i}");
         }
     }
@@ -127,7 +126,7 @@ impl Cluster {
         let value = tagged(7, 7, LEN);
         last.tool(self.port, &["put", "of the last"], &value);
         assert_eq!(self.client.get("of the last").await.unwrap(), Some(value.clone()));
-        let put = self.client.put("of this", Bytes::from_static(b"this")).await;
+        let put = self.client.put("of this", b"this").await;
         assert_eq!(put.unwrap(), PutOutcome::Stored);
         assert_eq!(last.tool(self.port, &["get", "of this"], b""), b"this");
         assert_eq!(current.tool(self.port, &["get", "of the last"], b""), value);

@@ -66,7 +66,7 @@ impl Objects {
         for key in 0..OBJECTS {
             let member = in_segment_of(&members[key as usize % members.len()]);
             let value = tagged(key, 1, 1000 + 977 * key as usize);
-            let outcome = client.put_with(key.to_string(), value, &member).await.unwrap();
+            let outcome = client.put_with(key.to_string(), &value[..], &member).await.unwrap();
             assert_eq!(outcome, PutOutcome::Stored);
             expected.insert(key, Some(1));
         }
@@ -85,12 +85,12 @@ impl Objects {
             self.expected.insert(key, None);
         }
         for key in (1..OBJECTS).step_by(10) {
-            let put = self.client.put(key.to_string(), tagged(key, 2, 5000)).await;
+            let put = self.client.put(key.to_string(), &tagged(key, 2, 5000)[..]).await;
             assert_eq!(put.unwrap(), PutOutcome::Stored);
             self.expected.insert(key, Some(2));
         }
         for key in (2..OBJECTS).step_by(10) {
-            self.client.put(key.to_string(), tagged(key, 2, 5000)).await.unwrap();
+            self.client.put(key.to_string(), &tagged(key, 2, 5000)[..]).await.unwrap();
             assert!(self.client.remove(key.to_string(), true).await.unwrap());
             self.expected.insert(key, None);
         }
@@ -126,9 +126,9 @@ async fn cut(objects: &mut Objects, processes: &[&Process], span: Duration) {
     let begun = Instant::now();
     processes.iter().for_each(|process| process.freeze());
     eventually("the members are taken for dead", PATIENCE, async || {
-        objects.client.replicas("5").await.is_ok_and(|found| found.is_none())
-            && objects.client.replicas("6").await.is_ok_and(|found| found.is_none())
-            && objects.client.replicas("7").await.is_ok_and(|found| found.is_none())
+        objects.client.replicas().list("5").await.is_ok_and(|found| found.is_none())
+            && objects.client.replicas().list("6").await.is_ok_and(|found| found.is_none())
+            && objects.client.replicas().list("7").await.is_ok_and(|found| found.is_none())
     })
     .await;
     objects.touch().await;

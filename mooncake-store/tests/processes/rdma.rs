@@ -5,10 +5,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorKind, Result};
 use mooncake_rdma::RdmaConfig;
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, PutOptions, PutOutcome};
 use mooncake_store::transport_set::TransportOptions;
 
 use crate::cluster::{
@@ -74,7 +73,7 @@ async fn obey(client: &Client, line: &str) -> String {
     let &[what, from, to, version, place] = words.as_slice() else { panic!("{line:?}") };
     let (from, to, version): (u64, u64, u64) =
         (from.parse().unwrap(), to.parse().unwrap(), version.parse().unwrap());
-    let config = if place == "both" { ReplicateConfig::replicas(2) } else { in_segment_of(place) };
+    let config = if place == "both" { PutOptions::new().replicas(2) } else { in_segment_of(place) };
     let keys: Vec<String> = (from..to).map(key).collect();
     let items = || (from..to).map(|i| (key(i), value(i, version))).collect::<Vec<_>>();
     let mut counts = Counts::default();
@@ -91,7 +90,7 @@ async fn obey(client: &Client, line: &str) -> String {
     match what {
         "put" => {
             for (key, value) in items() {
-                counts.add(client.put_with(key, value, &config).await, stored);
+                counts.add(client.put_with(key, &value[..], &config).await, stored);
             }
         }
         "batch_put" => {
@@ -100,11 +99,11 @@ async fn obey(client: &Client, line: &str) -> String {
         }
         "upsert" => {
             for (key, value) in items() {
-                counts.add(client.upsert(key, value).await, |_| true);
+                counts.add(client.put_with(key, &value[..], &PutOptions::new().upsert()).await, |_| true);
             }
         }
         "batch_upsert" => {
-            let outcomes = client.batch_upsert(&items(), &config).await.unwrap();
+            let outcomes = client.batch_put(&items(), &config.clone().upsert()).await.unwrap();
             outcomes.into_iter().for_each(|outcome| counts.add(outcome, |_| true));
         }
         "get" => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_core::replica::ReplicaLocation;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, Located, RangeRead};
+use mooncake_store::client::{Client, Located, PutOptions, RangeOutcome, RangeRead};
 use tokio::task::spawn_blocking;
 
 use crate::cluster::{PATIENCE, builder, eventually, master, start, start_client, tagged, version_of};
@@ -32,19 +32,19 @@ async fn stage(values: u64, lease: &str) -> (u16, [Process; 2], Client, Client) 
 
 /// Returns the address of the value.
 async fn address(client: &Client) -> u64 {
-    let list = client.replicas("k").await.unwrap().unwrap();
+    let list = client.replicas().list("k").await.unwrap().unwrap();
     let ReplicaLocation::Memory(place) = &list.replicas[0].location else { panic!("in memory") };
     place.address
 }
 
 async fn locate(client: &Client) -> Located {
-    client.locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap()
+    client.ranges().locate(&["k"]).await.unwrap().remove(0).unwrap().unwrap()
 }
 
 async fn read(client: &Client, object: &Located) -> Result<Vec<u8>, ErrorCode> {
-    let into = client.alloc_registered(object.size() as usize).unwrap().exclusive().unwrap();
+    let into = client.memory().alloc(object.size() as usize).unwrap().exclusive().unwrap();
     let range = RangeRead { object: object.clone(), offset: 0, into };
-    let (read, into) = client.read_ranges(vec![range]).await.remove(0);
+    let RangeOutcome { result: read, into } = client.ranges().read(vec![range]).await.remove(0);
     let mut bytes = vec![0; into.len()];
     into.copy_to(0, &mut bytes).unwrap();
     read.map(|()| bytes).map_err(|error| error.code())
@@ -56,7 +56,7 @@ async fn a_value_that_is_replaced_is_read_as_it_was_while_the_lease_is_alive() {
     // A replaced value stays reserved until its leases expire.
     let upsert = async |version| {
         eventually("there is room", PATIENCE, async || {
-            writer.upsert("k", tagged(0, version, LEN)).await.is_ok()
+            writer.put_with("k", &tagged(0, version, LEN)[..], &PutOptions::new().upsert()).await.is_ok()
         })
         .await;
     };
@@ -94,12 +94,13 @@ async fn a_value_that_is_replaced_is_read_as_it_was_while_the_lease_is_alive() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_is_written_over_only_when_no_lease_is_alive() {
     let (_, _processes, reader, writer) = stage(1, "--default_kv_lease_ttl=1000").await;
-    writer.upsert("k", tagged(0, 1, LEN)).await.unwrap();
+    writer.put_with("k", &tagged(0, 1, LEN)[..], &PutOptions::new().upsert()).await.unwrap();
     let at = address(&reader).await;
     let (mut refused, mut version) = (0, 1);
     while refused < 3 {
         let object = locate(&reader).await;
-        let outcome = writer.upsert("k", tagged(0, version + 1, LEN)).await;
+        let outcome =
+            writer.put_with("k", &tagged(0, version + 1, LEN)[..], &PutOptions::new().upsert()).await;
         match (read(&reader, &object).await, outcome) {
             // The lease was alive all the time.
             (Ok(bytes), outcome) => {
@@ -113,7 +114,7 @@ async fn a_value_is_written_over_only_when_no_lease_is_alive() {
             }
         }
         eventually("it is written over once the lease is over", PATIENCE, async || {
-            writer.upsert("k", tagged(0, version + 1, LEN)).await.is_ok()
+            writer.put_with("k", &tagged(0, version + 1, LEN)[..], &PutOptions::new().upsert()).await.is_ok()
         })
         .await;
         version += 1;
@@ -131,7 +132,10 @@ async fn upserts_under_readers() {
     let mut version = 0;
     let mut upsert = async || {
         version += 1;
-        writer.upsert(key, tagged(0, 1 << 32 | version, LEN)).await.is_ok()
+        writer
+            .put_with(key, &tagged(0, 1 << 32 | version, LEN)[..], &PutOptions::new().upsert())
+            .await
+            .is_ok()
     };
     eventually("there is room", PATIENCE, &mut upsert).await;
     let mut readers = Vec::new();
@@ -161,12 +165,12 @@ async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
     let writer = builder(&at, 0).connect().await.unwrap();
     let (owner, _) = spawn_blocking(move || start_client(port)).await.unwrap();
     let reader = builder(&at, 0).share_memory(false).hot_cache(4 << 20).connect().await.unwrap();
-    let hits = || reader.hot_cache().unwrap().hits;
+    let hits = || reader.status().hot_cache().unwrap().hits;
     let read =
         async || reader.get("k").await.unwrap().map(|bytes| version_of(0, &bytes).expect("one value, whole"));
     for version in 1..4 {
         eventually("there is room", PATIENCE, async || {
-            writer.upsert("k", tagged(0, version, LEN)).await.is_ok()
+            writer.put_with("k", &tagged(0, version, LEN)[..], &PutOptions::new().upsert()).await.is_ok()
         })
         .await;
         let before = hits();
@@ -188,7 +192,7 @@ async fn what_is_kept_is_read_without_its_owner_and_never_for_another_value() {
     let _server = master(port, &flags);
     eventually("it is written again", PATIENCE, async || {
         assert!(reader.get("k").await.unwrap_or(None).is_none_or(|bytes| version_of(0, &bytes) == Some(3)));
-        writer.remove("k", true).await.is_ok() && writer.put("k", tagged(0, 4, LEN)).await.is_ok()
+        writer.remove("k", true).await.is_ok() && writer.put("k", &tagged(0, 4, LEN)[..]).await.is_ok()
     })
     .await;
     let before = hits();

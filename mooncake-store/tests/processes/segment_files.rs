@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, ClientConfig, PutOutcome, SegmentFile};
+use mooncake_store::client::{Client, ClientConfig, PutOptions, PutOutcome, SegmentFile};
 use tempfile::TempDir;
 
 use crate::cluster::{
@@ -23,8 +22,8 @@ pub(crate) fn value(i: u64) -> Bytes {
     bytes.into()
 }
 
-async fn put(client: &Client, i: u64, config: &ReplicateConfig) {
-    let put = client.put_with(format!("key {i}"), value(i), config).await;
+async fn put(client: &Client, i: u64, config: &PutOptions) {
+    let put = client.put_with(format!("key {i}"), &value(i)[..], config).await;
     assert_eq!(put.unwrap(), PutOutcome::Stored);
 }
 
@@ -50,8 +49,10 @@ async fn owner() {
         for i in first..first + argument("TEST_OBJECTS").unwrap_or(OBJECTS) {
             put(&client, i, &here).await;
         }
-        eventually("all would outlive it", PATIENCE, async || client.lasting_objects().await == lasting)
-            .await;
+        eventually("all would outlive it", PATIENCE, async || {
+            client.status().lasting_objects().await == lasting
+        })
+        .await;
         println!("said lasting");
     }
     let _ = until_end_of_input().await;

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
 use mooncake_core::ids::Uuid;
 use mooncake_core::replica::{ReplicateConfig, SoftPin};
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, PutOptions, PutOutcome};
 use mooncake_store::protocol::wire::TaskInfo;
 use tempfile::TempDir;
 
@@ -90,19 +89,20 @@ fn key(number: u64) -> String {
 
 /// Returns the configuration of an object: every third has a hard pin, every third a soft pin, and
 /// each is in one of three groups.
-fn configuration(number: u64, member: &str) -> ReplicateConfig {
-    ReplicateConfig {
+fn configuration(number: u64, member: &str) -> PutOptions {
+    PutOptions::from(ReplicateConfig {
         hard_pin: number.is_multiple_of(3),
         soft_pin: if number % 3 == 1 { SoftPin::Enable } else { SoftPin::Preserve },
         group_ids: Some(vec![format!("group {}", number % 3)]),
-        ..in_segment_of(member)
-    }
+        ..ReplicateConfig::default()
+    })
+    .prefer_segment(member)
 }
 
 async fn put(client: &Client, numbers: std::ops::Range<u64>, version: u64, member: &str) {
     for number in numbers {
         let value = tagged(number, version, 5000);
-        let stored = client.put_with(key(number), value, &configuration(number, member)).await;
+        let stored = client.put_with(key(number), &value[..], &configuration(number, member)).await;
         assert_eq!(stored.unwrap(), PutOutcome::Stored, "key {number}");
     }
 }
@@ -142,7 +142,7 @@ async fn lasting(members: &[Client], objects: u64) {
     eventually("every object would outlive the master", PATIENCE, async || {
         let mut lasting = 0;
         for member in members {
-            lasting += member.lasting_objects().await;
+            lasting += member.status().lasting_objects().await;
         }
         lasting as u64 == objects
     })
@@ -169,11 +169,11 @@ async fn a_killed_master_gives_the_same_answers() {
     let (members, clients) = filled(&master).await;
     // The client of this task is gone, so no client fetches it.
     let (gone, name) = start_client(master.port);
-    let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_segment_of(&name)).await;
+    let there = clients[0].put_with("there", b"there", &in_segment_of(&name)).await;
     assert_eq!(there.unwrap(), PutOutcome::Stored);
     gone.freeze();
-    let task = clients[0].copy_task("there", &[members[0].hostname()]).await.unwrap();
-    let asked = without_times(clients[0].task(task).await.unwrap());
+    let task = clients[0].replicas().copy("there", &[members[0].hostname()]).await.unwrap();
+    let asked = without_times(clients[0].replicas().task(task).await.unwrap());
     clients[0].remove("there", true).await.unwrap();
     master.snapshot().await;
     let before = counts(&master);
@@ -188,19 +188,24 @@ async fn a_killed_master_gives_the_same_answers() {
     master.run(&[]);
     all_back(&clients, 1..OBJECTS).await;
     eventually("what came later", PATIENCE, async || hits(&clients[0], 1000..1010, 1).await == 10).await;
-    assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
+    assert_eq!(
+        without_times(clients[1].replicas().task(task).await.unwrap()),
+        asked,
+        "a task goes on waiting"
+    );
     assert_eq!(hits(&clients[0], 0..1, 1).await, 0, "removed is removed");
     let now = counts(&master);
     assert_eq!(now[0], before[0].map(|keys| keys - 1 + 10));
     assert!(now[1] >= before[1] && now[1] > Some(0), "soft pins: {before:?} and {now:?}");
     // Hard pins, groups and quotas hold: tenant blue has 8 MB, of which 60 objects take 300 KB.
-    let full = clients[1].put("too much", Bytes::from(vec![0; 9 << 20])).await;
+    let full = clients[1].put("too much", vec![0; 9 << 20]).await;
     assert!(full.is_err(), "{full:?}");
     let moved = ReplicateConfig { group_ids: Some(vec!["another".into()]), ..ReplicateConfig::default() };
-    let upserted = clients[0].batch_upsert(&[(key(4), tagged(4, 2, 5000))], &moved).await.unwrap().remove(0);
+    let moved = PutOptions::from(moved).upsert();
+    let upserted = clients[0].batch_put(&[(key(4), tagged(4, 2, 5000))], &moved).await.unwrap().remove(0);
     assert!(upserted.is_err(), "the group of an existing object cannot change: {upserted:?}");
     for number in 0..3000 {
-        let _ = clients[0].put(format!("filler {number}"), Bytes::from(vec![0; 20_000])).await;
+        let _ = clients[0].put(format!("filler {number}"), vec![0; 20_000]).await;
     }
     let pinned = (3..OBJECTS).step_by(3);
     for number in pinned {
@@ -273,14 +278,15 @@ async fn the_next_leader_begins_with_a_snapshot() {
     put(&members[0], 0..OBJECTS, 1, members[1].hostname()).await;
     lasting(&members, OBJECTS).await;
     // The task of a live client takes no time; its end is recorded for a while.
-    let task = members[0].copy_task(key(1), &[members[0].hostname()]).await.unwrap();
-    let over = async || format!("{:?}", members[0].task(task).await.unwrap().status) == "Success";
+    let task = members[0].replicas().copy(key(1), &[members[0].hostname()]).await.unwrap();
+    let over = async || format!("{:?}", members[0].replicas().task(task).await.unwrap().status) == "Success";
     eventually("the task is over", PATIENCE, over).await;
     let before = count(masters[0].1);
     eventually("two snapshots", PATIENCE, async || count(masters[0].1) >= before + 2).await;
     masters.remove(0).0.kill();
-    let known =
-        async || members[0].task(task).await.is_ok_and(|task| format!("{:?}", task.status) == "Success");
+    let known = async || {
+        members[0].replicas().task(task).await.is_ok_and(|task| format!("{:?}", task.status) == "Success")
+    };
     eventually("the task is known to the next leader", PATIENCE, known).await;
     eventually("all is there again", PATIENCE, async || hits(&members[0], 0..OBJECTS, 1).await == OBJECTS)
         .await;
@@ -340,11 +346,11 @@ mod own {
         assert_eq!(http(metadata, "PUT", entry, r#"{"name":"somebody"}"#).await.0, 200);
         let (members, clients) = filled(&master).await;
         let (gone, name) = start_client(master.port);
-        let there = clients[0].put_with("there", Bytes::from_static(b"there"), &in_segment_of(&name)).await;
+        let there = clients[0].put_with("there", b"there", &in_segment_of(&name)).await;
         assert_eq!(there.unwrap(), PutOutcome::Stored);
         gone.freeze();
-        let task = clients[0].copy_task("there", &[members[0].hostname()]).await.unwrap();
-        let asked = without_times(clients[0].task(task).await.unwrap());
+        let task = clients[0].replicas().copy("there", &[members[0].hostname()]).await.unwrap();
+        let asked = without_times(clients[0].replicas().task(task).await.unwrap());
         clients[0].remove("there", true).await.unwrap();
         master.snapshot().await;
         let before = counts(&master);
@@ -353,12 +359,16 @@ mod own {
 
         master.run(&[]);
         all_back(&clients, 0..OBJECTS).await;
-        assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked, "a task goes on waiting");
+        assert_eq!(
+            without_times(clients[1].replicas().task(task).await.unwrap()),
+            asked,
+            "a task goes on waiting"
+        );
         let now = counts(&master);
         assert!(now[0] == before[0] && now[1] >= before[1] && now[1] > Some(0), "{before:?} and {now:?}");
         let (_, said) = http(pages, "GET", quotas, "").await;
         assert!(said.contains("\"blue\"") && said.contains("8388608") && said.contains("16777216"), "{said}");
-        let full = clients[1].put("too much", Bytes::from(vec![0; 9 << 20])).await;
+        let full = clients[1].put("too much", vec![0; 9 << 20]).await;
         assert!(full.is_err(), "{full:?}");
         let (status, said) = http(metadata, "GET", entry, "").await;
         assert_eq!((status, said.as_str()), (200, r#"{"name":"somebody"}"#));
@@ -368,6 +378,6 @@ mod own {
             master.run(&[]);
         }
         all_back(&clients, 0..OBJECTS).await;
-        assert_eq!(without_times(clients[1].task(task).await.unwrap()), asked);
+        assert_eq!(without_times(clients[1].replicas().task(task).await.unwrap()), asked);
     }
 }

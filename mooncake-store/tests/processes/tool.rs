@@ -629,7 +629,7 @@ async fn clients_refuse_what_cannot_work() {
         "{error}"
     );
     let client = join(&cluster.rpc(), "localhost").allow_overcommit(false).connect().await.unwrap();
-    let error = client.mount(1 << 50).await.unwrap_err();
+    let error = client.segments().mount(1 << 50).await.unwrap_err();
     assert!(error.to_string().contains("cannot offer memory"), "{error}");
     client.close().await.unwrap();
     cluster.stop().await;

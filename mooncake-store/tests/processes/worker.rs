@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 
 use mooncake_core::clock::Rng;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, PutOptions, PutOutcome};
 
 use crate::cluster::{argument, builder, master_address, start, tagged, until_end_of_input};
 use crate::process::Process;
@@ -121,8 +120,8 @@ async fn worker() {
             panic!("{wrong}");
         }
     }
-    assert_eq!(client.local_buffer_used(), 0, "every buffer came back");
-    work.counts.kept = client.hot_cache().map_or(0, |cache| cache.hits);
+    assert_eq!(client.status().local_buffer_used(), 0, "every buffer came back");
+    work.counts.kept = client.status().hot_cache().map_or(0, |cache| cache.hits);
     client.close().await.unwrap();
     println!("\n> {}", work.counts);
 }
@@ -167,13 +166,13 @@ impl Work {
             }
             5 => {
                 let value = self.next_value(number);
-                let config = ReplicateConfig::replicas(1 + self.rng.below(2));
-                let put = self.client.put_with(&key, value, &config).await;
+                let config = PutOptions::new().replicas(1 + self.rng.below(2));
+                let put = self.client.put_with(&key, &value[..], &config).await;
                 self.counts.stored += u64::from(self.fine(put)? == Some(PutOutcome::Stored));
             }
             _ => {
                 let value = self.next_value(number);
-                let upsert = self.client.upsert(&key, value).await;
+                let upsert = self.client.put_with(&key, &value[..], &PutOptions::new().upsert()).await;
                 self.counts.stored += u64::from(self.fine(upsert)?.is_some());
             }
         }

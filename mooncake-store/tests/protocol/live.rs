@@ -254,13 +254,13 @@ async fn a_client_waits_for_room_on_an_existing_master() {
     let asks_once = member(4 << 20, Duration::ZERO).await.unwrap();
     let value = vec![7; 256 << 10];
     let mut stored = 0;
-    while asks_once.put(format!("room/{stored}"), &value).await.is_ok() {
+    while asks_once.put(format!("room/{stored}"), &value[..]).await.is_ok() {
         assert!(asks_once.exist(format!("room/{stored}")).await.unwrap());
         stored += 1;
     }
     assert!(stored >= 12, "{stored}");
     let waits = member(0, Duration::from_secs(25)).await.unwrap();
-    assert_eq!(waits.put("room/new", &value).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(waits.put("room/new", &value[..]).await.unwrap(), PutOutcome::Stored);
     waits.close().await.unwrap();
     asks_once.close().await.unwrap();
 }

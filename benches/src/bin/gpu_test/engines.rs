@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan, copy_memory};
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Result, clock::Rng};
 use mooncake_engine::{TransferEngine, TransportOptions};
 use mooncake_nvlink::testkit::{device, filled};
 use mooncake_nvlink::{DeviceMemory, NvlinkConfig, Stream};
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, ReadInto};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::LocalCopies;
@@ -156,10 +155,10 @@ async fn put_and_get(machine: Machine, longest: usize) -> Result<()> {
             let (key, mut bytes) = (format!("value {number}"), pattern(number as u64, len));
             let (from, to) = (filled(&device(0), len, 0), filled(&device(machine.devices - 1), len, 0));
             to_device(&from, &mut bytes)?;
-            let from = writer.register(from)?.slice(0..len)?;
-            writer.put_from(&key, &from, &ReplicateConfig::default()).await?;
-            let into = reader.register(to)?.exclusive().expect("the region has one handle");
-            let (found, into) = reader.get_into(&key, into).await;
+            let from = writer.memory().register(from)?.slice(0..len)?;
+            writer.put(&key, &from).await?;
+            let into = reader.memory().register(to)?.exclusive().expect("the region has one handle");
+            let ReadInto { result: found, into, .. } = reader.get_into(&key, into).await;
             assert_eq!(found?, Some(len));
             let mut got = vec![0; len];
             into.copy_to(0, &mut got)?;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use mooncake_benches::peer::Result;
 use mooncake_core::Clock;
 use mooncake_core::clock::SystemClock;
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::Client;
+use mooncake_store::client::{Client, PutOptions, ReadInto};
 use mooncake_store::config::MasterConfig;
 use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
@@ -93,7 +92,7 @@ impl Ours {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
         let requester = |share_memory| -> Result<Requester> {
             let client = runtime.block_on(join(&address, 0, share_memory))?;
-            let region = client.alloc_registered(REGISTERED).map_err(|e| e.to_string())?;
+            let region = client.memory().alloc(REGISTERED).map_err(|e| e.to_string())?;
             let slice = region.exclusive().map_err(|_| "a new region has another handle")?;
             Ok(Requester { client, slice: Some(slice), clock: SystemClock::new() })
         };
@@ -177,11 +176,11 @@ impl Requester {
     async fn puts(&self, keys: &[String], whole: SliceMut<TransportSet>, size: usize) -> Result<Timed> {
         let shared: Slice<TransportSet> = whole.into_shared();
         let value = shared.slice(0..size).map_err(|e| e.to_string())?;
-        let config = ReplicateConfig::default();
+        let config = PutOptions::default();
         let mut times = Vec::with_capacity(keys.len());
         for key in keys {
             let before = self.clock.now();
-            self.client.put_from(key, &value, &config).await.map_err(|e| e.to_string())?;
+            self.client.put_with(key, &value, &config).await.map_err(|e| e.to_string())?;
             times.push(self.us_since(before));
         }
         drop(value);
@@ -196,7 +195,7 @@ impl Requester {
         let mut whole = whole;
         for key in keys {
             let before = self.clock.now();
-            let (result, back) = self.client.get_into(key, whole).await;
+            let ReadInto { result, into: back, .. } = self.client.get_into(key, whole).await;
             times.push(self.us_since(before));
             whole = back;
             match result {

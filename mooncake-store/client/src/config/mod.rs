@@ -88,8 +88,8 @@ pub struct ClientConfig {
     /// A file requires [`outlive_master`](Self::outlive_master) and a master of this project. It
     /// cannot be combined with [`offload`](Self::offload).
     pub segment_file: Option<SegmentFile>,
-    /// Counting of the operations of the client (`Client::metrics`, the endpoints of the feature
-    /// `http`). The cost is a few additions per call.
+    /// Counting of the operations of the client (`ClientStatus::metrics`, the endpoints of the
+    /// feature `http`). The cost is a few additions per call.
     pub metrics: bool,
     /// Time between two summaries of the metrics in the log. Zero: no summaries.
     pub metrics_interval: Duration,

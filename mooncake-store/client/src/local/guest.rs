@@ -105,7 +105,7 @@ impl<T: Transport> Guest<T> {
             }
             let len = usize::try_from(len).map_err(|_| Error::invalid("memory that is not addressable"))?;
             let memory = HostMemory::map_file(&sealed(file)?, offset, len)?;
-            client.register(Arc::new(memory))
+            client.memory().register(Arc::new(memory))
         };
         let region = map().map_err(nonsense)?;
         memories.by_number.insert(number, region);

@@ -43,7 +43,7 @@ mod shared;
 use std::path::PathBuf;
 
 pub use self::client::{LocalClient, LocalConfig};
-pub use self::objects::{LocalRange, LocatedLocal};
+pub use self::objects::{LocalRange, LocalRead, LocatedLocal};
 pub use self::owner::LocalServer;
 pub use self::server_config::{LocalServerConfig, LocalStats};
 pub use self::shared::LocalBuf;

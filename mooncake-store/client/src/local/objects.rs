@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use mooncake_core::ErrorKind::{NotFound, Timeout, Unavailable};
 use mooncake_core::ids::Uuid;
-use mooncake_core::replica::{ReplicaList, ReplicateConfig};
+use mooncake_core::replica::ReplicaList;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Slice, SliceMut, Transport};
 
@@ -19,6 +19,7 @@ use super::message::{
 use super::shared::{LocalBuf, Pool};
 use crate::deadline::Deadline;
 use crate::payload::PutOutcome;
+use crate::put_options::PutOptions;
 use mooncake_protocol::api::WriteMode;
 use mooncake_protocol::wire::TaskInfo;
 
@@ -51,8 +52,20 @@ pub struct LocalRange<T: Transport> {
     pub into: SliceMut<T>,
 }
 
-/// Outcome of a read and its memory. The memory is `None` if the daemon may still write to it.
-type Ended<R, T> = (Result<R>, Option<SliceMut<T>>);
+/// Outcome of a read into memory of the caller, and the memory.
+#[derive(Debug)]
+pub struct LocalRead<R, T: Transport> {
+    /// Outcome of the read.
+    pub result: Result<R>,
+    /// Memory of the caller, or `None` if the daemon may still write to it.
+    pub into: Option<SliceMut<T>>,
+}
+
+impl<R, T: Transport> LocalRead<R, T> {
+    fn failed(error: Error, into: Option<SliceMut<T>>) -> Self {
+        Self { result: Err(error), into }
+    }
+}
 
 /// Writes.
 impl LocalClient {
@@ -62,34 +75,36 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`Client::put`](crate::Client::put).
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
-        let (key, config) = (key.as_ref(), ReplicateConfig::default());
-        self.write_bytes(WriteMode::Put, &[(key, value.as_ref())], &config).await.and_then(one)
+        self.put_with(key, value, &PutOptions::default()).await
     }
 
-    /// Stores a value that already lies in shared memory, as [`put`](Self::put) does but without a
-    /// copy.
+    /// Stores a value as [`put`](Self::put) does, with these settings.
     ///
     /// # Errors
-    /// Returns the errors of [`put`](Self::put).
+    /// Returns the errors of [`Client::put_with`](crate::Client::put_with).
+    pub async fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        options: &PutOptions,
+    ) -> Result<PutOutcome> {
+        self.write_bytes(&[(key.as_ref(), value.as_ref())], options).await.and_then(one)
+    }
+
+    /// Stores a value that already lies in shared memory, as [`put_with`](Self::put_with) does but
+    /// without a copy.
+    ///
+    /// # Errors
+    /// Returns the errors of [`put_with`](Self::put_with).
     pub async fn put_buf(
         &self,
         key: impl AsRef<[u8]>,
         value: LocalBuf,
-        config: &ReplicateConfig,
+        options: &PutOptions,
     ) -> Result<PutOutcome> {
         let pieces = vec![value.place(0, value.len())];
         let items = vec![WriteItem { key: key.as_ref(), pieces }];
-        let outcomes = self.write(WriteMode::Put, items, config, value, &self.inner.deadline()).await?;
-        one(outcomes)
-    }
-
-    /// Stores a value and replaces an earlier value.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Client::upsert`](crate::Client::upsert).
-    pub async fn upsert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        let (key, config) = (key.as_ref(), ReplicateConfig::default());
-        self.write_bytes(WriteMode::Upsert, &[(key, value.as_ref())], &config).await.and_then(one).map(drop)
+        one(self.write(items, options, value, &self.inner.deadline()).await?)
     }
 
     /// Stores many values with one call. Each value has its own result.
@@ -99,55 +114,16 @@ impl LocalClient {
     pub async fn batch_put<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
         items: &[(K, V)],
-        config: &ReplicateConfig,
+        options: &PutOptions,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let items: Vec<_> = items.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
-        self.write_bytes(WriteMode::Put, &items, config).await
-    }
-
-    /// Stores many values with one call, as [`upsert`](Self::upsert) does.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_upsert<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &self,
-        items: &[(K, V)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        let items: Vec<_> = items.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
-        Ok(all_done(self.write_bytes(WriteMode::Upsert, &items, config).await?))
-    }
-
-    /// Stores many values, each from consecutive pieces. Pieces in shared memory are not copied.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_put_pieces<K: AsRef<[u8]>, T: Transport>(
-        &self,
-        items: &[(K, Vec<Slice<T>>)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        self.write_pieces(WriteMode::Put, items, config).await
-    }
-
-    /// Stores many values from pieces, as [`batch_put_pieces`](Self::batch_put_pieces) does, and
-    /// replaces existing ones.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_upsert_pieces<K: AsRef<[u8]>, T: Transport>(
-        &self,
-        items: &[(K, Vec<Slice<T>>)],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        Ok(all_done(self.write_pieces(WriteMode::Upsert, items, config).await?))
+        self.write_bytes(&items, options).await
     }
 
     async fn write_bytes(
         &self,
-        mode: WriteMode,
         items: &[(&[u8], &[u8])],
-        config: &ReplicateConfig,
+        options: &PutOptions,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let deadline = self.inner.deadline();
         let total: usize = items.iter().map(|(_, value)| value.len()).sum();
@@ -169,14 +145,17 @@ impl LocalClient {
                 WriteItem { key, pieces: pieces.into_iter().collect() }
             })
             .collect();
-        self.write(mode, items, config, room, &deadline).await
+        self.write(items, options, room, &deadline).await
     }
 
-    async fn write_pieces<K: AsRef<[u8]>, T: Transport>(
+    /// Stores many values, each from consecutive pieces. Pieces in shared memory are not copied.
+    ///
+    /// # Errors
+    /// Returns the errors of [`batch_put`](Self::batch_put).
+    pub async fn batch_put_pieces<K: AsRef<[u8]>, T: Transport>(
         &self,
-        mode: WriteMode,
         items: &[(K, Vec<Slice<T>>)],
-        config: &ReplicateConfig,
+        options: &PutOptions,
     ) -> Result<Vec<Result<PutOutcome>>> {
         let deadline = self.inner.deadline();
         let (mut rooms, mut slices) = (Vec::new(), Vec::new());
@@ -196,14 +175,13 @@ impl LocalClient {
             }
             calls.push(WriteItem { key: key.as_ref(), pieces: places });
         }
-        self.write(mode, calls, config, (rooms, slices), &deadline).await
+        self.write(calls, options, (rooms, slices), &deadline).await
     }
 
     async fn write<H: Send + 'static>(
         &self,
-        mode: WriteMode,
         items: Vec<WriteItem<'_>>,
-        config: &ReplicateConfig,
+        options: &PutOptions,
         held: H,
         deadline: &Deadline,
     ) -> Result<Vec<Result<PutOutcome>>> {
@@ -211,7 +189,8 @@ impl LocalClient {
         if n == 0 {
             return Ok(Vec::new());
         }
-        let call = Write { upsert: mode == WriteMode::Upsert, config: Cow::Borrowed(config), items };
+        let PutOptions { replication, mode } = options;
+        let call = Write { upsert: *mode == WriteMode::Upsert, config: Cow::Borrowed(replication), items };
         let (items, _) = self.inner.call_items(Verb::Write, &call, n, held, deadline).await?;
         let outcome = |item: Item| match item.result()? {
             (0, _) => Ok(PutOutcome::Stored),
@@ -252,13 +231,13 @@ impl Inner {
 
 impl<T: Transport> Sink<T> {
     /// Returns the memory of the caller, with the first `len` bytes of the read in it.
-    fn finish(self, kept: Option<SliceMut<T>>, len: usize) -> Ended<(), T> {
+    fn finish(self, kept: Option<SliceMut<T>>, len: usize) -> LocalRead<(), T> {
         match (self, kept) {
-            (Sink::Direct(into), _) => (Ok(()), Some(into)),
+            (Sink::Direct(into), _) => LocalRead { result: Ok(()), into: Some(into) },
             (Sink::Copied(room), Some(mut into)) => {
-                (into.copy_from(0, &room[..len.min(room.len())]), Some(into))
+                LocalRead { result: into.copy_from(0, &room[..len.min(room.len())]), into: Some(into) }
             }
-            (Sink::Copied(_), None) => (Err(Error::internal("a read lost its memory")), None),
+            (Sink::Copied(_), None) => LocalRead::failed(Error::internal("a read lost its memory"), None),
         }
     }
 }
@@ -384,11 +363,11 @@ impl LocalClient {
         &self,
         key: impl AsRef<[u8]>,
         into: SliceMut<T>,
-    ) -> Ended<Option<usize>, T> {
+    ) -> LocalRead<Option<usize>, T> {
         self.batch_get_into(vec![(key, into)])
             .await
             .pop()
-            .unwrap_or_else(|| (Err(Error::internal("response without an item")), None))
+            .unwrap_or_else(|| LocalRead::failed(Error::internal("response without an item"), None))
     }
 
     /// Reads many values, as [`get_into`](Self::get_into) does. Returns each slice, except those to
@@ -396,7 +375,7 @@ impl LocalClient {
     pub async fn batch_get_into<K: AsRef<[u8]>, T: Transport>(
         &self,
         items: Vec<(K, SliceMut<T>)>,
-    ) -> Vec<Ended<Option<usize>, T>> {
+    ) -> Vec<LocalRead<Option<usize>, T>> {
         let deadline = self.inner.deadline();
         let (keys, slices): (Vec<K>, Vec<SliceMut<T>>) = items.into_iter().unzip();
         let aim = Aim::of(&self.inner, slices, &deadline).await;
@@ -422,7 +401,7 @@ impl LocalClient {
 
     /// Reads ranges of located objects. The result of a range is `LEASE_EXPIRED` if its object was
     /// located too long ago.
-    pub async fn read_ranges<T: Transport>(&self, reads: Vec<LocalRange<T>>) -> Vec<Ended<(), T>> {
+    pub async fn read_ranges<T: Transport>(&self, reads: Vec<LocalRange<T>>) -> Vec<LocalRead<(), T>> {
         let deadline = self.inner.deadline();
         let (of, slices): (Vec<(u64, u64)>, Vec<SliceMut<T>>) =
             reads.into_iter().map(|read| ((read.object.number, read.offset), read.into)).unzip();
@@ -574,18 +553,19 @@ impl LocalClient {
         Ok(one_item(item).result()?.0)
     }
 
-    /// Requests a copy of an object, as [`Client::copy_task`](crate::Client::copy_task) does.
+    /// Requests a copy of an object, as [`ClientReplicas::copy`](crate::ClientReplicas::copy) does.
     ///
     /// # Errors
-    /// Returns the errors of [`Client::copy_task`](crate::Client::copy_task).
+    /// Returns the errors of [`ClientReplicas::copy`](crate::ClientReplicas::copy).
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
         self.order(Copy { key: key.as_ref(), source: None, targets: targets.into() }).await
     }
 
-    /// Requests a move of an object, as [`Client::move_task`](crate::Client::move_task) does.
+    /// Requests a move of an object, as [`ClientReplicas::move_to`](crate::ClientReplicas::move_to)
+    /// does.
     ///
     /// # Errors
-    /// Returns the errors of [`Client::move_task`](crate::Client::move_task).
+    /// Returns the errors of [`ClientReplicas::move_to`](crate::ClientReplicas::move_to).
     pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
         self.order(Copy { key: key.as_ref(), source: Some(source), targets: vec![target].into() }).await
     }
@@ -648,24 +628,24 @@ impl<T: Transport> Rest<T> {
         answer: Result<(Vec<Item>, Vec<Sink<T>>)>,
         read: impl Fn(Item) -> Result<R>,
         len: impl Fn(&R) -> usize,
-    ) -> Vec<Ended<R, T>> {
+    ) -> Vec<LocalRead<R, T>> {
         let (mut ended, failure) = match answer {
             Ok((items, sinks)) => (items.into_iter().zip(sinks), None),
             Err(error) => (Vec::new().into_iter().zip(Vec::new()), Some(error)),
         };
         let settled = self.0.into_iter().map(|kept| match (kept, &failure) {
-            (Err((error, into)), _) => (Err(error), Some(into)),
-            (Ok(kept), Some(error)) => (Err(error.clone()), kept),
+            (Err((error, into)), _) => LocalRead::failed(error, Some(into)),
+            (Ok(kept), Some(error)) => LocalRead::failed(error.clone(), kept),
             (Ok(kept), None) => {
                 let Some((item, sink)) = ended.next() else {
-                    return (Err(Error::internal("response without an item")), kept);
+                    return LocalRead::failed(Error::internal("response without an item"), kept);
                 };
                 match read(item) {
                     Ok(value) => {
-                        let (copied, into) = sink.finish(kept, len(&value));
-                        (copied.map(|()| value), into)
+                        let LocalRead { result, into } = sink.finish(kept, len(&value));
+                        LocalRead { result: result.map(|()| value), into }
                     }
-                    Err(error) => (Err(error), sink.finish(kept, 0).1),
+                    Err(error) => LocalRead::failed(error, sink.finish(kept, 0).into),
                 }
             }
         });
@@ -680,10 +660,6 @@ fn found(item: Item) -> Result<Option<(u64, u64)>> {
         Err(error) if error.code() == ErrorCode::ObjectNotFound => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-fn all_done(outcomes: Vec<Result<PutOutcome>>) -> Vec<Result<()>> {
-    outcomes.into_iter().map(|outcome| outcome.map(drop)).collect()
 }
 
 /// Returns the result of a batch with one item.

@@ -18,6 +18,7 @@ use super::message::{
 };
 use crate::errors::is_lost;
 use crate::payload::PutOutcome;
+use crate::put_options::PutOptions;
 use crate::ranges::RangeRead;
 use crate::state::Client;
 
@@ -114,8 +115,8 @@ async fn make<T: Transport>(
         Verb::Copy => {
             let Copy { key, source, targets } = message::body(body)?;
             let task = match (source, &targets[..]) {
-                (None, targets) => client.copy_task(key, targets).await?,
-                (Some(source), [target]) => client.move_task(key, source, target).await?,
+                (None, targets) => client.replicas().copy(key, targets).await?,
+                (Some(source), [target]) => client.replicas().move_to(key, source, target).await?,
                 (Some(_), targets) => {
                     return Err(Error::invalid(format!("a move to {} segments", targets.len())));
                 }
@@ -124,16 +125,16 @@ async fn make<T: Transport>(
         }
         Verb::Replicas => {
             let Keys { keys, .. } = message::body(body)?;
-            let lists = client.batch_replicas(&keys).await?;
+            let lists = client.replicas().batch_list(&keys).await?;
             return message::append(out, Status::Answer as u8, &Replicas { lists });
         }
         Verb::Task => {
             let TaskOf { task } = message::body(body)?;
-            return message::append(out, Status::Answer as u8, &client.task(task).await?);
+            return message::append(out, Status::Answer as u8, &client.replicas().task(task).await?);
         }
         Verb::Health => {
             message::body::<()>(body)?;
-            vec![Item::of(Ok((u64::from(client.is_healthy().await), 0)))]
+            vec![Item::of(Ok((u64::from(client.status().is_healthy().await), 0)))]
         }
     };
     message::append(out, Status::Answer as u8, &Items { items })
@@ -165,24 +166,24 @@ async fn write<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Write<'
         |pieces: &[MemoryPlace]| pieces.iter().map(|place| slice(guest, *place)).collect::<Result<_>>();
     let objects: Vec<(&[u8], Vec<Slice<T>>)> =
         call.items.iter().map(|item| Ok((item.key, pieces(&item.pieces)?))).collect::<Result<_>>()?;
-    Ok(if call.upsert {
-        items(client.batch_upsert_pieces(&objects, &call.config).await?, |()| (0, 0))
-    } else {
-        let existed = |outcome| (u64::from(outcome == PutOutcome::Existed), 0);
-        items(client.batch_put_pieces(&objects, &call.config).await?, existed)
-    })
+    let existed = |outcome| (u64::from(outcome == PutOutcome::Existed), 0);
+    let mut options = PutOptions::from(call.config.into_owned());
+    if call.upsert {
+        options = options.upsert();
+    }
+    Ok(items(client.batch_put(&objects, &options).await?, existed))
 }
 
 async fn read<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Read<'_>) -> Result<Vec<Item>> {
     let into = call.items.iter().map(|item| Ok((item.key, slice_mut(guest, item.into)?)));
-    let (asked, outcomes) = client.batch_get_into(into.collect::<Result<_>>()?).await;
-    asked?;
+    let read = client.batch_get_into(into.collect::<Result<_>>()?).await;
+    read.located?;
     let length = |found: Option<usize>| found.map(|len| (len as u64, 0)).ok_or_else(missing);
-    Ok(outcomes.into_iter().map(|(outcome, _)| Item::of(outcome.and_then(length))).collect())
+    Ok(read.reads.into_iter().map(|read| Item::of(read.result.and_then(length))).collect())
 }
 
 async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'_>) -> Result<Vec<Item>> {
-    let located = client.locate(&call.keys).await?;
+    let located = client.ranges().locate(&call.keys).await?;
     let mut end = 0u64;
     // For each object to read: the range to read, and the index of the object in `answers`.
     let (mut reads, mut of) = (Vec::new(), Vec::new());
@@ -204,8 +205,8 @@ async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'
         });
         answers.push(Item::of(planned));
     }
-    for (i, (outcome, _)) in of.into_iter().zip(client.read_ranges(reads).await) {
-        if let Err(error) = outcome {
+    for (i, read) in of.into_iter().zip(client.ranges().read(reads).await) {
+        if let Err(error) = read.result {
             answers[i] = Item::of(Err(if is_lost(&error) { missing() } else { error }));
         }
     }
@@ -213,7 +214,7 @@ async fn fetch<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Fetch<'
 }
 
 async fn locate<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Keys<'_>) -> Result<Vec<Item>> {
-    let located = client.locate(&call.keys).await?;
+    let located = client.ranges().locate(&call.keys).await?;
     let kept = |object: Option<_>| {
         let object: crate::Located = object.ok_or_else(missing)?;
         Ok((object.size(), guest.keep(object)))
@@ -236,8 +237,8 @@ async fn ranges<T: Transport>(client: &Client<T>, guest: &Guest<T>, call: Ranges
             Err(error) => answers.push(Some(Item::of(Err(error)))),
         }
     }
-    let mut outcomes =
-        client.read_ranges(reads).await.into_iter().map(|(outcome, _)| Item::of(outcome.map(|()| (0, 0))));
+    let read = client.ranges().read(reads).await.into_iter();
+    let mut outcomes = read.map(|read| Item::of(read.result.map(|()| (0, 0))));
     let lost = || Item::of(Err(Error::internal("response without an item")));
     Ok(answers.into_iter().map(|known| known.or_else(|| outcomes.next()).unwrap_or_else(lost)).collect())
 }

@@ -11,16 +11,9 @@ use mooncake_transport::Transport;
 use crate::deadline::Deadline;
 use crate::disk::{Loan, Owner, Wanted, scoped};
 use crate::issuer::{Asked, Issuer};
-use crate::state::{Client, Inner};
+use crate::state::Inner;
 use mooncake_protocol::message::{LendObjects, LendParts};
 use mooncake_protocol::wire::{Lent, LentParts};
-
-impl<T: Transport> Client<T> {
-    /// Returns the number of objects that owners of disks have read for this client.
-    pub fn disk_reads(&self) -> u64 {
-        self.inner.owners.lent.load(Relaxed)
-    }
-}
 
 impl<T: Transport> Inner<T> {
     /// Borrows whole objects from a disk, all or none. The outer error means that the owner does

@@ -9,9 +9,9 @@ use mooncake_transport::Transport;
 
 use crate::attempt::Attempt;
 use crate::buffers::COPIED_AT_ONCE;
-use crate::disk::{FileReport, Files, Waiting};
+use crate::disk::{Files, Waiting};
 use crate::payload::Payload;
-use crate::state::{Client, Inner};
+use crate::state::Inner;
 use mooncake_protocol::api::{EndItem, WriteMode};
 
 /// Number of attempts to report a written file to the master.
@@ -25,14 +25,6 @@ pub(crate) struct FilePut {
     pub(crate) key: Vec<u8>,
     pub(crate) path: String,
     pub(crate) checksum: Option<u64>,
-}
-
-impl<T: Transport> Client<T> {
-    /// Returns the counters of the file system that clients share. Returns `None` if the master has
-    /// no directory for files (`--root_fs_dir`).
-    pub fn files(&self) -> Option<FileReport> {
-        self.inner.files.as_deref().map(Files::report)
-    }
 }
 
 impl<T: Transport> Inner<T> {

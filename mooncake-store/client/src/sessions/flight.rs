@@ -14,7 +14,7 @@ use crate::state::Inner;
 /// The transfers of one call, and the client and the range of each transfer.
 type Transfers<T> = (Vec<(usize, usize)>, Results<Vec<Request<T, Slice<T>>>>);
 
-/// Writes of one call of [`Client::write_ranges`](super::Client::write_ranges). If they are dropped
+/// Writes of one call of [`ClientRanges::write`](super::ClientRanges::write). If they are dropped
 /// before the end, their ranges stay unwritten.
 pub(super) struct Flight<'a, T: Transport> {
     client: &'a Arc<Inner<T>>,

@@ -34,7 +34,7 @@ impl Reservation {
         self.size
     }
 
-    /// Returns whether [`Client::commit`](crate::Client::commit) would refuse the object. There are
+    /// Returns whether [`commit`](crate::ClientRanges::commit) would refuse the object. There are
     /// three reasons:
     ///
     /// - a write of the object is in progress,

@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use mooncake_core::clock::{Clock, Rng, SystemClock};
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::json;
 
@@ -162,7 +161,7 @@ async fn drive(client: &Client, args: &Bench, prefix: &str, kind: Kind) -> Run {
 
 async fn one(client: &Client, key: &str, value: &Bytes, kind: Kind) -> Result<()> {
     if kind == Kind::Put {
-        return match client.put_bytes(key, value, &ReplicateConfig::default()).await? {
+        return match client.put(key, value).await? {
             PutOutcome::Stored => Ok(()),
             PutOutcome::Existed => Err(Error::internal("internal error: a key of this run exists already")),
         };

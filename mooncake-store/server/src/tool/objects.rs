@@ -6,7 +6,6 @@ use std::path::Path;
 
 use bytes::Bytes;
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use serde_json::json;
 
@@ -14,7 +13,7 @@ use super::args::{Get, Ls, Put, Rm};
 use super::output::{human, say, say_json, table};
 use super::progress::Progress;
 use super::session::Session;
-use mooncake_client::{Client, PutOutcome};
+use mooncake_client::{Client, PutOptions, PutOutcome};
 
 /// Maximum number of keys in one request, because the length of a URL is limited.
 const AT_ONCE: usize = 50;
@@ -91,18 +90,9 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     session.check_tenant(false)?;
     let client = session.join(0)?;
     let shown = Progress::start(format!("put {:?}, {}", args.key, human(len as u64)));
-    let config = ReplicateConfig::replicas(args.replicas);
-    let stored = session.runtime.block_on(async {
-        if args.replace {
-            let mut answers = client.batch_upsert(&[(&args.key, &value)], &config).await?;
-            answers
-                .pop()
-                .unwrap_or_else(|| Err(Error::internal("the response has no result")))
-                .map(|()| PutOutcome::Stored)
-        } else {
-            client.put_bytes(&args.key, &value, &config).await
-        }
-    });
+    let options = PutOptions::new().replicas(args.replicas);
+    let options = if args.replace { options.upsert() } else { options };
+    let stored = session.runtime.block_on(client.put_with(&args.key, &value, &options));
     shown.end(len);
     let stored = leaving(session, &client, stored).map_err(|error| match error.kind() {
         ErrorKind::NoSpace => error.context(format!(

@@ -60,8 +60,8 @@ async fn memory_stays_taken_while_the_owner_may_write_to_it() {
 
     // After a timeout the response is an error, and the memory is not returned.
     let reads = vec![LocalRange { object: slow.clone(), offset: 0, into: lend(&pool) }];
-    let (outcome, into) = shared.read_ranges(reads).await.remove(0);
-    assert_eq!((outcome.unwrap_err().kind(), into.is_none()), (ErrorKind::Timeout, true));
+    let read = shared.read_ranges(reads).await.remove(0);
+    assert_eq!((read.result.unwrap_err().kind(), read.into.is_none()), (ErrorKind::Timeout, true));
     let free = |n| {
         assert_eq!(pool.used(), LEN as u64, "the owner may still write there");
         assert_eq!(wire.release(n), n);

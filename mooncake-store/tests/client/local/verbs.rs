@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use mooncake_core::ErrorCode;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
-use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::testkit::device::TestDevice;
-use mooncake_store::client::PutOutcome;
-use mooncake_store::local::{LocalRange, LocalStats};
+use mooncake_store::client::{PutOptions, PutOutcome};
+use mooncake_store::local::{LocalRange, LocalRead, LocalStats};
 use mooncake_transport::{Loopback, Region};
 
 use super::{Host, bytes, key};
@@ -42,7 +41,7 @@ async fn values_in_shared_memory_are_not_copied() {
     let (one, two) = (key(), key());
     let mut value = shared.alloc(10_000).await.unwrap();
     value.copy_from_slice(&bytes(10_000, 1));
-    shared.put_buf(&one, value, &ReplicateConfig::default()).await.unwrap();
+    shared.put_buf(&one, value, &PutOptions::default()).await.unwrap();
     let options = HostMemoryOptions { shared: Some("test".into()), ..Default::default() };
     let memory = Arc::new(HostMemory::with(1 << 20, &options).unwrap());
     let region: Memory = shared.register(memory.clone()).await.unwrap();
@@ -51,11 +50,11 @@ async fn values_in_shared_memory_are_not_copied() {
     let region = whole.into_region().unwrap();
     let before = shared.buffer_used();
     let items = [(&two, vec![region.slice(5000..7000).unwrap(), region.slice(7000..8000).unwrap()])];
-    let outcomes = shared.batch_put_pieces(&items, &ReplicateConfig::default()).await.unwrap();
+    let outcomes = shared.batch_put_pieces(&items, &PutOptions::default()).await.unwrap();
     assert_eq!(*outcomes[0].as_ref().unwrap(), PutOutcome::Stored);
     drop(items);
     assert!(host.client.get(&two).await.unwrap().unwrap() == bytes(3000, 2));
-    let (read, into) = shared.get_into(&one, region.exclusive().unwrap()).await;
+    let LocalRead { result: read, into } = shared.get_into(&one, region.exclusive().unwrap()).await;
     assert_eq!(read.unwrap(), Some(10_000));
     let mut got = vec![0; 10_000];
     let into = into.unwrap();
@@ -80,9 +79,9 @@ async fn other_memory_is_copied_once_and_cannot_be_registered() {
     let region = whole.into_region().unwrap();
     let name = key();
     let items = [(&name, vec![region.slice(0..6000).unwrap()])];
-    shared.batch_upsert_pieces(&items, &ReplicateConfig::default()).await.unwrap().remove(0).unwrap();
+    shared.batch_put_pieces(&items, &PutOptions::new().upsert()).await.unwrap().remove(0).unwrap();
     drop(items);
-    let (read, into) = shared.get_into(&name, region.exclusive().unwrap()).await;
+    let LocalRead { result: read, into } = shared.get_into(&name, region.exclusive().unwrap()).await;
     assert_eq!(read.unwrap(), Some(6000));
     let mut got = vec![0; 6000];
     let region = into.unwrap().into_region().unwrap();
@@ -91,9 +90,9 @@ async fn other_memory_is_copied_once_and_cannot_be_registered() {
     // A buffer that is too small is an error and is not touched; an absent object is a miss.
     // SAFETY: no other code has the range.
     let short = unsafe { region.slice_mut_unchecked(0..10) }.unwrap();
-    let (read, short) = shared.get_into(&name, short).await;
+    let LocalRead { result: read, into: short } = shared.get_into(&name, short).await;
     assert_eq!(read.unwrap_err().code(), ErrorCode::InvalidParams);
-    assert_eq!(shared.get_into("nothing", short.unwrap()).await.0.unwrap(), None);
+    assert_eq!(shared.get_into("nothing", short.unwrap()).await.result.unwrap(), None);
     assert_eq!(shared.buffer_used(), 0);
 }
 
@@ -108,21 +107,21 @@ async fn a_devices_memory_is_copied() {
     let source: Memory = shared.register(from).await.unwrap();
     let name = key();
     let items = [(&name, vec![source.slice(0..1000).unwrap(), source.slice(1000..3 << 20).unwrap()])];
-    shared.batch_put_pieces(&items, &ReplicateConfig::default()).await.unwrap().remove(0).unwrap();
+    shared.batch_put_pieces(&items, &PutOptions::default()).await.unwrap().remove(0).unwrap();
     assert!(host.client.get(&name).await.unwrap().unwrap() == value);
     let into: Memory = shared.register(to.clone()).await.unwrap();
-    let (read, into) = shared.get_into(&name, into.exclusive().unwrap()).await;
+    let LocalRead { result: read, into } = shared.get_into(&name, into.exclusive().unwrap()).await;
     assert_eq!(read.unwrap(), Some(3 << 20));
     assert!(to.bytes() == value);
     let object = shared.locate(&[&name]).await.unwrap().remove(0).unwrap().unwrap();
     to.fill(&vec![0; 3 << 20]);
     let range = LocalRange { object, offset: 0, into: into.unwrap() };
-    shared.read_ranges(vec![range]).await.remove(0).0.unwrap();
+    shared.read_ranges(vec![range]).await.remove(0).result.unwrap();
     assert!(to.bytes() == value);
     device.fail_copies(u64::MAX);
-    assert!(shared.batch_upsert_pieces(&items, &ReplicateConfig::default()).await.is_err());
+    assert!(shared.batch_put_pieces(&items, &PutOptions::new().upsert()).await.is_err());
     let into: Memory = shared.register(Arc::new(device.memory(3 << 20).unwrap())).await.unwrap();
-    let (read, _) = shared.get_into(&name, into.exclusive().unwrap()).await;
+    let read = shared.get_into(&name, into.exclusive().unwrap()).await.result;
     assert!(!matches!(read, Ok(Some(_))), "{read:?}");
     device.fail_copies(0);
     assert_eq!(shared.buffer_used(), 0);
@@ -135,7 +134,7 @@ async fn batches_answer_item_by_item() {
     let keys: Vec<String> = (0..100).map(|_| key()).collect();
     let items: Vec<(&String, Vec<u8>)> =
         keys.iter().enumerate().map(|(i, key)| (key, bytes(100 * i, i as u8))).collect();
-    let outcomes = shared.batch_put(&items, &ReplicateConfig::default()).await.unwrap();
+    let outcomes = shared.batch_put(&items, &PutOptions::default()).await.unwrap();
     assert_eq!(outcomes[0].as_ref().unwrap_err().code(), ErrorCode::InvalidParams, "an empty value");
     assert!(outcomes[1..].iter().all(Result::is_ok));
     let values = shared.batch_get(&keys).await.unwrap();
@@ -188,12 +187,12 @@ async fn ranges_of_located_objects() {
     ];
     let ended = shared.read_ranges(reads).await;
     for (i, (from, len)) in [(10, 1000), (99_000, 1000), (50_000, 500)].into_iter().enumerate() {
-        ended[i].0.as_ref().unwrap();
+        ended[i].result.as_ref().unwrap();
         let mut got = vec![0; len];
-        ended[i].1.as_ref().unwrap().copy_to(0, &mut got).unwrap();
+        ended[i].into.as_ref().unwrap().copy_to(0, &mut got).unwrap();
         assert!(got == value[from..from + len], "range {i}");
     }
-    assert_eq!(ended[3].0.as_ref().unwrap_err().code(), ErrorCode::InvalidParams, "it ends outside");
+    assert_eq!(ended[3].result.as_ref().unwrap_err().code(), ErrorCode::InvalidParams, "it ends outside");
 }
 
 #[tokio::test]

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mooncake_core::replica::ReplicateConfig;
-use mooncake_store::client::{Client, ClientConfig, ClientPages, Operation, RangeRead};
+use mooncake_store::client::{Client, ClientConfig, ClientPages, Operation, PutOptions, RangeRead};
 use mooncake_store::server::MasterServer;
 
 use super::config;
@@ -30,16 +29,19 @@ pub(crate) async fn used_client(settings: ClientConfig) -> (MasterServer, Client
     let client = member.copy_in_process(false).share_memory(false).connect().await.unwrap();
     client.put("k", vec![7; 5000]).await.unwrap();
     client.put("k", vec![7; 5000]).await.unwrap();
-    client.upsert("k", vec![8; 300]).await.unwrap();
+    client.put_with("k", vec![8; 300], &PutOptions::new().upsert()).await.unwrap();
     assert_eq!(client.get("k").await.unwrap().unwrap().len(), 300);
     assert_eq!(client.get("none").await.unwrap(), None);
-    let outcomes = client.batch_put(&[("a", vec![1; 10]), ("b", vec![])], &ReplicateConfig::default()).await;
+    let outcomes = client.batch_put(&[("a", vec![1; 10]), ("b", vec![])], &PutOptions::default()).await;
     assert!(outcomes.unwrap()[1].is_err(), "an empty value");
     assert_eq!(client.batch_get(&["a", "k", "none"]).await.unwrap().len(), 3);
-    let located = client.locate(&["k", "none"]).await.unwrap().remove(0).unwrap().unwrap();
-    let into = client.alloc_registered(100).unwrap().exclusive().unwrap();
+    let located = client.ranges().locate(&["k", "none"]).await.unwrap().remove(0).unwrap().unwrap();
+    let into = client.memory().alloc(100).unwrap().exclusive().unwrap();
     let read = RangeRead { object: located, offset: 200, into };
-    client.counted(client.begin(Operation::BatchGetIntoMultiBuffers), client.read_ranges(vec![read])).await;
-    let pages = client.serve_pages("127.0.0.1", 0).await.unwrap();
+    client
+        .status()
+        .counted(client.status().begin(Operation::BatchGetIntoMultiBuffers), client.ranges().read(vec![read]))
+        .await;
+    let pages = ClientPages::serve(&client, "127.0.0.1", 0).await.unwrap();
     (server, client, pages)
 }
