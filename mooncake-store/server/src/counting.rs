@@ -14,13 +14,16 @@ use super::latency::Latency;
 /// dashboards of Mooncake C++.
 #[derive(Debug)]
 pub(super) struct Requests {
-    single: Vec<(&'static str, Single)>,
-    batch: Vec<(&'static str, Batch)>,
+    single: Vec<Named<Single>>,
+    batch: Vec<Named<Batch>>,
     /// Counted calls by ascending number.
     calls: Box<[CountedCall]>,
     /// Requests refused because of overload.
     pub(super) shed: AtomicU64,
 }
+
+/// Counters with the name of their operation.
+pub(super) type Named<T> = (&'static str, T);
 
 /// Indexes of the counters of one call.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +52,7 @@ impl Default for Requests {
 }
 
 /// Returns the index of the counters of this name. Appends counters for a new name.
-fn index_of<T: Default>(name: &'static str, counters: &mut Vec<(&'static str, T)>) -> usize {
+fn index_of<T: Default>(name: &'static str, counters: &mut Vec<Named<T>>) -> usize {
     counters.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
         counters.push((name, T::default()));
         counters.len() - 1
@@ -71,7 +74,7 @@ impl Requests {
     }
 
     /// Returns the name and the counters of every operation.
-    pub(super) fn all(&self) -> (&[(&'static str, Single)], &[(&'static str, Batch)]) {
+    pub(super) fn all(&self) -> (&[Named<Single>], &[Named<Batch>]) {
         (&self.single, &self.batch)
     }
 }
