@@ -35,9 +35,9 @@ pub struct Treatment {
     /// Name of the counters of requests and items in the metrics. A call that has both names counts
     /// as a batch unless it is about one item.
     pub batch_counter: Option<&'static str>,
-    /// Whether the call visits every object. With millions of objects this takes long.
+    /// True if the call visits every object. With millions of objects this takes long.
     pub visits_all: bool,
-    /// Whether the call serves to outlive the master. An embedded master refuses it.
+    /// True if the call serves to outlive the master. An embedded master refuses it.
     pub remote_only: bool,
 }
 

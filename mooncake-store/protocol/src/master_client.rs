@@ -430,7 +430,7 @@ impl MasterClient {
     /// Reports that the node at this endpoint did not respond to the caller.
     ///
     /// The call is a hint: the master places nothing on that node until its next ping. Mooncake C++
-    /// lacks this call, so its absence is no error.
+    /// lacks this call, so its absence is not an error.
     pub async fn report_unreachable(&self, client: ClientId, endpoint: &str) -> Result<()> {
         match self.call(ReportUnreachable { client, endpoint }).await {
             Err(error) if error.code() == ErrorCode::NotSupported => Ok(()),

@@ -29,7 +29,7 @@ macro_rules! functions {
         impl Functions {
             fn load(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Self {
-                    // SAFETY: the type is the one in `rocksdb/c.h`, and the library is never closed.
+                    // SAFETY: the type is that of `rocksdb/c.h`, and the library is never closed.
                     $($name: *unsafe { library.get(concat!("rocksdb_", stringify!($name)))? },)*
                 })
             }
