@@ -152,7 +152,7 @@ impl Moka {
     fn new(at_once: bool) -> Self {
         let cache = Cache::builder()
             .max_capacity((VALUES * LEN) as u64)
-            .weigher(|_: &Box<[u8]>, _: &Arc<MokaValue>| LEN as u32)
+            .weigher(|_, _| LEN as u32)
             .eviction_policy(EvictionPolicy::lru())
             .eviction_listener(|_, value, _| drop(value.bytes.lock().take()))
             .build();

@@ -32,8 +32,8 @@
 //! The table is not `moka`, because a fetch needs memory before its value exists.
 //! [`HotCache::room`] evicts the least recently used value until the arena has a contiguous extent.
 //! `moka` evicts later, by weight, and has no call that evicts the next value. In
-//! `cargo xtask bench hot_cache`, `moka` has 65 values above the budget with one thread and 763 with
-//! two. A hit takes 1.3 µs instead of 0.3 µs.
+//! `cargo xtask bench hot_cache`, `moka` has 65 values above the budget with one thread and 763
+//! with two. A hit takes 1.3 µs instead of 0.3 µs.
 
 mod table;
 
