@@ -150,7 +150,7 @@ struct Moka {
 
 impl Moka {
     fn new(at_once: bool) -> Self {
-        let cache = Cache::builder()
+        let cache = Cache::<Box<[u8]>, Arc<MokaValue>>::builder()
             .max_capacity((VALUES * LEN) as u64)
             .weigher(|_, _| LEN as u32)
             .eviction_policy(EvictionPolicy::lru())
