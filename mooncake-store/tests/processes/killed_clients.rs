@@ -221,6 +221,8 @@ async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
         let source = source.connect().await.unwrap();
         let (frozen, name) = &members[1];
         assert_eq!(puts(&client, 0..1, &in_segment_of(source.hostname())).await, 1);
+        // The source knows the target, so the copy fails after its bytes were sent.
+        assert_eq!(puts(&source, 1..2, &in_segment_of(name)).await, 1);
         frozen.freeze();
         let task = client.replicas().copy("key 0", &[name]).await.unwrap();
         eventually("the task has failed", Duration::from_secs(15), async || {
