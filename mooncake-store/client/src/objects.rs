@@ -121,6 +121,9 @@ impl<T: Transport> Client<T> {
     /// Reads a value to the start of registered memory, without a copy in between. Returns the
     /// memory in any case.
     ///
+    /// Dropping the future does not end a transfer that has begun. The transfer keeps the memory
+    /// until it ends, and then drops it.
+    ///
     /// # Errors
     /// The result has the errors of [`get`](Self::get), and `INVALID_PARAMS` if the value is longer
     /// than the memory.
