@@ -245,7 +245,7 @@ impl<T: Transport> Inner<T> {
                 *plan = self.start_copy(begun.kind, payload, deadline).await?;
                 continue;
             }
-            // The master stops to replicate the object for a while after a revoke. It refuses a
+            // After a revoke, the master would not replicate the object for a while. It refuses a
             // second start unless the target was lost.
             match self.start_copy(begun.kind, payload, deadline).await {
                 Err(error) if error.code() == ErrorCode::ObjectHasReplicationTask => {}

@@ -314,8 +314,8 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     let pages = match flags.http {
         true => {
             let served = Arc::downgrade(&server);
-            let figures = Box::new(move || figures(&served));
-            let pages = ClientPages::serve_with(&client, "0.0.0.0", flags.http_port, figures).await?;
+            let more = Box::new(move || local_gauges(&served));
+            let pages = ClientPages::serve_with(&client, "0.0.0.0", flags.http_port, more).await?;
             tracing::info!(at = %pages.address(), "HTTP");
             Some(pages)
         }
@@ -325,7 +325,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
 }
 
 /// Metrics of the server for local processes, as gauges.
-fn figures(server: &Weak<LocalServer>) -> Vec<(&'static str, &'static str, u64)> {
+fn local_gauges(server: &Weak<LocalServer>) -> Vec<(&'static str, &'static str, u64)> {
     let stats = server.upgrade().map(|server| server.stats()).unwrap_or_default();
     vec![
         ("mooncake_client_local_clients", "Connected processes", stats.clients as u64),
