@@ -3,7 +3,7 @@
 /// Faults of the requests to a disk. The default has none. Only a build with feature `testkit`
 /// creates others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults;
+pub struct Faults(());
 
 impl Faults {
     pub(crate) fn apply(
