@@ -6,11 +6,11 @@
 //! ([`here`](mooncake_transport::here)) sleeps at the socket instead.
 
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mooncake_transport::here::{is_here, readable_soon};
 use socket2::SockRef;
-use tokio::net::TcpStream;
 
 /// Maximum number of polls per wait. Each takes a fraction of a microsecond.
 const POLLS: u32 = 48;
@@ -33,21 +33,29 @@ pub(super) struct BusyPoll {
     rested: u32,
     /// Consecutive messages found by polling.
     run: u32,
+    /// Longest sleep at the socket, if the thread always sleeps there.
+    sleep: Option<Duration>,
 }
 
 impl BusyPoll {
+    /// Sleeps at the socket for up to `limit` in every wait, instead of polling.
+    pub(super) fn sleeping(limit: Duration) -> Self {
+        Self { sleep: Some(limit), ..Self::default() }
+    }
+
     /// Appends bytes that arrive within a few microseconds, like a read. Returns `None` if none
     /// arrive or the connection does not poll.
-    pub(super) fn read(&mut self, stream: &TcpStream, inbox: &mut Vec<u8>) -> Option<io::Result<usize>> {
-        if self.rest > 0 || self.run == RUN {
+    pub(super) fn read(&mut self, stream: &impl AsFd, inbox: &mut Vec<u8>) -> Option<io::Result<usize>> {
+        if self.sleep.is_none() && (self.rest > 0 || self.run == RUN) {
             self.rest = self.rest.saturating_sub(1);
             self.run = 0;
             return None;
         }
         let socket = SockRef::from(stream);
         let mut chunk = [0; CHUNK];
-        let alone = is_here();
-        let polls = if alone { u32::from(readable_soon(stream, Duration::ZERO)) } else { POLLS };
+        let alone = is_here() || self.sleep.is_some();
+        let limit = self.sleep.unwrap_or_default();
+        let polls = if alone { u32::from(readable_soon(stream, limit)) } else { POLLS };
         for poll in 0..polls {
             match (&*socket).read(&mut chunk) {
                 Ok(count) => {
@@ -78,7 +86,7 @@ impl BusyPoll {
 mod tests {
     use mooncake_transport::here;
     use tokio::io::AsyncWriteExt;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 

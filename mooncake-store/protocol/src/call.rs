@@ -237,16 +237,40 @@ impl<'o> Response<'o> {
     }
 }
 
+/// Handler of the call `R` that may wait, for a transfer for example.
+pub trait HandleAsync<R: Request> {
+    /// Handles the call.
+    fn handle(&self, request: R) -> impl Future<Output = Outcome<R>> + Send;
+}
+
 /// Decodes the arguments of the call `R`, handles the call and encodes its response.
 pub(super) fn run<'c, R, M>(master: &M, body: &'c [u8], response: &mut Response<'_>) -> Result<(), Refusal>
 where
     R: Request + Unpack<'c>,
     M: Handle<R> + ?Sized,
 {
+    master.respond(arguments::<R>(body)?, response)
+}
+
+/// Does the same as [`run`] with a handler that may wait.
+pub(super) async fn run_async<'c, R, M>(
+    handler: &M,
+    body: &'c [u8],
+    response: &mut Response<'_>,
+) -> Result<(), Refusal>
+where
+    R: Request + Unpack<'c>,
+    M: HandleAsync<R> + ?Sized,
+{
+    let outcome = handler.handle(arguments::<R>(body)?).await;
+    response.set::<R>(outcome);
+    Ok(())
+}
+
+fn arguments<'c, R: Request + Unpack<'c>>(body: &'c [u8]) -> Result<R, Refusal> {
     let request = if R::HAS_ARGUMENTS { pack::decode(body) } else { pack::decode_nothing(body) };
-    let request = request.map_err(|error| {
+    request.map_err(|error| {
         let text = format!("{}: {error}; this build supports version {TABLE_VERSION}", R::NAME);
         (Status::InvalidArguments, text)
-    })?;
-    master.respond(request, response)
+    })
 }

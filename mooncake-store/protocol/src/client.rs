@@ -9,20 +9,18 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::error::{Error, ErrorCode, Reason, Result};
+use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::net;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use super::busy_poll::BusyPoll;
-use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
-use super::message::{MASTER_VERSION, Ping, Request, TABLE_VERSION};
+use super::connection::{Broken, Connection, body_of};
+use super::frame::DEFAULT_MAX_BODY;
+use super::message::{Ping, Request};
 use super::meter::CallMeter;
-use super::pack;
 use super::place::Place;
 use super::retry::RetryBudget;
 
@@ -71,7 +69,7 @@ pub struct RpcClient {
 /// Connections for calls of one kind.
 #[derive(Debug)]
 struct Lane {
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<Pooled>>,
     slots: Semaphore,
 }
 
@@ -121,16 +119,12 @@ impl RpcClient {
     }
 
     async fn exchange<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
-        let body = |out: &mut Vec<u8>| {
-            if R::HAS_ARGUMENTS {
-                pack::encode(request, out);
-            }
-        };
+        let body = body_of(request);
         let round = async {
             let mut tries = 0;
             loop {
                 let lent = self.round_trip(R::FUNCTION, &body).await?;
-                if !lent.is_refused_for_now() {
+                if !lent.pooled.connection.is_refused_for_now() {
                     self.retries.earn();
                     return Ok(lent);
                 }
@@ -144,11 +138,9 @@ impl RpcClient {
             Ok(outcome) => outcome.map_err(|error: Error| error.context(R::NAME))?,
             Err(_) => return Err(self.timed_out(R::NAME)),
         };
-        let decoded = lent.reply::<R>().and_then(|body| {
-            pack::decode::<R::Reply>(body).map_err(|error| self.misread(R::NAME, error.into()))
-        });
+        let reply = lent.pooled.connection.reply::<R>(&self.place);
         lent.give_back();
-        decoded
+        reply
     }
 
     /// Sends one request and reads its reply, which stays in the connection's buffer.
@@ -161,31 +153,30 @@ impl RpcClient {
             lane.slots.acquire().await.map_err(|_| Error::internal("the connection pool is closed"))?;
         let mut slot = Some(slot);
         let mut idle = self.take_idle(lane);
-        let (mut retries, mut closed) = (0, None);
+        let (mut retries, mut closed) = (0, None::<Broken>);
         loop {
-            let (mut connection, reused) = match idle.take() {
-                Some(connection) => (connection, true),
+            let (mut pooled, reused) = match idle.take() {
+                Some(pooled) => (pooled, true),
                 None => match (self.connect().await, closed.take()) {
-                    (Ok(connection), _) => (connection, false),
+                    (Ok(pooled), _) => (pooled, false),
                     // The server that closed the previous connection has gone.
-                    (Err(_), Some(broken)) => return Err(self.broken(broken)),
+                    (Err(_), Some(broken)) => return Err(broken.into_error(&self.place)),
                     (Err(error), None) => return Err(error),
                 },
             };
-            let to = connection.to.clone();
             let answered = tokio::select! {
                 biased;
-                answered = connection.exchange(function, body, self.options.max_body) => answered,
+                answered = pooled.connection.exchange(function, body) => answered,
                 // A frozen leader would block the caller until the timeout.
-                () = self.place.left(&to) => Err(Broken { cause: Cause::Deposed, answered: false }),
+                () = self.place.left(&pooled.to) => Err(Broken::deposed(false)),
             };
             // A response of a deposed leader does not count.
             let answered = match answered {
-                Ok(()) if !self.place.is(&to) => Err(Broken { cause: Cause::Deposed, answered: true }),
+                Ok(()) if !self.place.is(&pooled.to) => Err(Broken::deposed(true)),
                 answered => answered,
             };
             match answered {
-                Ok(()) => return Ok(Lent { pool: self, lane, connection, _slot: slot.take() }),
+                Ok(()) => return Ok(Lent { lane, pooled, _slot: slot.take() }),
                 Err(broken) if reused && broken.closed_while_idle() => {
                     // The other idle connections were most likely closed, too.
                     lane.idle.lock().clear();
@@ -197,22 +188,22 @@ impl RpcClient {
                     retries += 1;
                     closed = Some(broken);
                 }
-                Err(broken) => return Err(self.broken(broken)),
+                Err(broken) => return Err(broken.into_error(&self.place)),
             }
         }
     }
 
     /// Prefer the connection used last, so that surplus connections age.
-    fn take_idle(&self, lane: &Lane) -> Option<Connection> {
+    fn take_idle(&self, lane: &Lane) -> Option<Pooled> {
         loop {
-            let connection = lane.idle.lock().pop()?;
-            if connection.is_quiet() && self.place.is(&connection.to) {
-                return Some(connection);
+            let pooled = lane.idle.lock().pop()?;
+            if pooled.connection.is_quiet() && self.place.is(&pooled.to) {
+                return Some(pooled);
             }
         }
     }
 
-    async fn connect(&self) -> Result<Connection> {
+    async fn connect(&self) -> Result<Pooled> {
         let to = self.place.now(self.options.connect_timeout).await?;
         let failed = |error: &io::Error| {
             let hint = match error.kind() {
@@ -236,232 +227,34 @@ impl RpcClient {
             }
         };
         net::keep_connection(&stream)?;
-        Ok(Connection {
-            stream,
-            to,
-            outbox: Vec::new(),
-            inbox: Vec::new(),
-            seq: FIRST_SEQ,
-            asking: false,
-            busy_poll: BusyPoll::default(),
-        })
+        Ok(Pooled { connection: Connection::new(stream, self.options.max_body), to })
     }
 
     fn timed_out(&self, name: &'static str) -> Error {
         let text = format!("{} did not answer within {:?}", self.place, self.options.call_timeout);
         Error::new(ErrorCode::RpcTimeout, text).context(name)
     }
-
-    fn broken(&self, broken: Broken) -> Error {
-        let broke = |cause: &dyn std::fmt::Display| {
-            let text = format!("the connection to {} broke: {cause}", self.place);
-            Error::new(ErrorCode::RpcFail, text).with_reason(Reason::ConnectionBroken)
-        };
-        match broken.cause {
-            Cause::Oversized(len) => Error::invalid(format!(
-                "a request of {len} bytes; at most {} are sent",
-                self.options.max_body
-            )),
-            Cause::Deposed => broke(&"the leader was deposed"),
-            Cause::Closed => broke(&"closed by the other side"),
-            Cause::Io(error) => broke(&error).with_source(error),
-            Cause::Frame(error) => broke(&error).with_source(error),
-            Cause::Seq { sent, got } => {
-                let (sent, got) = (sent & !FIRST_SEQ, got & !FIRST_SEQ);
-                broke(&format!("asked {sent}, answered {got}"))
-            }
-        }
-    }
-
-    fn misread(&self, name: &'static str, error: Error) -> Error {
-        error
-            .context(format!(
-                "cannot decode the response of {}: expected version {TABLE_VERSION} (master {MASTER_VERSION})",
-                self.place
-            ))
-            .context(name)
-    }
-
-    /// Converts an error status into the error of the call.
-    fn refused<R: Request>(&self, status: Status, body: &[u8]) -> Error {
-        let said = pack::decode::<&[u8]>(body).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said[..said.len().min(512)]).into_owned();
-        let code = match status {
-            Status::NotRegistered => ErrorCode::NotSupported,
-            Status::InvalidArguments | Status::UnknownVersion
-                if R::IS_EXTENSION && !is_planted("require-extension-version") =>
-            {
-                ErrorCode::NotSupported
-            }
-            Status::InvalidArguments | Status::UnknownVersion => ErrorCode::InvalidVersion,
-            Status::Timeout => ErrorCode::RpcTimeout,
-            _ => ErrorCode::RpcFail,
-        };
-        let ours = match code {
-            ErrorCode::InvalidVersion => format!(" (this side speaks version {TABLE_VERSION})"),
-            _ => String::new(),
-        };
-        let status = format!("{} ({})", status.text(), status.number());
-        Error::new(code, format!("{} refused the call: {status}: {said}{ours}", self.place)).context(R::NAME)
-    }
 }
 
-/// Maximum buffer size that an idle connection keeps, in bytes.
-const KEPT_BUFFER: usize = 64 << 10;
-/// Minimum size of a read from the socket, in bytes.
-const READ_CHUNK: usize = 16 << 10;
+/// Connection to the server at an address.
+#[derive(Debug)]
+struct Pooled {
+    connection: Connection<TcpStream>,
+    to: Arc<str>,
+}
 
 /// A connection lent to a call. It is closed on drop; only [`Lent::give_back`] returns it to the
 /// pool.
 #[derive(Debug)]
 struct Lent<'p> {
-    pool: &'p RpcClient,
     lane: &'p Lane,
-    connection: Connection,
+    pooled: Pooled,
     _slot: Option<SemaphorePermit<'p>>,
 }
 
 impl Lent<'_> {
-    /// Returns whether the server is overloaded.
-    fn is_refused_for_now(&self) -> bool {
-        let reply = frame::parse_reply(&self.connection.inbox, self.pool.options.max_body);
-        matches!(reply, Ok(Parsed::Whole(reply, _)) if reply.status == Status::Overloaded)
-    }
-
-    /// Returns the body of the response, or the error status.
-    fn reply<R: Request>(&self) -> Result<&[u8]> {
-        match frame::parse_reply(&self.connection.inbox, self.pool.options.max_body) {
-            Ok(Parsed::Whole(reply, _)) if reply.status == Status::Ok => Ok(reply.body),
-            Ok(Parsed::Whole(reply, _)) => Err(self.pool.refused::<R>(reply.status, reply.body)),
-            _ => Err(Error::internal("a reply that was whole is not any more")),
-        }
-    }
-
     fn give_back(mut self) {
-        for buffer in [&mut self.connection.inbox, &mut self.connection.outbox] {
-            buffer.clear();
-            buffer.shrink_to(KEPT_BUFFER);
-        }
-        self.lane.idle.lock().push(self.connection);
+        self.pooled.connection.clear();
+        self.lane.idle.lock().push(self.pooled);
     }
-}
-
-/// A connection with its buffers.
-#[derive(Debug)]
-struct Connection {
-    stream: TcpStream,
-    /// Address of the server.
-    to: Arc<str>,
-    outbox: Vec<u8>,
-    inbox: Vec<u8>,
-    seq: u32,
-    /// True while a request is sent and not yet answered.
-    asking: bool,
-    busy_poll: BusyPoll,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if self.asking {
-            // A request without a waiting caller must not arrive late: discard the bytes that the
-            // kernel still holds.
-            let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
-        }
-    }
-}
-
-/// End of a connection, with its cause.
-#[derive(Debug)]
-struct Broken {
-    cause: Cause,
-    /// True if any byte of the reply had arrived.
-    answered: bool,
-}
-
-#[derive(Debug)]
-enum Cause {
-    Closed,
-    Io(io::Error),
-    Frame(FrameError),
-    Seq {
-        sent: u32,
-        got: u32,
-    },
-    /// Another master leads now.
-    Deposed,
-    /// The request exceeds the maximum length; nothing was sent.
-    Oversized(usize),
-}
-
-impl Broken {
-    fn closed_while_idle(&self) -> bool {
-        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
-        !self.answered
-            && match &self.cause {
-                Cause::Closed => true,
-                Cause::Io(error) => {
-                    matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionAborted | NotConnected)
-                }
-                Cause::Frame(_) | Cause::Seq { .. } | Cause::Oversized(_) | Cause::Deposed => false,
-            }
-    }
-}
-
-impl Connection {
-    /// Returns whether nothing, not even an end of stream, has arrived since the last response.
-    /// Makes a system call only if something has arrived.
-    fn is_quiet(&self) -> bool {
-        let mut byte = [0];
-        matches!(self.stream.try_read(&mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
-    }
-
-    /// Sends one request and reads one complete reply into `inbox`.
-    async fn exchange(
-        &mut self,
-        function: u32,
-        body: &(dyn Fn(&mut Vec<u8>) + Sync),
-        max_body: usize,
-    ) -> Result<(), Broken> {
-        self.seq = self.seq.wrapping_add(1) | FIRST_SEQ;
-        self.outbox.clear();
-        self.inbox.clear();
-        self.asking = true;
-        frame::write_request(&mut self.outbox, self.seq, function, body);
-        if self.outbox.len() - frame::REQUEST_HEAD > max_body {
-            return Err(Broken { cause: Cause::Oversized(self.outbox.len()), answered: false });
-        }
-        let sent = self.stream.write_all(&self.outbox).await;
-        sent.map_err(|error| Broken { cause: Cause::Io(error), answered: false })?;
-        loop {
-            let answered = !self.inbox.is_empty();
-            let broken = |cause| Broken { cause, answered };
-            let missing = match frame::parse_reply(&self.inbox, max_body) {
-                Ok(Parsed::Whole(reply, used)) if reply.seq == self.seq && used == self.inbox.len() => {
-                    self.asking = false;
-                    return Ok(());
-                }
-                Ok(Parsed::Whole(reply, _)) => {
-                    return Err(broken(Cause::Seq { sent: self.seq, got: reply.seq }));
-                }
-                Ok(Parsed::Partial(missing)) => missing,
-                Err(error) => return Err(broken(Cause::Frame(error))),
-            };
-            reserve(&mut self.inbox, missing);
-            let read = match self.busy_poll.read(&self.stream, &mut self.inbox) {
-                Some(read) => read,
-                None => self.stream.read_buf(&mut self.inbox).await,
-            };
-            match read {
-                Ok(0) => return Err(broken(Cause::Closed)),
-                Ok(_) => {}
-                Err(error) => return Err(broken(Cause::Io(error))),
-            }
-        }
-    }
-}
-
-/// Reserves buffer space for missing bytes, at most as much as has arrived already, because the
-/// announced length is not trusted.
-pub(super) fn reserve(buffer: &mut Vec<u8>, missing: usize) {
-    buffer.reserve(missing.min(buffer.len()).max(READ_CHUNK));
 }

@@ -8,6 +8,8 @@ pub const REQUEST_HEAD: usize = 20;
 pub const REPLY_HEAD: usize = 16;
 /// Default of the maximum length of body and attachment together.
 pub const DEFAULT_MAX_BODY: usize = 64 << 20;
+/// Minimum size of a read from a socket, in bytes.
+const READ_CHUNK: usize = 16 << 10;
 
 /// First sequence number of clients that understand [`Status::Overloaded`]. Mooncake C++ counts
 /// from 0 and accepts any number in a reply.
@@ -220,16 +222,24 @@ pub fn write_request(out: &mut Vec<u8>, seq: u32, function: u32, body: impl FnOn
 }
 
 /// Appends a reply; `body` appends its body and returns the status, with a message in [`Err`].
-pub fn write_reply(
-    out: &mut Vec<u8>,
-    seq: u32,
-    body: impl FnOnce(&mut Vec<u8>) -> Result<(), (Status, String)>,
-) {
+pub fn write_reply(out: &mut Vec<u8>, seq: u32, body: impl FnOnce(&mut Vec<u8>) -> Result<(), Refusal>) {
+    let start = begin_reply(out, seq);
+    let outcome = body(out);
+    end_reply(out, start, outcome);
+}
+
+/// Appends the header of a reply, whose body follows. Returns the start of the reply for
+/// [`end_reply`].
+pub fn begin_reply(out: &mut Vec<u8>, seq: u32) -> usize {
     let start = out.len();
     out.extend_from_slice(&[MAGIC, VERSION, 0, 0]);
     out.extend_from_slice(&seq.to_le_bytes());
     out.extend_from_slice(&[0; 8]);
-    let mut outcome = body(out);
+    start
+}
+
+/// Completes the reply that begins at `start`, with the status and a message in [`Err`].
+pub fn end_reply(out: &mut Vec<u8>, start: usize, mut outcome: Result<(), Refusal>) {
     if out.len() - start - REPLY_HEAD > u32::MAX as usize {
         outcome = Err((Status::TooLarge, "the response exceeds the maximum length of a frame".to_owned()));
     }
@@ -240,6 +250,12 @@ pub fn write_reply(
     }
     let len = body_len(out, start + REPLY_HEAD);
     out[start + 8..start + 12].copy_from_slice(&len);
+}
+
+/// Reserves buffer space for missing bytes, at most as much as has arrived already, because the
+/// announced length is not trusted.
+pub fn reserve(buffer: &mut Vec<u8>, missing: usize) {
+    buffer.reserve(missing.min(buffer.len()).max(READ_CHUNK));
 }
 
 fn body_len(out: &[u8], body_start: usize) -> [u8; 4] {

@@ -6,6 +6,8 @@ pub mod api;
 mod busy_poll;
 pub mod call;
 pub mod client;
+#[doc(hidden)]
+pub mod connection;
 pub mod frame;
 mod heartbeat;
 #[cfg(feature = "http")]
@@ -21,6 +23,7 @@ pub mod pack;
 pub mod place;
 #[doc(hidden)]
 pub mod record;
+pub mod report;
 mod retry;
 pub mod server;
 pub mod service;

@@ -12,6 +12,9 @@
 //!    are new. An argument with a new name needs a line of documentation in `meaning!`.
 //! 3. Implement [`Handle`] for the master, in `calls/handlers.rs` of `mooncake-master`.
 //!
+//! Calls of IPC clients have a table of their own, [`IPC_TABLE`]. Their handlers implement
+//! [`HandleAsync`], in `local/session.rs` of `mooncake-client`.
+//!
 //! A row without brackets has the treatment [`Treatment::DEFAULT`]. The brackets contain, in any
 //! order and separated by commas:
 //!
@@ -28,16 +31,17 @@ use std::borrow::Cow;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
-pub use super::call::{Handle, Outcome, Request, TABLE_VERSION, Treatment};
-use super::call::{Response, run};
+pub use super::call::{Handle, HandleAsync, Outcome, Request, TABLE_VERSION, Treatment};
+use super::call::{Response, run, run_async};
 use super::frame::Refusal;
 use super::heartbeat::Class;
 use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
+use super::report::Reported;
 use super::wire::{
-    CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, MovePlan, NofOwner,
-    NofSegment, OffloadItem, PingReply, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskReport, Welcome,
+    Attached, CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, LocatedObject,
+    MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink, OffloadItem,
+    PingReply, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, Welcome,
 };
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
@@ -226,6 +230,27 @@ macro_rules! meaning {
     (nof_segments) => {
         "NVMe-oF targets."
     };
+    (guest) => {
+        "IPC client that makes the call."
+    };
+    (memory) => {
+        "Number of the memory block, chosen by its IPC client."
+    };
+    (offset) => {
+        "Offset of the first byte in the file."
+    };
+    (len) => {
+        "Length in bytes."
+    };
+    (objects) => {
+        "Objects with their memory."
+    };
+    (ranges) => {
+        "Ranges of located objects, with their memory."
+    };
+    (into) => {
+        "Memory that receives the value."
+    };
 }
 
 /// Returns whether Mooncake C++ lacks the calls of this class.
@@ -274,7 +299,16 @@ macro_rules! treatment {
 }
 
 /// Declares calls and their table. With `handled by`, also declares the trait of their handlers.
+/// With `awaited by`, the handlers may wait.
 macro_rules! calls {
+    (
+        $(#[$about:meta])*
+        $table:ident of $class:literal, awaited by $handlers:ident;
+        $($rows:tt)*
+    ) => {
+        calls! { $(#[$about])* $table of $class; $($rows)* }
+        async_handlers! { $table, $handlers; $($rows)* }
+    };
     (
         $(#[$about:meta])*
         $table:ident of $class:literal, handled by $handlers:ident;
@@ -362,6 +396,37 @@ macro_rules! handlers {
         }
 
         impl<M> $handlers for M where M: $(for<'a> Handle<$name $(<$life>)?> +)* Send + Sync + 'static {}
+    };
+}
+
+/// Declares the trait of the handlers of a table that may wait.
+macro_rules! async_handlers {
+    ($table:ident, $handlers:ident; $(
+        $(#[$meta:meta])*
+        $name:ident $(<$life:lifetime>)? ($($arguments:tt)*) -> $reply:ty;
+    )*) => {
+        #[doc = concat!("Handlers of all calls in [`", stringify!($table), "`].")]
+        pub trait $handlers: $(for<'a> HandleAsync<$name $(<$life>)?> +)* Send + Sync {
+            /// Handles the call with this number and encodes its response. Returns `None` if the
+            /// table has no such call.
+            fn dispatch(
+                &self,
+                function: u32,
+                body: &[u8],
+                response: &mut Response<'_>,
+            ) -> impl Future<Output = Option<Result<(), Refusal>>> + Send {
+                async move {
+                    Some(match function {
+                        $(<$name as Request>::FUNCTION => {
+                            run_async::<$name, Self>(self, body, response).await
+                        })*
+                        _ => return None,
+                    })
+                }
+            }
+        }
+
+        impl<M> $handlers for M where M: $(for<'a> HandleAsync<$name $(<$life>)?> +)* Send + Sync {}
     };
 }
 
@@ -674,4 +739,56 @@ calls! {
         starts: List<'a, u64>,
         counts: List<'a, u64>,
     ) -> Answer<LentParts>;
+}
+
+calls! {
+    /// Calls of an IPC client to the `mooncake_client` process of its host. Mooncake C++ has other
+    /// ones.
+    ///
+    /// The first call of a connection determines its use: [`Attach`] begins the control connection of
+    /// a client, and [`Join`] a connection for calls about objects. No message contains a value:
+    /// calls name ranges of memory that both processes map.
+    IPC_TABLE of "mooncake_rs::Ipc", awaited by IpcCalls;
+
+    /// Registers the client for as long as the connection is open.
+    Attach() -> Reported<Attached>;
+    /// Keeps the control connection open.
+    KeepAlive() -> Reported<()>;
+    /// Assigns the connection to a registered client.
+    Join(guest: Uuid) -> Reported<()>;
+    /// Shares memory. The file of the memory is attached to the hello of the connection, which closes
+    /// after the response.
+    ShareMemory(guest: Uuid, memory: u32, offset: u64, len: u64) -> Reported<()>;
+    /// Ends the use of shared memory; later calls do not name it.
+    UnshareMemory(memory: u32) -> Reported<()>;
+
+    /// Stores objects. Returns for each whether the key existed.
+    WriteObjects<'a>(replace: bool, config: Cow<'a, ReplicateConfig>, objects: List<'a, ObjectPieces<'a>>)
+        -> Reported<Vec<Reported<bool>>>;
+    /// Reads objects to the start of a memory range each. Returns their lengths.
+    ReadObjects<'a>(objects: List<'a, ObjectSink<'a>>) -> Reported<Vec<Reported<Option<u64>>>>;
+    /// Reads an object of unknown length if it fits into the memory range. Returns its length.
+    FetchObject<'a>(key: &'a [u8], into: MemoryRange) -> Reported<Option<u64>>;
+    /// Locates objects and grants leases on them.
+    LocateObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<Option<LocatedObject>>>>;
+    /// Reads ranges of located objects.
+    ReadRanges<'a>(ranges: List<'a, ObjectRange>) -> Reported<Vec<Reported<()>>>;
+    /// Returns for each key whether the object can be read.
+    ObjectsExist<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<bool>>>;
+    /// Returns the replicas of objects.
+    ListReplicas<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<Option<ReplicaList>>>>;
+    /// Removes objects. Returns for each whether it existed.
+    RemoveObjects<'a>(keys: List<'a, &'a [u8]>, force: bool) -> Reported<Vec<Reported<bool>>>;
+    /// Removes every object whose key matches. Returns their number.
+    RemoveMatching<'a>(pattern: &'a str, force: bool) -> Reported<u64>;
+    /// Removes every object. Returns their number.
+    RemoveEvery(force: bool) -> Reported<u64>;
+    /// Requests more copies of an object. Returns the number of the task.
+    CopyObject<'a>(key: &'a [u8], targets: List<'a, &'a str>) -> Reported<Uuid>;
+    /// Requests a move of a copy. Returns the number of the task.
+    MoveObject<'a>(key: &'a [u8], source: &'a str, target: &'a str) -> Reported<Uuid>;
+    /// Returns the state of a task.
+    FindTask(task: Uuid) -> Reported<TaskInfo>;
+    /// Returns whether the master responds.
+    CheckHealth() -> bool;
 }

@@ -21,9 +21,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::busy_poll::BusyPoll;
-use super::client::reserve;
 pub use super::frame::Refusal;
-use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status};
+use super::frame::{self, DEFAULT_MAX_BODY, FIRST_SEQ, FrameError, Parsed, Status, reserve};
 pub use super::heartbeat::Class;
 use super::heartbeat::{AbortOnDrop, HeartbeatThread, Overload};
 

@@ -573,3 +573,70 @@ impl<'a> Unpack<'a> for PingReply {
         Ok(Self { view, need_remount })
     }
 }
+
+wire_struct! {
+    /// Registration of an IPC client.
+    pub struct Attached {
+        /// Number that the server gave to the client.
+        pub guest: Uuid,
+        /// Maximum number of concurrent calls.
+        pub calls: u32,
+        /// Milliseconds without a call after which the server drops the client.
+        pub silence_ms: u32,
+    }
+}
+
+wire_struct! {
+    /// Located object of an IPC client.
+    pub struct LocatedObject {
+        /// Number that names the object in an [`ObjectRange`].
+        pub number: u64,
+        /// Length of the object in bytes.
+        pub size: u64,
+    }
+}
+
+/// Range of memory that an IPC client shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    /// Number of the memory block.
+    pub memory: u32,
+    /// Offset of the first byte in the memory block.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Object to store, in shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectPieces<'a> {
+    /// Key of the object.
+    pub key: &'a [u8],
+    /// Consecutive pieces of the value.
+    pub pieces: Vec<MemoryRange>,
+}
+
+/// Object to read into shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectSink<'a> {
+    /// Key of the object.
+    pub key: &'a [u8],
+    /// Memory that receives the value.
+    pub into: MemoryRange,
+}
+
+/// Range of a located object to read into shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectRange {
+    /// Number of the object, from [`LocatedObject`].
+    pub object: u64,
+    /// Offset of the first byte in the object.
+    pub offset: u64,
+    /// Memory that receives the bytes; its length is the length of the read.
+    pub into: MemoryRange,
+}
+
+wire_fields!(structure MemoryRange { memory: u32, offset: u64, len: u64 });
+wire_fields!(structure ObjectPieces<'a> { key: &'a [u8], pieces: Vec<MemoryRange> });
+wire_fields!(structure ObjectSink<'a> { key: &'a [u8], into: MemoryRange });
+wire_fields!(structure ObjectRange { object: u64, offset: u64, into: MemoryRange });
