@@ -2,62 +2,68 @@
 //! meanwhile.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use mooncake_core::fork::ParentOnly;
-use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::here::readable_soon;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use mooncake_core::{Error, Result};
+use mooncake_protocol::connection::body_of;
+use mooncake_protocol::message::Request;
+use mooncake_protocol::report::Reported;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::client::Inner;
-use super::link::{Link, Up};
-use super::message::{self, HEAD_LEN, Item, Items, Status, Verb};
+use super::link::{DAEMON, IpcConnection, Link, Up};
 use crate::deadline::Deadline;
-use mooncake_protocol::pack::Pack;
-
-/// Longest time for which the thread itself waits for a response. Suspending and waking the task
-/// costs two more context switches.
-const SOON: Duration = Duration::from_micros(100);
 
 impl Inner {
-    /// Makes a call and returns the body of its response with `held`. `held` owns the memory that
-    /// the call names. If the call times out or its future is dropped, `held` stays reserved until
-    /// the daemon has finished the call.
-    pub(super) async fn call<H: Send + 'static>(
+    /// Makes a call and returns its response with `held`. `held` owns the memory that the call
+    /// names. If the call times out or its future is dropped, `held` stays reserved until the daemon
+    /// has finished the call.
+    pub(super) async fn call<R: Request + Sync, H: Send + 'static>(
         &self,
-        verb: Verb,
-        body: &(impl Pack + Sync),
+        request: &R,
         held: H,
         deadline: &Deadline,
-    ) -> Result<(Vec<u8>, H)> {
-        let mut request = Vec::with_capacity(256);
-        message::append(&mut request, verb as u8, body)?;
-        deadline.bound("mooncake_client", self.exchange(&request, held)).await
+    ) -> Result<(R::Reply, H)> {
+        deadline.bound(DAEMON, self.exchange(request, held)).await
     }
 
-    /// Makes a call whose response has an [`Item`] for each of `n` objects.
-    pub(super) async fn call_items<H: Send + 'static>(
+    /// Makes a call that uses no memory.
+    pub(super) async fn ask<R, T>(&self, request: &R) -> Result<T>
+    where
+        R: Request<Reply = Reported<T>> + Sync,
+    {
+        self.call(request, (), &self.deadline()).await?.0.outcome()
+    }
+
+    /// Makes a call whose response has a result for each of `n` objects.
+    pub(super) async fn call_each<R, T, H: Send + 'static>(
         &self,
-        verb: Verb,
-        body: &(impl Pack + Sync),
         n: usize,
+        request: &R,
         held: H,
         deadline: &Deadline,
-    ) -> Result<(Vec<Item>, H)> {
-        let (answer, held) = self.call(verb, body, held, deadline).await?;
-        let Items { items } = message::body(&answer)?;
-        if items.len() != n {
+    ) -> Result<(Vec<Result<T>>, H)>
+    where
+        R: Request<Reply = Reported<Vec<Reported<T>>>> + Sync,
+    {
+        if n == 0 {
+            return Ok((Vec::new(), held));
+        }
+        let (reply, held) = self.call(request, held, deadline).await?;
+        let results = reply.outcome()?;
+        if results.len() != n {
             return Err(Error::internal(format!(
                 "{} responses from mooncake_client to {n} requests",
-                items.len()
+                results.len()
             )));
         }
-        Ok((items, held))
+        Ok((results.into_iter().map(Reported::outcome).collect(), held))
     }
 
-    async fn exchange<H: Send + 'static>(&self, request: &[u8], held: H) -> Result<(Vec<u8>, H)> {
+    async fn exchange<R: Request + Sync, H: Send + 'static>(
+        &self,
+        request: &R,
+        held: H,
+    ) -> Result<(R::Reply, H)> {
         let link = self.link.borrow().clone();
         let up = match link {
             Link::Up(up) => up,
@@ -70,57 +76,49 @@ impl Inner {
         };
         let permit = up.calls.clone().acquire_owned().await;
         let permit = permit.map_err(|_| Error::internal("the limit on calls is gone"))?;
-        let (stream, mut is_reused) = up.connection().await?;
+        let (connection, mut is_reused) = up.connection().await?;
         let mut flight = Flight {
             up,
-            stream: Some(stream),
+            connection: Some(connection),
             held: Some((held, permit)),
             asked: false,
             runtime: self.runtime.clone(),
         };
-        let stream = flight.stream.as_mut().ok_or_else(|| Error::internal("a call without a connection"))?;
-        let (status, answer) = loop {
-            let outcome = async {
-                stream.write_all(request).await?;
+        let lost = || Error::internal("a call without a connection");
+        let connection = flight.connection.as_mut().ok_or_else(lost)?;
+        let body = body_of(request);
+        loop {
+            let answered = async {
+                connection.send(R::FUNCTION, &body).await?;
                 flight.asked = true;
-                // Short responses arrive sooner than the task could be suspended and woken.
-                readable_soon(stream, SOON);
-                let mut head = [0; HEAD_LEN];
-                stream.read_exact(&mut head[..1]).await?;
-                Ok(head)
+                connection.receive().await
             };
-            match outcome.await {
-                Ok(head) => break receive_rest(stream, head).await?,
+            match answered.await {
+                Ok(()) => break,
                 // The daemon closes idle connections when its limit is reached, but none with a
                 // call in progress. An error on a reused connection therefore means that the call
                 // was not made.
-                Err(error) if is_reused && is_closed(&error) => {
+                Err(broken) if is_reused && broken.closed_while_idle() => {
                     flight.asked = false;
-                    *stream = flight.up.new_connection().await?;
+                    *connection = flight.up.new_connection().await?;
                     is_reused = false;
                 }
-                Err(error) => return Err(gone(error)),
-            }
-        };
-        let (stream, held) = (flight.stream.take(), flight.held.take());
-        if let Some(stream) = stream {
-            flight.up.put_back(stream);
-        }
-        let Some((held, _)) = held else { return Err(Error::internal("a call without its memory")) };
-        match status {
-            Status::Answer => Ok((answer, held)),
-            Status::Failure => {
-                let failed: Item = message::body(&answer)?;
-                Err(failed.result().err().unwrap_or_else(|| Error::internal("a failure without an error")))
+                Err(broken) => return Err(broken.into_error(&DAEMON)),
             }
         }
+        let mut connection = flight.connection.take().ok_or_else(lost)?;
+        let (held, _) = flight.held.take().ok_or_else(|| Error::internal("a call without its memory"))?;
+        let reply = connection.reply::<R>(&DAEMON);
+        connection.clear();
+        flight.up.put_back(connection);
+        Ok((reply?, held))
     }
 }
 
 /// Call in progress.
 struct Flight<H: Send + 'static> {
     up: Arc<Up>,
-    stream: Option<ParentOnly<UnixStream>>,
+    connection: Option<IpcConnection>,
     held: Option<(H, OwnedSemaphorePermit)>,
     /// True once the whole request is sent; from then on the daemon executes the call.
     asked: bool,
@@ -129,42 +127,19 @@ struct Flight<H: Send + 'static> {
 
 impl<H: Send + 'static> Drop for Flight<H> {
     fn drop(&mut self) {
-        let (Some(mut stream), Some(held), true) = (self.stream.take(), self.held.take(), self.asked) else {
+        let (Some(mut connection), Some(held), true) = (self.connection.take(), self.held.take(), self.asked)
+        else {
             return;
         };
         let up = self.up.clone();
         // The memory stays reserved until the daemon responds or closes the connection. The daemon
         // finishes a call before it closes the connection.
         self.runtime.spawn(async move {
-            if receive(&mut stream).await.is_ok() {
-                up.put_back(stream);
+            if connection.receive().await.is_ok() {
+                connection.clear();
+                up.put_back(connection);
             }
             drop(held);
         });
     }
-}
-
-async fn receive(stream: &mut UnixStream) -> Result<(Status, Vec<u8>)> {
-    let mut head = [0; HEAD_LEN];
-    stream.read_exact(&mut head[..1]).await.map_err(gone)?;
-    receive_rest(stream, head).await
-}
-
-/// Receives the rest of a response whose first byte is in `head`.
-async fn receive_rest(stream: &mut UnixStream, mut head: [u8; HEAD_LEN]) -> Result<(Status, Vec<u8>)> {
-    stream.read_exact(&mut head[1..]).await.map_err(gone)?;
-    let (status, len) = message::parse_answer(head)?;
-    let mut body = Vec::new();
-    let got = stream.take(u64::from(len)).read_to_end(&mut body).await.map_err(gone)?;
-    if got == len as usize { Ok((status, body)) } else { Err(gone(std::io::ErrorKind::UnexpectedEof.into())) }
-}
-
-fn is_closed(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
-    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof)
-}
-
-fn gone(error: std::io::Error) -> Error {
-    Error::new(ErrorCode::RpcFail, format!("mooncake_client went away in the middle of a call: {error}"))
-        .with_source(error)
 }

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mooncake_core::memory::HostMemory;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::message::ShareMemory;
+use mooncake_protocol::wire::MemoryRange;
 use mooncake_transport::same_host::socket::sealed;
 use mooncake_transport::{Region, Transport};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use super::message::Place;
-use super::record::{Cause, Record};
 use super::server_config::LocalStats;
 use crate::located::Located;
 use crate::state::Client;
@@ -25,7 +25,7 @@ const MAX_MEMORIES: usize = 1 << 14;
 
 pub(super) struct Guest<T: Transport> {
     process: Option<i32>,
-    user: Option<u32>,
+    pub(super) user: Option<u32>,
     memories: RwLock<Memories<T>>,
     located: Mutex<Locations>,
     connections: AtomicUsize,
@@ -67,11 +67,6 @@ impl<T: Transport> Guest<T> {
         self.process.unwrap_or(0)
     }
 
-    /// Returns the user of the process, if the kernel reports it.
-    pub(super) fn user(&self) -> Option<u32> {
-        self.user
-    }
-
     pub(super) fn count(&self, stats: &mut LocalStats) {
         let memories = self.memories.read();
         stats.memories += memories.by_number.len();
@@ -85,19 +80,17 @@ impl<T: Transport> Guest<T> {
         &self,
         client: &Client<T>,
         max: u64,
-        (number, offset, len): (u32, u64, u64),
+        &ShareMemory { memory: number, offset, len, .. }: &ShareMemory,
         file: Option<OwnedFd>,
-    ) -> Result<(), Record> {
-        let nonsense = |error: Error| {
-            tracing::warn!(process = self.process(), %error, "memory of a local process is refused");
-            Record::refused(error.code(), Cause::Nonsense, 0)
-        };
-        let refused = Record::refused(ErrorCode::NoAvailableHandle, Cause::Memory, max);
+    ) -> Result<()> {
         let mut memories = self.memories.write();
         if memories.bytes.checked_add(len).is_none_or(|sum| sum > max)
             || memories.by_number.len() >= MAX_MEMORIES
         {
-            return Err(refused);
+            let text = format!(
+                "the memory this process shares with mooncake_client would come to more than {max} bytes (--max_client_memory)"
+            );
+            return Err(Error::new(ErrorCode::NoAvailableHandle, text));
         }
         let map = || {
             if memories.over || memories.by_number.contains_key(&number) {
@@ -107,7 +100,9 @@ impl<T: Transport> Guest<T> {
             let memory = HostMemory::map_file(&sealed(file)?, offset, len)?;
             client.memory().register(Arc::new(memory))
         };
-        let region = map().map_err(nonsense)?;
+        let region = map().inspect_err(|error| {
+            tracing::warn!(process = self.process(), %error, "memory of a local process is refused");
+        })?;
         memories.by_number.insert(number, region);
         memories.bytes += len;
         Ok(())
@@ -122,7 +117,7 @@ impl<T: Transport> Guest<T> {
     }
 
     /// Returns the region that contains a memory range, and the range within the region.
-    pub(super) fn range(&self, place: Place) -> Result<(Region<T>, std::ops::Range<usize>)> {
+    pub(super) fn range(&self, place: MemoryRange) -> Result<(Region<T>, std::ops::Range<usize>)> {
         let nowhere = || {
             Error::invalid(format!(
                 "{} bytes from {} of memory {} are not shared",
@@ -165,11 +160,12 @@ impl<T: Transport> Guest<T> {
     }
 
     /// Admits one more connection, within the limit `max`.
-    pub(super) fn admit_connection(self: Arc<Self>, max: u32) -> Result<Seat<T>, Record> {
+    pub(super) fn admit_connection(self: Arc<Self>, max: u32) -> Result<Seat<T>> {
         let taken = self.connections.fetch_add(1, Ordering::AcqRel);
         let seat = Seat { guest: self };
         if taken >= max as usize {
-            return Err(Record::refused(ErrorCode::NoAvailableHandle, Cause::Calls, u64::from(max)));
+            let text = format!("{max} calls of this process are under way already (--max_client_requests)");
+            return Err(Error::new(ErrorCode::NoAvailableHandle, text));
         }
         Ok(seat)
     }

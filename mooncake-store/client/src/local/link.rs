@@ -7,16 +7,22 @@ use std::time::Duration;
 
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::Uuid;
-use mooncake_core::memory::SharedPages;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::connection::Connection;
+use mooncake_protocol::frame::DEFAULT_MAX_BODY;
+use mooncake_protocol::message::{Attach, Join, KeepAlive, Request, ShareMemory, UnshareMemory};
+use mooncake_protocol::report::Reported;
 use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use parking_lot::Mutex;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::record::Record;
+use super::hello;
 use super::shared::{Command, Memories, SharedMemory};
+
+/// Name of the daemon in errors.
+pub(super) const DAEMON: &str = "mooncake_client";
 
 /// Timeout for the response of a daemon to a record.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -24,8 +30,14 @@ const ANSWER: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(20);
 /// Longest pause between two attempts to reach a daemon.
 const RETRY_AT_MOST: Duration = Duration::from_secs(1);
-/// Longest pause between two pings.
+/// Longest pause between two calls of the control connection.
 const PING: Duration = Duration::from_secs(1);
+/// Longest time for which the thread itself waits for a response. Suspending and waking the task
+/// costs two more context switches.
+const SOON: Duration = Duration::from_micros(100);
+
+/// Connection to the daemon.
+pub(super) type IpcConnection = Connection<ParentOnly<UnixStream>>;
 
 /// State of the connection to the daemon.
 #[derive(Clone)]
@@ -42,7 +54,7 @@ pub(super) struct Up {
     path: PathBuf,
     trust: Trust,
     /// Connections without a call in progress.
-    idle: Mutex<Vec<ParentOnly<UnixStream>>>,
+    idle: Mutex<Vec<IpcConnection>>,
     /// Permits for calls in progress.
     pub(super) calls: Arc<Semaphore>,
 }
@@ -50,7 +62,7 @@ pub(super) struct Up {
 impl Up {
     /// Returns a connection for a call. The flag is true if an earlier call has used the
     /// connection.
-    pub(super) async fn connection(&self) -> Result<(ParentOnly<UnixStream>, bool)> {
+    pub(super) async fn connection(&self) -> Result<(IpcConnection, bool)> {
         let idle = self.idle.lock().pop();
         match idle {
             Some(idle) => Ok((idle, true)),
@@ -59,16 +71,28 @@ impl Up {
     }
 
     /// Opens a connection for a call.
-    pub(super) async fn new_connection(&self) -> Result<ParentOnly<UnixStream>> {
-        let socket = open(&self.path, self.trust).await?;
-        socket.send(&Record::Join { guest: self.guest }.encode(), None).await?;
-        answer(&socket).await?.done()?;
-        Ok(socket.into_stream())
+    pub(super) async fn new_connection(&self) -> Result<IpcConnection> {
+        let mut connection = open(&self.path, self.trust, None).await?;
+        ask(&mut connection, &Join { guest: self.guest }).await??;
+        Ok(connection)
     }
 
     /// Returns a connection to the idle ones after its call.
-    pub(super) fn put_back(&self, stream: ParentOnly<UnixStream>) {
-        self.idle.lock().push(stream);
+    pub(super) fn put_back(&self, connection: IpcConnection) {
+        self.idle.lock().push(connection);
+    }
+
+    /// Shares a memory block with the daemon.
+    async fn share(&self, memory: &SharedMemory) -> Result<()> {
+        let (pages, range) = (&memory.pages, memory.pages.range());
+        let mut connection = open(&self.path, self.trust, Some(pages.file().as_fd())).await?;
+        let call = ShareMemory {
+            guest: self.guest,
+            memory: memory.number,
+            offset: pages.offset_of(range.start),
+            len: range.end - range.start,
+        };
+        ask(&mut connection, &call).await?
     }
 
     /// Closes the idle connections, because the daemon at their other end is gone.
@@ -85,16 +109,17 @@ pub(super) async fn start(
     memories: Arc<Memories>,
     orders: mpsc::UnboundedReceiver<Command>,
 ) -> Result<(impl Future<Output = ()> + Send + 'static, watch::Receiver<Link>)> {
-    let (control, up) = introduce(path, trust).await?;
-    let (publish, link) = watch::channel(Link::Up(up));
+    let control = attach(path, trust).await?;
+    let (publish, link) = watch::channel(Link::Up(control.up.clone()));
     let keeper = Keeper { path: path.to_owned(), trust, memories, orders, publish };
     Ok((keeper.run(control), link))
 }
 
-/// Control connection to a daemon.
+/// Registration at a daemon.
 struct Control {
-    socket: RecordSocket,
-    /// Pause after which a ping is sent.
+    connection: IpcConnection,
+    up: Arc<Up>,
+    /// Pause after which the daemon is called, so that it does not drop this shared client.
     pause: Duration,
 }
 
@@ -109,7 +134,7 @@ struct Keeper {
 impl Keeper {
     async fn run(mut self, mut control: Control) {
         loop {
-            let Err(error) = self.attend(&control).await else { return };
+            let Err(error) = self.attend(&mut control).await else { return };
             tracing::warn!(path = %self.path.display(), %error, "mooncake_client is gone");
             drop(control);
             let Some(found) = self.find(error).await else { return };
@@ -120,32 +145,27 @@ impl Keeper {
 
     /// Keeps the connection alive. Returns `Ok` when the shared client is dropped, and an error
     /// when the connection to the daemon fails.
-    async fn attend(&mut self, control: &Control) -> Result<()> {
+    async fn attend(&mut self, control: &mut Control) -> Result<()> {
         loop {
             tokio::select! {
                 order = self.orders.recv() => match order {
                     Some(order) => self.carry_out(control, order).await?,
                     None => return Ok(()),
                 },
-                // The daemon sends no record without a request, so a record or an error here ends
-                // the connection.
-                received = control.socket.receive() => {
-                    received?;
-                    return Err(Error::invalid("response without a request"));
-                }
-                () = tokio::time::sleep(control.pause) => ask(control, Record::Ping, None).await?.done()?,
+                broken = control.connection.ended() => return Err(broken.into_error(&DAEMON)),
+                () = tokio::time::sleep(control.pause) => ask(&mut control.connection, &KeepAlive {}).await??,
             }
         }
     }
 
-    async fn carry_out(&mut self, control: &Control, order: Command) -> Result<()> {
+    async fn carry_out(&mut self, control: &mut Control, order: Command) -> Result<()> {
         match order {
             Command::Share(memory, told) => {
                 // The caller may have stopped waiting meanwhile.
                 if told.is_closed() {
                     return Ok(());
                 }
-                let shared = share(control, &memory).await?;
+                let shared = control.up.share(&memory).await;
                 if shared.is_ok() {
                     self.memories.list(memory);
                 }
@@ -156,7 +176,7 @@ impl Keeper {
             }
             Command::Unshare(memory) => {
                 self.memories.forget(memory);
-                ask(control, Record::Unshare { memory }, None).await?.done()
+                ask(&mut control.connection, &UnshareMemory { memory }).await?
             }
         }
     }
@@ -188,9 +208,9 @@ impl Keeper {
                 }
             }
             pause = (pause * 2).min(RETRY_AT_MOST);
-            match self.join_again().await {
-                Ok((control, up)) => {
-                    self.publish.send_replace(Link::Up(up));
+            match self.attach_again().await {
+                Ok(control) => {
+                    self.publish.send_replace(Link::Up(control.up.clone()));
                     return Some(control);
                 }
                 Err(error) => {
@@ -201,64 +221,52 @@ impl Keeper {
         }
     }
 
-    async fn join_again(&self) -> Result<(Control, Arc<Up>)> {
-        let (control, up) = introduce(&self.path, self.trust).await?;
+    async fn attach_again(&self) -> Result<Control> {
+        let control = attach(&self.path, self.trust).await?;
         for memory in self.memories.all() {
-            share(&control, &memory).await??;
+            control.up.share(&memory).await?;
         }
-        Ok((control, up))
+        Ok(control)
     }
 }
 
 /// Opens a control connection and registers this shared client.
-async fn introduce(path: &Path, trust: Trust) -> Result<(Control, Arc<Up>)> {
-    let socket = open(path, trust).await?;
-    socket.send(&Record::Hello.encode(), None).await?;
-    let (guest, calls, silence) = match answer(&socket).await? {
-        Record::Welcome { guest, calls, silence_ms } => (guest, calls, silence_ms),
-        other => {
-            other.done()?;
-            return Err(Error::invalid(format!("{other:?} where a welcome was expected")));
-        }
-    };
-    let calls = Arc::new(Semaphore::new((calls as usize).clamp(1, Semaphore::MAX_PERMITS)));
-    let up = Up { guest, path: path.to_owned(), trust, idle: Mutex::default(), calls };
-    // Two lost pings do not exceed the timeout of the daemon.
-    let pause = (Duration::from_millis(u64::from(silence)) / 3).clamp(Duration::from_millis(1), PING);
-    Ok((Control { socket, pause }, Arc::new(up)))
+async fn attach(path: &Path, trust: Trust) -> Result<Control> {
+    let mut connection = open(path, trust, None).await?;
+    let attached = ask(&mut connection, &Attach {}).await??;
+    let calls = Arc::new(Semaphore::new((attached.calls as usize).clamp(1, Semaphore::MAX_PERMITS)));
+    let up = Up { guest: attached.guest, path: path.to_owned(), trust, idle: Mutex::default(), calls };
+    // Two lost calls do not exceed the timeout of the daemon.
+    let silence = Duration::from_millis(u64::from(attached.silence_ms));
+    let pause = (silence / 3).clamp(Duration::from_millis(1), PING);
+    Ok(Control { connection, up: Arc::new(up), pause })
 }
 
-async fn open(path: &Path, trust: Trust) -> Result<RecordSocket> {
-    let connected = tokio::time::timeout(ANSWER, UnixStream::connect(path)).await;
-    let stream = connected.map_err(|_| silent())?.map_err(|error| {
-        Error::new(ErrorCode::RpcFail, format!("no mooncake_client serves {}: {error}", path.display()))
-            .with_source(error)
-    })?;
-    RecordSocket::new(stream, trust)
+/// Opens a connection. `file` belongs to its first call.
+async fn open(path: &Path, trust: Trust, file: Option<BorrowedFd<'_>>) -> Result<IpcConnection> {
+    in_time(async {
+        let stream = UnixStream::connect(path).await.map_err(|error| {
+            let text = format!("no mooncake_client serves {}: {error}", path.display());
+            Error::new(ErrorCode::RpcFail, text).with_source(error)
+        })?;
+        let socket = RecordSocket::new(stream, trust)?;
+        socket.send(&hello::encode(), file).await?;
+        hello::check(&socket.receive().await?.0)?;
+        Ok(Connection::new(socket.into_stream(), DEFAULT_MAX_BODY).sleeping(SOON))
+    })
+    .await
 }
 
-/// Shares a memory block with the daemon. The inner error is a refusal by the daemon.
-async fn share(control: &Control, memory: &SharedMemory) -> Result<Result<()>> {
-    let range = memory.pages.range();
-    let record = Record::Share {
-        memory: memory.number,
-        offset: memory.pages.offset_of(range.start),
-        len: range.end - range.start,
-    };
-    Ok(ask(control, record, Some(&memory.pages)).await?.done())
+/// Makes a call with a short timeout. The inner error is a refusal by the daemon.
+async fn ask<R, T>(connection: &mut IpcConnection, request: &R) -> Result<Result<T>>
+where
+    R: Request<Reply = Reported<T>> + Sync,
+{
+    in_time(connection.call(request, &DAEMON)).await.map(Reported::outcome)
 }
 
-async fn ask(control: &Control, record: Record, pages: Option<&SharedPages>) -> Result<Record> {
-    control.socket.send(&record.encode(), pages.map(|pages| pages.file().as_fd())).await?;
-    answer(&control.socket).await
-}
-
-async fn answer(socket: &RecordSocket) -> Result<Record> {
-    let received = tokio::time::timeout(ANSWER, socket.receive()).await;
-    let (bytes, _) = received.map_err(|_| silent())??;
-    Record::decode(&bytes)
-}
-
-fn silent() -> Error {
-    Error::new(ErrorCode::RpcTimeout, "mooncake_client does not answer on its socket")
+/// Waits for a response of the daemon for a short time.
+async fn in_time<T>(response: impl Future<Output = Result<T>>) -> Result<T> {
+    let silent = |_| Error::new(ErrorCode::RpcTimeout, "mooncake_client does not answer on its socket");
+    tokio::time::timeout(ANSWER, response).await.map_err(silent)?
 }

@@ -14,11 +14,15 @@
 //! the daemon ends, the calls of its shared clients fail. The shared clients continue with the next
 //! daemon at the same path, with the same memory and addresses.
 //!
+//! Calls are RPCs of [`IPC_TABLE`](mooncake_protocol::message::IPC_TABLE), in the frames of the
+//! calls to a master. Every connection begins with a hello in both directions, to which the client may
+//! attach the file of memory that it shares.
+//!
 //! | file | content |
 //! |---|---|
-//! | `record.rs` | control connection: joining, shared memory, pings |
-//! | `message.rs` | data connections: one call at a time on each |
-//! | `owner.rs`, `serve.rs`, `host.rs`, `guest.rs` | daemon: the socket, calls, state of the server, one shared client |
+//! | `hello.rs` | first record of every connection |
+//! | `owner.rs`, `session.rs` | daemon: the socket, a connection with its calls |
+//! | `host.rs`, `guest.rs` | daemon: state of the server, one shared client |
 //! | `server_config.rs` | daemon: settings and statistics |
 //! | `client.rs`, `link.rs`, `call.rs` | shared client: construction, the control connection, one call |
 //! | `shared.rs`, `memory.rs` | shared client: memory that the daemon also maps, and its allocation |
@@ -27,17 +31,16 @@
 mod call;
 mod client;
 mod guest;
+pub mod hello;
 mod host;
 mod link;
 #[allow(unsafe_code)]
 mod memory;
-pub mod message;
 mod objects;
 mod owner;
-pub mod record;
-#[allow(unsafe_code)]
-mod serve;
 mod server_config;
+#[allow(unsafe_code)]
+mod session;
 mod shared;
 
 use std::path::PathBuf;

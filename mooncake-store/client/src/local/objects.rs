@@ -8,14 +8,16 @@ use bytes::Bytes;
 use mooncake_core::ErrorKind::{NotFound, Timeout, Unavailable};
 use mooncake_core::ids::Uuid;
 use mooncake_core::replica::ReplicaList;
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, Result};
+use mooncake_protocol::message::{
+    CheckHealth, CopyObject, FetchObject, FindTask, ListReplicas, LocateObjects, MoveObject, ObjectsExist,
+    ReadObjects, ReadRanges, RemoveEvery, RemoveMatching, RemoveObjects, Request, WriteObjects,
+};
+use mooncake_protocol::report::Reported;
+use mooncake_protocol::wire::{LocatedObject, MemoryRange, ObjectPieces, ObjectRange, ObjectSink};
 use mooncake_transport::{Slice, SliceMut, Transport};
 
 use super::client::{Inner, LocalClient};
-use super::message::{
-    self, Copy, Fetch, Item, Keys, NO_ROOM, Pattern, Place, RangeItem, Ranges, Read, ReadItem, Replicas,
-    TaskOf, Verb, Write, WriteItem,
-};
 use super::shared::{LocalBuf, Pool};
 use crate::deadline::Deadline;
 use crate::payload::PutOutcome;
@@ -103,7 +105,7 @@ impl LocalClient {
         options: &PutOptions,
     ) -> Result<PutOutcome> {
         let pieces = vec![value.place(0, value.len())];
-        let items = vec![WriteItem { key: key.as_ref(), pieces }];
+        let items = vec![ObjectPieces { key: key.as_ref(), pieces }];
         one(self.write(items, options, value, &self.inner.deadline()).await?)
     }
 
@@ -142,7 +144,7 @@ impl LocalClient {
                     at += value.len();
                     place
                 });
-                WriteItem { key, pieces: pieces.into_iter().collect() }
+                ObjectPieces { key, pieces: pieces.into_iter().collect() }
             })
             .collect();
         self.write(items, options, room, &deadline).await
@@ -173,30 +175,28 @@ impl LocalClient {
                 places.push(room.place(0, room.len()));
                 rooms.push(room);
             }
-            calls.push(WriteItem { key: key.as_ref(), pieces: places });
+            calls.push(ObjectPieces { key: key.as_ref(), pieces: places });
         }
         self.write(calls, options, (rooms, slices), &deadline).await
     }
 
     async fn write<H: Send + 'static>(
         &self,
-        items: Vec<WriteItem<'_>>,
+        items: Vec<ObjectPieces<'_>>,
         options: &PutOptions,
         held: H,
         deadline: &Deadline,
     ) -> Result<Vec<Result<PutOutcome>>> {
-        let n = items.len();
-        if n == 0 {
-            return Ok(Vec::new());
-        }
         let PutOptions { replication, mode } = options;
-        let call = Write { upsert: *mode == WriteMode::Upsert, config: Cow::Borrowed(replication), items };
-        let (items, _) = self.inner.call_items(Verb::Write, &call, n, held, deadline).await?;
-        let outcome = |item: Item| match item.result()? {
-            (0, _) => Ok(PutOutcome::Stored),
-            _ => Ok(PutOutcome::Existed),
+        let n = items.len();
+        let call = WriteObjects {
+            replace: *mode == WriteMode::Upsert,
+            config: Cow::Borrowed(replication),
+            objects: items.into(),
         };
-        Ok(items.into_iter().map(outcome).collect())
+        let (existed, _) = self.inner.call_each(n, &call, held, deadline).await?;
+        let outcome = |existed| if existed { PutOutcome::Existed } else { PutOutcome::Stored };
+        Ok(existed.into_iter().map(|existed| existed.map(outcome)).collect())
     }
 }
 
@@ -215,7 +215,7 @@ impl Inner {
         &self,
         into: SliceMut<T>,
         deadline: &Deadline,
-    ) -> Result<(Sink<T>, Place, Option<SliceMut<T>>), (Error, SliceMut<T>)> {
+    ) -> Result<(Sink<T>, MemoryRange, Option<SliceMut<T>>), (Error, SliceMut<T>)> {
         match self.memories.place(into.addr(), into.len()) {
             Some(place) => Ok((Sink::Direct(into), place, None)),
             None => match self.room(into.len(), deadline).await {
@@ -291,7 +291,7 @@ impl LocalClient {
             };
             match room {
                 Ok(room) => {
-                    ranges.push(RangeItem {
+                    ranges.push(ObjectRange {
                         object: object.number,
                         offset: 0,
                         into: room.place(0, room.len()),
@@ -302,14 +302,10 @@ impl LocalClient {
                 Err(error) => values.push(Some(Err(error))),
             }
         }
-        let n = ranges.len();
-        let (items, rooms) = if n == 0 {
-            (Vec::new(), rooms)
-        } else {
-            self.inner.call_items(Verb::Ranges, &Ranges { items: ranges }, n, rooms, &deadline).await?
-        };
-        let mut read = items.into_iter().zip(rooms).map(|(item, room)| match item.result() {
-            Ok(_) => Ok(Some(room)),
+        let (n, call) = (ranges.len(), ReadRanges { ranges: ranges.into() });
+        let (results, rooms) = self.inner.call_each(n, &call, rooms, &deadline).await?;
+        let mut read = results.into_iter().zip(rooms).map(|(result, room)| match result {
+            Ok(()) => Ok(Some(room)),
             // The node with the replica is gone, so the value is lost.
             Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
             Err(error) => Err(error),
@@ -326,20 +322,20 @@ impl LocalClient {
         let most = inner.pool.as_ref().map_or(GUESS, |pool| Pool::capacity(pool) / 4);
         let guess = inner.longest.load(Ordering::Relaxed).max(GUESS).min(most).max(1);
         let mut room = inner.room(usize::try_from(guess).unwrap_or(1), &deadline).await?;
-        let call = Fetch { keys: vec![key].into(), into: room.place(0, room.len()) };
-        let (item, held) = inner.call_items(Verb::Fetch, &call, 1, room, &deadline).await?;
+        let call = FetchObject { key, into: room.place(0, room.len()) };
+        let (found, held) = inner.call(&call, room, &deadline).await?;
         room = held;
-        let Some((len, at)) = found(one_item(item))? else { return Ok(None) };
+        let Some(len) = found.outcome()? else { return Ok(None) };
         // Short values reduce the estimate slowly.
         inner.longest.store(len.max(guess - guess / 64), Ordering::Relaxed);
         let size = usize::try_from(len).map_err(|_| Error::invalid(format!("a value of {len} bytes")))?;
-        if at == NO_ROOM {
+        if size > room.len() {
             drop(room);
             let room = inner.room(size, &deadline).await?;
-            let items = vec![ReadItem { key, into: room.place(0, size) }];
-            let (item, mut room) =
-                inner.call_items(Verb::Read, &Read { items: items.into() }, 1, room, &deadline).await?;
-            let Some((len, _)) = found(one_item(item))? else { return Ok(None) };
+            let objects = vec![ObjectSink { key, into: room.place(0, size) }];
+            let call = ReadObjects { objects: objects.into() };
+            let (found, mut room) = inner.call_each(1, &call, room, &deadline).await?;
+            let Some(len) = one(found)? else { return Ok(None) };
             room.truncate(usize::try_from(len).unwrap_or(size));
             return Ok(Some(room));
         }
@@ -379,24 +375,12 @@ impl LocalClient {
         let deadline = self.inner.deadline();
         let (keys, slices): (Vec<K>, Vec<SliceMut<T>>) = items.into_iter().unzip();
         let aim = Aim::of(&self.inner, slices, &deadline).await;
-        let asked: Vec<ReadItem<'_>> =
-            aim.places.iter().map(|(i, place)| ReadItem { key: keys[*i].as_ref(), into: *place }).collect();
-        let n = asked.len();
-        let answer = match n {
-            0 => Ok((Vec::new(), aim.sinks)),
-            _ => {
-                let call = Read { items: asked.into() };
-                self.inner.call_items(Verb::Read, &call, n, aim.sinks, &deadline).await
-            }
-        };
-        aim.rest.settle(
-            answer,
-            |item| {
-                let read = found(item)?;
-                Ok(read.map(|(len, _)| usize::try_from(len).unwrap_or(usize::MAX)))
-            },
-            |read| read.unwrap_or(0),
-        )
+        let objects: Vec<ObjectSink<'_>> =
+            aim.places.iter().map(|(i, place)| ObjectSink { key: keys[*i].as_ref(), into: *place }).collect();
+        let (n, call) = (objects.len(), ReadObjects { objects: objects.into() });
+        let answer = self.inner.call_each(n, &call, aim.sinks, &deadline).await;
+        let length = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
+        aim.rest.settle(answer, |len| len.map(length), |read| read.unwrap_or(0))
     }
 
     /// Reads ranges of located objects. The result of a range is `LEASE_EXPIRED` if its object was
@@ -407,19 +391,15 @@ impl LocalClient {
             reads.into_iter().map(|read| ((read.object.number, read.offset), read.into)).unzip();
         let lengths: Vec<usize> = slices.iter().map(SliceMut::len).collect();
         let aim = Aim::of(&self.inner, slices, &deadline).await;
-        let asked = aim.places.iter().map(|(i, place)| RangeItem {
-            object: of[*i].0,
-            offset: of[*i].1,
-            into: *place,
-        });
-        let call = Ranges { items: asked.collect() };
-        let n = call.items.len();
-        let answer = match n {
-            0 => Ok((Vec::new(), aim.sinks)),
-            _ => self.inner.call_items(Verb::Ranges, &call, n, aim.sinks, &deadline).await,
-        };
+        let ranges: Vec<_> = aim
+            .places
+            .iter()
+            .map(|(i, place)| ObjectRange { object: of[*i].0, offset: of[*i].1, into: *place })
+            .collect();
+        let (n, call) = (ranges.len(), ReadRanges { ranges: ranges.into() });
+        let answer = self.inner.call_each(n, &call, aim.sinks, &deadline).await;
         let longest = lengths.into_iter().max().unwrap_or(0);
-        aim.rest.settle(answer, |item| item.result().map(drop), |()| longest)
+        aim.rest.settle(answer, |()| (), |()| longest)
     }
 
     /// Returns each object with a lease on it, or `None` for a key without an object.
@@ -435,24 +415,18 @@ impl LocalClient {
         keys: &[K],
         deadline: &Deadline,
     ) -> Result<Vec<Result<Option<LocatedLocal>>>> {
-        let items = self.ask(Verb::Locate, keys, false, deadline).await?;
-        let located = |item| Ok(found(item)?.map(|(size, number)| LocatedLocal { number, size }));
-        Ok(items.into_iter().map(located).collect())
+        let located = |found: LocatedObject| LocatedLocal { number: found.number, size: found.size };
+        let (found, ()) =
+            self.inner.call_each(keys.len(), &LocateObjects { keys: listed(keys) }, (), deadline).await?;
+        Ok(found.into_iter().map(|found| Ok(found?.map(located))).collect())
     }
 
-    async fn ask<K: AsRef<[u8]>>(
-        &self,
-        verb: Verb,
-        keys: &[K],
-        force: bool,
-        deadline: &Deadline,
-    ) -> Result<Vec<Item>> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let (n, call) = (keys.len(), Keys { keys: keys.into(), force });
-        Ok(self.inner.call_items(verb, &call, n, (), deadline).await?.0)
+    /// Makes a call about keys.
+    async fn ask_each<R, T>(&self, n: usize, call: R) -> Result<Vec<Result<T>>>
+    where
+        R: Request<Reply = Reported<Vec<Reported<T>>>> + Sync,
+    {
+        Ok(self.inner.call_each(n, &call, (), &self.inner.deadline()).await?.0)
     }
 
     /// Returns for each key whether it can be read now.
@@ -460,8 +434,7 @@ impl LocalClient {
     /// # Errors
     /// Returns an outer error if the outcome of every key is unknown.
     pub async fn batch_exist<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<bool>>> {
-        let items = self.ask(Verb::Exist, keys, false, &self.inner.deadline()).await?;
-        Ok(items.into_iter().map(|item| item.result().map(|(there, _)| there != 0)).collect())
+        self.ask_each(keys.len(), ObjectsExist { keys: listed(keys) }).await
     }
 
     /// Returns whether the key can be read now.
@@ -488,23 +461,13 @@ impl LocalClient {
         &self,
         keys: &[K],
     ) -> Result<Vec<Result<Option<ReplicaList>>>> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let call = Keys { keys: keys.into(), force: false };
-        let (answer, ()) = self.inner.call(Verb::Replicas, &call, (), &self.inner.deadline()).await?;
-        let Replicas { lists } = message::body(&answer)?;
-        if lists.len() != call.keys.len() {
-            return Err(Error::internal("responses of mooncake_client do not match the requests"));
-        }
-        Ok(lists)
+        self.ask_each(keys.len(), ListReplicas { keys: listed(keys) }).await
     }
 
     /// Returns whether the daemon and its master respond.
     pub async fn is_healthy(&self) -> bool {
-        let asked = self.inner.call_items(Verb::Health, &(), 1, (), &self.inner.deadline()).await;
-        asked.and_then(|(item, ())| one_item(item).result()).is_ok_and(|(healthy, _)| healthy != 0)
+        let asked = self.inner.call(&CheckHealth {}, (), &self.inner.deadline()).await;
+        asked.is_ok_and(|(healthy, ())| healthy)
     }
 }
 
@@ -516,8 +479,7 @@ impl LocalClient {
     /// Returns an outer error if the outcome of every key is unknown. The results of single keys
     /// have the errors of [`Client::remove`](crate::Client::remove).
     pub async fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<Result<bool>>> {
-        let items = self.ask(Verb::Remove, keys, force, &self.inner.deadline()).await?;
-        Ok(items.into_iter().map(|item| item.result().map(|(gone, _)| gone != 0)).collect())
+        self.ask_each(keys.len(), RemoveObjects { keys: listed(keys), force }).await
     }
 
     /// Removes one key. Returns whether it existed.
@@ -535,7 +497,7 @@ impl LocalClient {
     /// Returns `INVALID_PARAMS` for an invalid pattern, and an error if the daemon or the master
     /// does not respond.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
-        self.remove_by(Some(pattern), force).await
+        self.inner.ask(&RemoveMatching { pattern, force }).await
     }
 
     /// Removes every object. Returns the number of removed objects.
@@ -543,14 +505,7 @@ impl LocalClient {
     /// # Errors
     /// Returns an error if the daemon or the master does not respond.
     pub async fn remove_all(&self, force: bool) -> Result<u64> {
-        self.remove_by(None, force).await
-    }
-
-    async fn remove_by(&self, pattern: Option<&str>, force: bool) -> Result<u64> {
-        let call = Pattern { pattern, force };
-        let (item, ()) =
-            self.inner.call_items(Verb::RemoveMatching, &call, 1, (), &self.inner.deadline()).await?;
-        Ok(one_item(item).result()?.0)
+        self.inner.ask(&RemoveEvery { force }).await
     }
 
     /// Requests a copy of an object, as [`ClientReplicas::copy`](crate::ClientReplicas::copy) does.
@@ -558,7 +513,7 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`ClientReplicas::copy`](crate::ClientReplicas::copy).
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
-        self.order(Copy { key: key.as_ref(), source: None, targets: targets.into() }).await
+        self.inner.ask(&CopyObject { key: key.as_ref(), targets: targets.into() }).await
     }
 
     /// Requests a move of an object, as [`ClientReplicas::move_to`](crate::ClientReplicas::move_to)
@@ -567,13 +522,7 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`ClientReplicas::move_to`](crate::ClientReplicas::move_to).
     pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
-        self.order(Copy { key: key.as_ref(), source: Some(source), targets: vec![target].into() }).await
-    }
-
-    async fn order(&self, call: Copy<'_>) -> Result<Uuid> {
-        let (item, ()) = self.inner.call_items(Verb::Copy, &call, 1, (), &self.inner.deadline()).await?;
-        let (first, second) = one_item(item).result()?;
-        Ok(Uuid::new(first, second))
+        self.inner.ask(&MoveObject { key: key.as_ref(), source, target }).await
     }
 
     /// Returns the progress of a task.
@@ -582,15 +531,14 @@ impl LocalClient {
     /// Returns `TASK_NOT_FOUND` for an unknown task, and an error if the daemon or the master does
     /// not respond.
     pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
-        let (answer, ()) = self.inner.call(Verb::Task, &TaskOf { task }, (), &self.inner.deadline()).await?;
-        message::body(&answer)
+        self.inner.ask(&FindTask { task }).await
     }
 }
 
 /// Reads with the destinations of their bytes.
 struct Aim<T: Transport> {
     /// Index and memory range of each read that is sent to the daemon.
-    places: Vec<(usize, Place)>,
+    places: Vec<(usize, MemoryRange)>,
     /// Destinations of these reads, in the same order.
     sinks: Vec<Sink<T>>,
     rest: Rest<T>,
@@ -623,24 +571,24 @@ impl<T: Transport> Aim<T> {
 
 impl<T: Transport> Rest<T> {
     /// Combines results with memory. `len` returns the number of bytes of a successful read.
-    fn settle<R>(
+    fn settle<A, R>(
         self,
-        answer: Result<(Vec<Item>, Vec<Sink<T>>)>,
-        read: impl Fn(Item) -> Result<R>,
+        answer: Result<(Vec<Result<A>>, Vec<Sink<T>>)>,
+        read: impl Fn(A) -> R,
         len: impl Fn(&R) -> usize,
     ) -> Vec<LocalRead<R, T>> {
         let (mut ended, failure) = match answer {
-            Ok((items, sinks)) => (items.into_iter().zip(sinks), None),
+            Ok((results, sinks)) => (results.into_iter().zip(sinks), None),
             Err(error) => (Vec::new().into_iter().zip(Vec::new()), Some(error)),
         };
         let settled = self.0.into_iter().map(|kept| match (kept, &failure) {
             (Err((error, into)), _) => LocalRead::failed(error, Some(into)),
             (Ok(kept), Some(error)) => LocalRead::failed(error.clone(), kept),
             (Ok(kept), None) => {
-                let Some((item, sink)) = ended.next() else {
+                let Some((result, sink)) = ended.next() else {
                     return LocalRead::failed(Error::internal("response without an item"), kept);
                 };
-                match read(item) {
+                match result.map(&read) {
                     Ok(value) => {
                         let LocalRead { result, into } = sink.finish(kept, len(&value));
                         LocalRead { result: result.map(|()| value), into }
@@ -653,20 +601,11 @@ impl<T: Transport> Rest<T> {
     }
 }
 
-/// Returns the numbers of a result, or `None` if the object does not exist.
-fn found(item: Item) -> Result<Option<(u64, u64)>> {
-    match item.result() {
-        Ok(numbers) => Ok(Some(numbers)),
-        Err(error) if error.code() == ErrorCode::ObjectNotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+fn listed<K: AsRef<[u8]>>(keys: &[K]) -> Cow<'_, [&[u8]]> {
+    keys.iter().map(AsRef::as_ref).collect()
 }
 
 /// Returns the result of a batch with one item.
 fn one<R>(mut outcomes: Vec<Result<R>>) -> Result<R> {
     outcomes.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))
-}
-
-fn one_item(items: Vec<Item>) -> Item {
-    items.into_iter().next().unwrap_or_else(|| Item::of(Err(Error::internal("response without an item"))))
 }

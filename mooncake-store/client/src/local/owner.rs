@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
-use mooncake_core::ids::Uuid;
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, Result};
 use mooncake_transport::Transport;
 use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::same_host::socket::{RecordSocket, Trust, listen_at};
@@ -17,18 +16,15 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::guest::Guest;
+use super::hello;
 use super::host::{DESCRIPTOR_SHARE, Owner, set};
-use super::record::{Cause, Record};
-use super::serve;
 use super::server_config::{LocalServerConfig, LocalStats};
+use super::session::{INTRODUCTION, Session};
 use crate::state::Client;
 use mooncake_engine::transport_set::TransportSet;
 
 /// Timeout for the rest of a request after its first bytes.
 const CALL: Duration = Duration::from_secs(30);
-/// Timeout for the first record of a new connection.
-const INTRODUCTION: Duration = Duration::from_secs(5);
 
 /// Server that serves shared clients with a client of the cluster, until it is stopped or dropped.
 pub struct LocalServer<T: Transport = TransportSet> {
@@ -129,122 +125,19 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: 
         introduced = tokio::time::timeout(INTRODUCTION, socket.receive()) => introduced,
         () = set(&mut stopped) => return Ok(()),
     };
-    let (bytes, _) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
-    // Control connections are never replaced by others. Their number is limited, and a timeout
-    // closes the silent ones.
+    let (theirs, file) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
     if !place.work() {
         return Ok(());
     }
-    match Record::decode(&bytes) {
-        Ok(Record::Hello) => welcome(owner, &socket, stopped).await,
-        Ok(Record::Join { guest }) => {
-            let found = owner.guests.lock().get(&guest).cloned();
-            match found
-                .map(|guest| guest.admit_connection(owner.config.max_calls))
-                .unwrap_or_else(|| Err(Record::refused(ErrorCode::RpcFail, Cause::Unknown, 0)))
-            {
-                Ok(seat) => {
-                    socket.send(&Record::DONE.encode(), None).await?;
-                    serve::run(owner, seat, socket.into_stream(), place, stopped).await
-                }
-                Err(refusal) => socket.send(&refusal.encode(), None).await,
-            }
-        }
-        Ok(other) => refuse(&socket, Error::invalid(format!("{other:?} to begin with"))).await,
-        Err(error) => refuse(&socket, error).await,
-    }
-}
-
-/// Sends the reason in a record that every version can read, and returns the error.
-async fn refuse(socket: &RecordSocket, error: Error) -> Result<()> {
-    let cause = if error.code() == ErrorCode::InvalidVersion { Cause::Version } else { Cause::Nonsense };
-    socket.send(&Record::refused(error.code(), cause, 0).encode(), None).await?;
-    Err(error)
-}
-
-/// Serves the control connection of a shared client until it closes, or sends no record within the
-/// timeout.
-async fn welcome<T: Transport>(
-    owner: &Arc<Owner<T>>,
-    socket: &RecordSocket,
-    mut stopped: watch::Receiver<bool>,
-) -> Result<()> {
-    let id = {
-        let mut rng = owner.rng.lock();
-        Uuid::new(rng.next_u64(), rng.next_u64())
+    // Other versions can read this response, too.
+    socket.send(&hello::encode(), None).await?;
+    hello::check(&theirs)?;
+    let session = Session {
+        owner: owner.clone(),
+        process: socket.peer_pid(),
+        user: socket.peer_user(),
+        file: Mutex::new(file),
+        role: OnceLock::new(),
     };
-    let user = socket.peer_user();
-    let guest = Arc::new(Guest::new(socket.peer_pid(), user, id.first >> 1));
-    let exceeded = {
-        let mut guests = owner.guests.lock();
-        let of_user = guests.values().filter(|other| other.user() == user).count();
-        let (most, most_of_a_user) = (owner.most_guests(), owner.most_guests_of_a_user());
-        let exceeded = match () {
-            () if guests.len() >= most => Some(most),
-            () if of_user >= most_of_a_user => Some(most_of_a_user),
-            () => None,
-        };
-        if exceeded.is_none() {
-            guests.insert(id, guest.clone());
-        }
-        exceeded
-    };
-    if let Some(limit) = exceeded {
-        tracing::warn!(process = guest.process(), user, limit, "local process refused: too many are served");
-        let refused = Record::refused(ErrorCode::NoAvailableHandle, Cause::Guests, limit as u64);
-        return socket.send(&refused.encode(), None).await;
-    }
-    let _listed = Listed { owner, id, guest: &guest };
-    tracing::info!(process = guest.process(), "a local process joins");
-    let silence_ms = u32::try_from(owner.config.silence.as_millis()).unwrap_or(u32::MAX);
-    let welcome = Record::Welcome { guest: id, calls: owner.config.max_calls, silence_ms };
-    socket.send(&welcome.encode(), None).await?;
-    loop {
-        let next = tokio::select! {
-            next = tokio::time::timeout(owner.config.silence, socket.receive()) => next,
-            () = set(&mut stopped) => return Ok(()),
-        };
-        let Ok(received) = next else {
-            tracing::warn!(process = guest.process(), "a local process is silent, and forgotten");
-            return Ok(());
-        };
-        let (bytes, file) = match received {
-            Ok(received) => received,
-            // The shared client has closed the connection.
-            Err(error) if error.code() != ErrorCode::InvalidParams => return Ok(()),
-            Err(error) => return refuse(socket, error).await,
-        };
-        let answer = match Record::decode(&bytes) {
-            Ok(Record::Ping) => Record::DONE,
-            Ok(Record::Share { memory, offset, len }) => {
-                match guest.share(&owner.client, owner.config.max_memory, (memory, offset, len), file) {
-                    Ok(()) => Record::DONE,
-                    Err(refusal) => refusal,
-                }
-            }
-            Ok(Record::Unshare { memory }) => {
-                guest.unshare(memory);
-                Record::DONE
-            }
-            Ok(other) => return refuse(socket, Error::invalid(format!("{other:?} in the middle"))).await,
-            Err(error) => return refuse(socket, error).await,
-        };
-        let answered = tokio::time::timeout(owner.config.silence, socket.send(&answer.encode(), None)).await;
-        answered.map_err(|_| Error::invalid("a local process does not read what it asked for"))??;
-    }
-}
-
-/// Registration of a shared client while its control connection is served.
-struct Listed<'a, T: Transport> {
-    owner: &'a Arc<Owner<T>>,
-    id: Uuid,
-    guest: &'a Arc<Guest<T>>,
-}
-
-impl<T: Transport> Drop for Listed<'_, T> {
-    fn drop(&mut self) {
-        self.owner.guests.lock().remove(&self.id);
-        self.guest.leave();
-        tracing::info!(process = self.guest.process(), "a local process leaves");
-    }
+    session.serve(socket.into_stream(), place).await
 }

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use mooncake_core::memory::{HostMemory, SharedPages};
 use mooncake_core::{Error, Result};
+use mooncake_protocol::wire::MemoryRange;
 use mooncake_transport::{BufferPool, Loopback, PoolBuf, PoolConfig, Region, Source};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -11,8 +12,6 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use tokio::sync::{mpsc, oneshot};
-
-use super::message::Place;
 
 /// Memory block that is shared with a daemon.
 #[derive(Clone, Debug)]
@@ -39,13 +38,13 @@ pub(super) struct Memories {
 impl Memories {
     /// Returns the range of these bytes in shared memory, or `None` unless one memory block
     /// contains them all.
-    pub(super) fn place(&self, address: u64, len: usize) -> Option<Place> {
+    pub(super) fn place(&self, address: u64, len: usize) -> Option<MemoryRange> {
         let end = address.checked_add(len as u64)?;
         let listed = self.listed.read();
         let below = listed.range(..=(address, u32::MAX)).rev();
         let (_, memory) = { below }.find(|(_, memory)| end <= memory.pages.range().end)?;
         let offset = address - memory.pages.range().start;
-        Some(Place { memory: memory.number, offset, len: len as u64 })
+        Some(MemoryRange { memory: memory.number, offset, len: len as u64 })
     }
 
     pub(super) fn list(&self, memory: SharedMemory) {
@@ -150,9 +149,9 @@ impl LocalBuf {
     }
 
     /// Returns the range of a part of the buffer in shared memory.
-    pub(super) fn place(&self, offset: usize, len: usize) -> Place {
+    pub(super) fn place(&self, offset: usize, len: usize) -> MemoryRange {
         let offset = self.address() - self.start + offset as u64;
-        Place { memory: self.memory.number, offset, len: len as u64 }
+        MemoryRange { memory: self.memory.number, offset, len: len as u64 }
     }
 }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::local::{LocalClient, LocalConfig};
+use mooncake_store::protocol::message::Attach;
 
-use super::{Host, bytes, key};
+use super::{Host, bytes, key, stranger};
 
 #[tokio::test]
 async fn memory_is_limited_and_comes_back() {
@@ -65,17 +66,11 @@ async fn who_is_silent_is_forgotten() {
     let shared = host.connect().await;
     let name = key();
     shared.put(&name, b"value").await.unwrap();
-    // The connection sends a hello and nothing else.
-    let silent = tokio::net::UnixStream::connect(host.server.path()).await.unwrap();
-    let socket = mooncake_transport::same_host::socket::RecordSocket::new(
-        silent,
-        mooncake_transport::same_host::socket::Trust::SameUser,
-    )
-    .unwrap();
-    socket.send(&mooncake_store::local::record::Record::Hello.encode(), None).await.unwrap();
-    socket.receive().await.unwrap();
+    // The connection attaches and sends nothing else.
+    let mut silent = stranger(host.server.path(), None).await;
+    silent.call(&Attach {}, &"the owner").await.unwrap().outcome().unwrap();
     assert_eq!(host.server.stats().clients, 2);
-    assert!(socket.receive().await.is_err(), "the owner closes it");
+    silent.ended().await;
     // The other client sent heartbeats meanwhile.
     host.until(|stats| stats.clients == 1).await;
     assert!(shared.is_connected());

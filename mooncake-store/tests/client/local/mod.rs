@@ -7,13 +7,19 @@ mod pool;
 mod strangers;
 mod verbs;
 
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use mooncake_core::fork::ParentOnly;
 use mooncake_store::client::Client;
-use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, LocalStats};
+use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, LocalStats, hello};
 use mooncake_store::master::{Master, MasterOptions};
+use mooncake_store::protocol::connection::Connection;
+use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use tempfile::TempDir;
+use tokio::net::UnixStream;
 
 /// Owner with a cluster of its own.
 struct Host {
@@ -53,6 +59,14 @@ impl Host {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Connects to an owner as a process that follows no other rule than the hello.
+async fn stranger(path: &Path, file: Option<&std::fs::File>) -> Connection<ParentOnly<UnixStream>> {
+    let socket = RecordSocket::new(UnixStream::connect(path).await.unwrap(), Trust::SameUser).unwrap();
+    socket.send(&hello::encode(), file.map(AsFd::as_fd)).await.unwrap();
+    hello::check(&socket.receive().await.unwrap().0).unwrap();
+    Connection::new(socket.into_stream(), 1 << 20)
 }
 
 /// Returns a unique key.

@@ -1,25 +1,33 @@
 //! Foreign and misbehaving processes at the socket of an owner.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
+use mooncake_core::error::Result;
+use mooncake_core::fork::ParentOnly;
+use mooncake_core::ids::Uuid;
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, shared_pages};
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::local::message::{self, Fetch, Item, Place, Status, Verb};
-use mooncake_store::local::record::{Record, VERSION};
+use mooncake_store::local::hello::{self, VERSION};
 use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
+use mooncake_store::protocol::connection::Connection;
+use mooncake_store::protocol::frame::write_request;
+use mooncake_store::protocol::message::{
+    Attach, FetchObject, IPC_TABLE, Join, KeepAlive, RemoveEvery, Request, ShareMemory, UnshareMemory,
+};
+use mooncake_store::protocol::report::Reported;
+use mooncake_store::protocol::wire::MemoryRange;
 use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::Host;
+use super::{Host, stranger};
 
-async fn stranger(path: &Path) -> RecordSocket {
-    RecordSocket::new(UnixStream::connect(path).await.unwrap(), Trust::SameUser).unwrap()
-}
-
-async fn ask(socket: &RecordSocket, record: [u8; 64]) -> Record {
-    socket.send(&record, None).await.unwrap();
-    Record::decode(&socket.receive().await.unwrap().0).unwrap()
+/// Makes a call, for which there must be a response.
+async fn ask<R, T>(connection: &mut Connection<ParentOnly<UnixStream>>, request: R) -> Result<T>
+where
+    R: Request<Reply = Reported<T>> + Sync,
+{
+    connection.call(&request, &"the owner").await.unwrap().outcome()
 }
 
 #[tokio::test]
@@ -74,20 +82,22 @@ async fn wrong_addresses_are_named() {
 #[tokio::test]
 async fn versions_are_named_on_both_sides() {
     let host = Host::new().await;
-    // A foreign client connects to an owner of this project.
-    let socket = stranger(host.server.path()).await;
-    let mut hello = Record::Hello.encode();
-    hello[4] = 9;
-    let Record::Done { code, .. } = ask(&socket, hello).await else { panic!("no refusal") };
-    assert_eq!(code, ErrorCode::InvalidVersion.number());
-    // A client of this project connects to a foreign owner.
+    // A client of another version connects to an owner of this one, and learns the version.
+    let stream = UnixStream::connect(host.server.path()).await.unwrap();
+    let socket = RecordSocket::new(stream, Trust::SameUser).unwrap();
+    let mut other = hello::encode();
+    other[4..8].copy_from_slice(&[1, 0, 1, 0]);
+    socket.send(&other, None).await.unwrap();
+    assert_eq!(socket.receive().await.unwrap().0, hello::encode());
+    assert!(socket.receive().await.is_err(), "closed");
+    // A client of this version connects to an owner of another one.
     let path = host.folder.path().join("other.sock");
     let other = UnixListener::bind(&path).unwrap();
     let served = tokio::spawn(async move {
         let (stream, _) = other.accept().await.unwrap();
         let socket = RecordSocket::new(stream, Trust::SameUser).unwrap();
         socket.receive().await.unwrap();
-        let mut answer = Record::DONE.encode();
+        let mut answer = hello::encode();
         answer[4] = 9;
         socket.send(&answer, None).await.unwrap();
     });
@@ -101,93 +111,109 @@ async fn versions_are_named_on_both_sides() {
 }
 
 #[tokio::test]
-async fn nonsense_on_the_control_connection_ends_it_alone() {
+async fn malformed_beginnings_end_the_connection_alone() {
     let host = Host::new().await;
     let shared = host.connect().await;
-    for first in [[0; 64], [0xff; 64], Record::Ping.encode(), Record::DONE.encode()] {
-        let socket = stranger(host.server.path()).await;
-        assert!(matches!(ask(&socket, first).await, Record::Done { code, .. } if code != 0));
+    for first in [[0; 64], [0xff; 64]] {
+        let stream = UnixStream::connect(host.server.path()).await.unwrap();
+        let socket = RecordSocket::new(stream, Trust::SameUser).unwrap();
+        socket.send(&first, None).await.unwrap();
+        assert_eq!(socket.receive().await.unwrap().0, hello::encode());
         assert!(socket.receive().await.is_err(), "closed");
     }
-    // The memory is invalid: not a file, a file that is not sealed, ranges outside of it.
-    let plain = tempfile::tempfile().unwrap();
-    plain.set_len(1 << 20).unwrap();
-    let socket = stranger(host.server.path()).await;
-    assert!(matches!(ask(&socket, Record::Hello.encode()).await, Record::Welcome { .. }));
-    let share = Record::Share { memory: 0, offset: 0, len: 4096 };
-    assert!(matches!(ask(&socket, share.encode()).await, Record::Done { code, .. } if code != 0));
-    socket.send(&share.encode(), Some(std::os::fd::AsFd::as_fd(&plain))).await.unwrap();
-    let answer = Record::decode(&socket.receive().await.unwrap().0).unwrap();
-    assert!(
-        matches!(answer, Record::Done { code, .. } if code != 0),
-        "it could be cut short under the owner"
-    );
-    for (offset, len) in [(0, 0), (1, 4096), (0, u64::MAX), (u64::MAX, 1), (4096, 1 << 20)] {
-        let share = Record::Share { memory: 0, offset, len };
-        assert!(
-            matches!(ask(&socket, share.encode()).await, Record::Done { code, .. } if code != 0),
-            "{share:?}"
-        );
-    }
-    assert!(matches!(
-        ask(&socket, Record::Unshare { memory: 77 }.encode()).await,
-        Record::Done { code: 0, .. }
-    ));
-    assert_eq!(host.server.stats().memories, 1, "that of the other one");
+    let path = host.server.path();
+    let mut early = stranger(path, None).await;
+    ask(&mut early, RemoveEvery { force: true }).await.unwrap_err();
+    early.ended().await;
+    let mut idle = stranger(path, None).await;
+    ask(&mut idle, KeepAlive {}).await.unwrap();
+    idle.ended().await;
+    let mut unknown = stranger(path, None).await;
+    ask(&mut unknown, Join { guest: Uuid::new(1, 1) }).await.unwrap_err();
+    unknown.ended().await;
     assert!(shared.get("k").await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn nonsense_in_calls_is_answered() {
+async fn unsuitable_memory_is_refused() {
     let host = Host::new().await;
-    let control = stranger(host.server.path()).await;
-    let Record::Welcome { guest: shared, .. } = ask(&control, Record::Hello.encode()).await else {
-        panic!("not welcome")
+    let shared = host.connect().await;
+    let path = host.server.path();
+    let mut control = stranger(path, None).await;
+    let guest = ask(&mut control, Attach {}).await.unwrap().guest;
+    ask(&mut control, Attach {}).await.unwrap_err();
+    let share = async |guest, offset, len, file| {
+        let mut connection = stranger(path, file).await;
+        ask(&mut connection, ShareMemory { guest, memory: 0, offset, len }).await
     };
-    let unknown = Record::Join { guest: mooncake_core::ids::Uuid::new(1, 1) };
-    assert!(
-        matches!(ask(&stranger(host.server.path()).await, unknown.encode()).await, Record::Done { code, .. } if code != 0)
-    );
-    let join = || async {
-        let socket = stranger(host.server.path()).await;
-        ask(&socket, Record::Join { guest: shared }.encode()).await.done().unwrap();
-        socket.into_stream()
-    };
-    let mut stream = join().await;
+    // Not a file, a file that is not sealed, ranges outside of it, an unknown client.
+    share(guest, 0, 4096, None).await.unwrap_err();
+    let plain = tempfile::tempfile().unwrap();
+    plain.set_len(1 << 20).unwrap();
+    let refused = share(guest, 0, 4096, Some(&plain)).await.unwrap_err();
+    assert!(refused.message().contains("seal"), "it could be cut short under the owner: {refused}");
+    let options = HostMemoryOptions { shared: Some("test".into()), ..Default::default() };
+    let memory = HostMemory::with(1 << 20, &options).unwrap();
+    let pages = shared_pages(mooncake_core::memory::MemorySource::span(&memory)).unwrap();
+    for (offset, len) in [(0, 0), (1, 4096), (0, u64::MAX), (u64::MAX, 1), (4096, 1 << 20)] {
+        let refused = share(guest, offset, len, Some(pages.file())).await;
+        assert!(refused.is_err(), "{len} bytes from {offset}");
+    }
+    share(Uuid::new(1, 1), 0, 4096, Some(pages.file())).await.unwrap_err();
+    assert_eq!(host.server.stats().memories, 1, "that of the other one");
+    share(guest, 0, 4096, Some(pages.file())).await.unwrap();
+    share(guest, 0, 4096, Some(pages.file())).await.unwrap_err();
+    assert_eq!(host.server.stats().memories, 2);
+    ask(&mut control, UnshareMemory { memory: 77 }).await.unwrap();
+    ask(&mut control, UnshareMemory { memory: 0 }).await.unwrap();
+    assert_eq!(host.server.stats().memories, 1);
+    assert!(shared.get("k").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn malformed_calls_are_answered() {
+    let host = Host::new().await;
+    let path = host.server.path();
+    let mut control = stranger(path, None).await;
+    let guest = ask(&mut control, Attach {}).await.unwrap().guest;
+    host.client.put("k", b"value").await.unwrap();
+    // A control connection makes no calls about objects.
+    ask(&mut control, RemoveEvery { force: true }).await.unwrap_err();
+    let mut calls = stranger(path, None).await;
+    ask(&mut calls, Join { guest }).await.unwrap();
     // Invalid bodies, and memory that was not shared, get an error each, and the connection
     // continues.
-    let mut calls: Vec<Vec<u8>> = Vec::new();
-    for verb in 1..=12 {
-        let mut call = message::head(3, verb).to_vec();
-        call.extend_from_slice(&[1, 2, 3]);
-        calls.push(call);
+    for shape in IPC_TABLE {
+        calls.send(shape.function, &|out| out.extend([1, 2, 3])).await.unwrap();
+        calls.receive().await.unwrap();
+        let refused = calls.reply::<RemoveEvery>(&"the owner").unwrap_err();
+        assert!(refused.message().contains("the arguments"), "{}: {refused}", shape.name);
     }
     for memory in [0, u32::MAX] {
-        let into = Place { memory, offset: u64::MAX, len: u64::MAX };
-        let mut call = Vec::new();
-        message::append(&mut call, Verb::Fetch as u8, &Fetch { keys: vec![&b"k"[..]].into(), into }).unwrap();
-        calls.push(call);
+        let into = MemoryRange { memory, offset: u64::MAX, len: u64::MAX };
+        ask(&mut calls, FetchObject { key: b"k", into }).await.unwrap_err();
     }
-    host.client.put("k", b"value").await.unwrap();
-    for call in calls {
-        stream.write_all(&call).await.unwrap();
-        let mut head = [0; 8];
-        stream.read_exact(&mut head).await.unwrap();
-        let (status, len) = message::parse_answer(head).unwrap();
-        let mut body = vec![0; len as usize];
-        stream.read_exact(&mut body).await.unwrap();
-        if status == Status::Failure {
-            message::body::<Item>(&body).unwrap().result().unwrap_err();
-        } else {
-            let items = message::body::<message::Items>(&body).unwrap().items;
-            assert!(items.into_iter().all(|item| item.result().is_err()), "no value for {call:?}");
-        }
-    }
-    // An invalid header ends the connection, and no other.
-    for head in [[0xff; 8], message::head(u32::MAX, 1), message::head(0, 0)] {
-        let mut stream = join().await;
-        stream.write_all(&head).await.unwrap();
+    ask(&mut calls, UnshareMemory { memory: 0 }).await.unwrap_err();
+    ask(&mut calls, Join { guest }).await.unwrap_err();
+    // An invalid frame ends the connection, and no other.
+    let mut oversized = Vec::new();
+    write_request(&mut oversized, 1, RemoveEvery::FUNCTION, |_| {});
+    oversized[12..16].fill(0xff);
+    for frame in [vec![0xff; 20], oversized] {
+        let stream = UnixStream::connect(path).await.unwrap();
+        let socket = RecordSocket::new(stream, Trust::SameUser).unwrap();
+        socket.send(&hello::encode(), None).await.unwrap();
+        socket.receive().await.unwrap();
+        let mut stream = socket.into_stream();
+        let mut join = Vec::new();
+        write_request(&mut join, 1, Join::FUNCTION, |out| {
+            mooncake_store::protocol::pack::encode(&Join { guest }, out);
+        });
+        stream.write_all(&join).await.unwrap();
+        assert!(stream.read(&mut [0; 64]).await.unwrap() > 0);
+        stream.write_all(&frame).await.unwrap();
         assert_eq!(stream.read(&mut [0; 8]).await.unwrap_or(0), 0);
     }
     assert_eq!(host.server.stats().clients, 1);
+    assert_eq!(host.client.get("k").await.unwrap().unwrap(), "value");
 }
