@@ -10,7 +10,7 @@ use mooncake_engine::addressed::{Gone, Regions};
 use mooncake_store::local::LocalBuf;
 use mooncake_transport::{Region, RegionPool, SliceMut};
 
-use crate::client::StoreClient;
+use crate::client::{PythonClient, StoreClient};
 
 /// Alignment of leased addresses.
 const ALIGN: u64 = 64;
@@ -86,8 +86,8 @@ impl Arena {
 
 fn new_region(client: &StoreClient, len: usize) -> Result<(Region<TransportSet>, Arc<Gone>)> {
     let gone = Arc::new(Gone::default());
-    let memory = client.memory(len)?;
-    let region = client.register(Arc::new(Watched { memory, gone: gone.clone() }))?;
+    let memory = client.allocate(len)?;
+    let region = client.register_now(Arc::new(Watched { memory, gone: gone.clone() }))?;
     Ok((region, gone))
 }
 

@@ -9,7 +9,7 @@ use mooncake_engine::TransportSet;
 use mooncake_transport::{Region, Slice, SliceMut};
 
 use crate::args::Keep;
-use crate::client::StoreClient;
+use crate::client::{PythonClient, StoreClient};
 
 /// Memory of Python objects, which it keeps alive.
 struct ObjectMemory {
@@ -50,7 +50,7 @@ fn object_region(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<TransportS
 
 #[allow(unsafe_code)]
 fn copied_slice(client: &StoreClient, span: MemorySpan) -> Result<Slice<TransportSet>> {
-    let region = client.register(Arc::new(client.memory(span.len)?))?;
+    let region = client.register_now(Arc::new(client.allocate(span.len)?))?;
     // SAFETY: both ranges are that long, and new memory overlaps no other.
     unsafe { copy_memory(span.located(), region.span()) }?;
     region.slice(0..span.len)

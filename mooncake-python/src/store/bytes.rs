@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Keep, bytes_of, new_bytes, part_of, text, texts};
-use crate::client::{Located, RangeRead};
+use crate::client::{Located, PythonClient, RangeRead};
 use crate::config::{self, Config};
 use crate::error::missing_result;
 use crate::handle::BufferHandle;
@@ -72,7 +72,7 @@ impl Session {
         operation: Operation,
         keys: &[String],
     ) -> Result<Vec<Option<Result<Lease>>>> {
-        if let Some(client) = self.client.ipc() {
+        if let Some(client) = self.client.as_ipc() {
             let values = client.batch_get_buf(keys).await?;
             return Ok(values
                 .into_iter()
@@ -102,7 +102,7 @@ impl Session {
 
     /// Reads whole objects, each into memory of its length.
     async fn read_whole(&self, begun: Option<Begun>, reads: Vec<RangeRead>) -> Vec<Result<()>> {
-        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let read = self.client.counted(begun, self.client.read(reads)).await;
         read.into_iter().map(|read| read.result).collect()
     }
 }
@@ -215,7 +215,7 @@ impl Store {
         operation: Operation,
         keys: &[String],
     ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
-        if session.client.needs_registration() || session.client.ipc().is_some() {
+        if session.client.needs_registration() || session.client.as_ipc().is_some() {
             // Such a transport cannot write into Python's own memory, and mooncake_client cannot
             // access it.
             let handles = self.read_handles(py, session, operation, keys).into_iter();

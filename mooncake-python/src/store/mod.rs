@@ -31,7 +31,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::args::Uint;
-use crate::client::{Located, StoreClient};
+use crate::client::{Located, PythonClient, StoreClient};
 use crate::engine::InnerTransferEngine;
 use crate::error::{Errors, LastError};
 use crate::exit;
@@ -88,7 +88,7 @@ impl Session {
     /// Registers memory for transfers. Memory that the shared engine has already registered is used
     /// as it is.
     fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>> {
-        match self.client.register(memory.clone()) {
+        match self.client.register_now(memory.clone()) {
             Err(error)
                 if self.engine.is_some()
                     && !self.client.needs_registration()

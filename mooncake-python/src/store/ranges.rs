@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts_of_each};
-use crate::client::{Located, RangeRead};
+use crate::client::{Located, PythonClient, RangeRead};
 use crate::error::missing_result;
 use crate::runtime::wait;
 
@@ -115,7 +115,7 @@ impl Session {
             reads.extend(read);
             Ok(fragment.size.len())
         });
-        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let read = self.client.counted(begun, self.client.read(reads)).await;
         let mut outcomes = read.into_iter().map(|read| read.result);
         let mut places = places.into_iter();
         let mut settle = |planned: Result<usize>| {

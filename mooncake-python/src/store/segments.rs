@@ -12,6 +12,7 @@ use pyo3::types::PyDict;
 use super::file_segment::FileSegment;
 use super::{Session, Store};
 use crate::args::{Uint, text, texts};
+use crate::client::PythonClient;
 use crate::runtime::wait;
 
 /// Lengths of allocated segments are multiples of this.
@@ -30,12 +31,12 @@ fn parse(texts: &[String]) -> Result<Vec<SegmentId>> {
 impl Session {
     /// Allocates memory for `alloc_from_mem_pool`.
     fn allocate(&self, len: usize) -> Result<u64> {
-        if self.client.ipc().is_none() {
+        if self.client.as_ipc().is_none() {
             return Err(Error::invalid(
                 "cannot allocate from memory pool: only a store of setup_dummy() has one",
             ));
         }
-        let memory = self.client.memory(len)?;
+        let memory = self.client.allocate(len)?;
         let address = memory.span().ptr.as_ptr().expose_provenance() as u64;
         self.allocated.lock().push(memory);
         Ok(address)

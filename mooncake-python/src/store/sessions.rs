@@ -10,7 +10,7 @@ use tokio::sync::RwLock;
 use super::part_write::PartWrite;
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts};
-use crate::client::RangeRead;
+use crate::client::{PythonClient, RangeRead};
 use crate::config::{self, Config};
 use crate::error::missing_result;
 use crate::runtime::wait;
@@ -55,7 +55,7 @@ impl Session {
         }
         let lens: Vec<u64> = reads.iter().map(|read| read.into.len() as u64).collect();
         let begun = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
-        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let read = self.client.counted(begun, self.client.read(reads)).await;
         let outcomes = read.into_iter().map(|read| read.result);
         Ok(sum_parts(plans, outcomes.zip(lens)))
     }

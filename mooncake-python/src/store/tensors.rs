@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Keep, Uint, bytes_of, bytes_with, text, texts};
-use crate::client::{Located, RangeRead};
+use crate::client::{Located, PythonClient, RangeRead};
 use crate::config::{self, Config};
 use crate::lease::Lease;
 use crate::memory::{object_slice, object_slice_mut};
@@ -252,7 +252,7 @@ impl Session {
                 Ok(())
             }));
         }
-        let read = self.client.read_ranges(reads).await;
+        let read = self.client.read(reads).await;
         for ((read, (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
             let done = read.result.and_then(|()| match (copy, read.into) {
                 (Some((strips, to)), Some(from)) => self.copy_strips(owner, &plans[job], from, strips, to),
@@ -338,7 +338,7 @@ impl Store {
                 reads.push(RangeRead { object: object.clone(), offset: 0, into: lease.slice_mut()? });
                 leases.push(lease);
             }
-            let outcomes = session.client.read_ranges(reads).await;
+            let outcomes = session.client.read(reads).await;
             Ok((located, outcomes, leases))
         };
         let (located, outcomes, leases) = match wait(py, read) {

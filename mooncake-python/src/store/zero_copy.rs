@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, text, texts, truth};
-use crate::client::RangeRead;
+use crate::client::{PythonClient, RangeRead};
 use crate::config::{self, Config};
 use crate::error::missing_result;
 use crate::runtime::wait;
@@ -102,7 +102,7 @@ impl Session {
                 (size, count)
             }));
         }
-        let read = self.client.counted(begun, self.client.read_ranges(reads)).await;
+        let read = self.client.counted(begun, self.client.read(reads)).await;
         let mut outcomes = read.into_iter().map(|read| read.result);
         let total = |plan: Result<(u64, usize)>| {
             let (size, count) = plan?;
@@ -161,7 +161,7 @@ impl Session {
         }
         drop(landing);
         let begun = self.client.begin(operation);
-        let read = self.client.counted(begun, self.client.batch_get_into(items)).await?;
+        let read = self.client.counted(begun, self.client.read_into(items)).await?;
         let mut read = read.into_iter().map(|outcome| outcome.map(|len| len as u64));
 
         Ok(outcomes
@@ -246,7 +246,7 @@ impl Store {
             let (memory, gone) = unsafe { foreign(buffer_ptr.0, size.len()) }?;
             session.regions.add(session.register(memory)?, gone)
         });
-        if session.client.ipc().is_some() {
+        if session.client.as_ipc().is_some() {
             // As in Mooncake C++, every failure has the same code here.
             let refused = registered.map_err(|error| self.errors.record(&error)).is_err();
             return Ok(if refused { -1 } else { 0 });

@@ -37,11 +37,11 @@ const ROUNDS: usize = 2;
 /// Maximum number of additional requests if a client was found after the master was asked.
 const LATE_ROUNDS: usize = 2;
 
-/// A part of an object to read.
+/// A part of an object to read. The clients of this crate have located objects of different types.
 #[derive(Debug)]
-pub struct RangeRead<T: Transport> {
+pub struct RangeRead<T: Transport, O = Located> {
     /// Object to read from.
-    pub object: Located,
+    pub object: O,
     /// Offset of the first byte in the object.
     pub offset: u64,
     /// Target of the bytes. The length of the slice is the length of the range.

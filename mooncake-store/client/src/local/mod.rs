@@ -27,6 +27,7 @@
 //! | `client.rs`, `link.rs`, `call.rs` | shared client: construction, the control connection, one call |
 //! | `shared.rs`, `memory.rs` | shared client: memory that the daemon also maps, and its allocation |
 //! | `objects.rs` | shared client: operations on objects |
+//! | `store_client.rs` | interface of full and shared clients |
 
 mod call;
 mod client;
@@ -42,6 +43,7 @@ mod server_config;
 #[allow(unsafe_code)]
 mod session;
 mod shared;
+mod store_client;
 
 use std::path::PathBuf;
 
@@ -50,6 +52,7 @@ pub use self::objects::{LocalRange, LocalRead, LocatedLocal};
 pub use self::owner::LocalServer;
 pub use self::server_config::{LocalServerConfig, LocalStats};
 pub use self::shared::LocalBuf;
+pub use self::store_client::{StoreClient, StoreObject, StoreRange};
 
 /// Port that names the socket of a daemon by default.
 pub const DEFAULT_PORT: u16 = 50052;

@@ -22,6 +22,7 @@ use super::shared::{LocalBuf, Pool};
 use crate::deadline::Deadline;
 use crate::payload::PutOutcome;
 use crate::put_options::PutOptions;
+use crate::ranges::RangeRead;
 use mooncake_protocol::api::WriteMode;
 use mooncake_protocol::wire::TaskInfo;
 
@@ -43,16 +44,8 @@ impl LocatedLocal {
     }
 }
 
-/// Range of an object to read.
-#[derive(Debug)]
-pub struct LocalRange<T: Transport> {
-    /// Object that contains the range.
-    pub object: LocatedLocal,
-    /// Offset of the first byte in the object.
-    pub offset: u64,
-    /// Memory that receives the bytes; its length is the length of the read.
-    pub into: SliceMut<T>,
-}
+/// Part of an object to read.
+pub type LocalRange<T> = RangeRead<T, LocatedLocal>;
 
 /// Outcome of a read into memory of the caller, and the memory.
 #[derive(Debug)]

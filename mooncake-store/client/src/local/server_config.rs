@@ -37,10 +37,10 @@ impl Default for LocalServerConfig {
 }
 
 impl LocalServerConfig {
-    /// Returns the maximum number of connections: for each shared client, one for control and one
-    /// for each call in progress.
+    /// Returns the maximum number of connections: for each shared client, one for control, one that
+    /// shares memory, and one for each call in progress.
     pub(super) fn places(&self) -> usize {
-        self.max_clients.saturating_mul(self.max_calls as usize + 1)
+        self.max_clients.saturating_mul(self.max_calls as usize + 2)
     }
 
     /// Returns whether only processes of one user may open the socket.

@@ -1,0 +1,291 @@
+//! One interface for both clients of a store: a full client of the cluster in this process, and a
+//! shared client of the `mooncake_client` process on this host.
+
+use std::future::Future;
+
+use mooncake_core::ids::{ObjectKey, Uuid};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+use mooncake_core::replica::ReplicaList;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_engine::transport_set::TransportSet;
+use mooncake_protocol::wire::TaskInfo;
+use mooncake_transport::{Region, Slice, SliceMut, Transport};
+use std::sync::Arc;
+
+use super::client::LocalClient;
+use super::objects::{LocalRead, LocatedLocal};
+use crate::located::Located;
+use crate::metrics::{Begun, Operation};
+use crate::payload::PutOutcome;
+use crate::put_options::PutOptions;
+use crate::ranges::RangeRead;
+use crate::state::Client;
+
+/// Client of a store: full or shared. Programs that work with both take this type.
+#[derive(Debug)]
+pub enum StoreClient<T: Transport = TransportSet> {
+    /// Full client, which joined the cluster in this process.
+    Full(Client<T>),
+    /// Shared client, whose calls the `mooncake_client` process of this host makes.
+    Ipc(LocalClient),
+}
+
+impl<T: Transport> Clone for StoreClient<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Full(client) => Self::Full(client.clone()),
+            Self::Ipc(client) => Self::Ipc(client.clone()),
+        }
+    }
+}
+
+/// Located object of a [`StoreClient`].
+#[derive(Clone, Debug)]
+pub enum StoreObject {
+    /// Object that a full client located.
+    Full(Located),
+    /// Object that a shared client located.
+    Ipc(LocatedLocal),
+}
+
+impl StoreObject {
+    /// Returns the length of the object in bytes.
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::Full(object) => object.size(),
+            Self::Ipc(object) => object.size(),
+        }
+    }
+}
+
+/// Part of an object to read with a [`StoreClient`].
+pub type StoreRange<T> = RangeRead<T, StoreObject>;
+
+/// Defines operations of both clients. The name in the full client follows `=`; the name in the
+/// shared client is that of the method.
+macro_rules! both {
+    ($(
+        $(#[$about:meta])*
+        $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $full:ident $(.$of_handle:ident)?;
+    )*) => {$(
+        $(#[$about])*
+        ///
+        /// # Errors
+        /// Returns the errors of the operation of that name of the client.
+        pub async fn $name(&self, $($argument: $type),*) -> $result {
+            match self {
+                Self::Full(client) => client.$full $(().$of_handle)? ($($argument),*).await,
+                Self::Ipc(client) => client.$name($($argument),*).await,
+            }
+        }
+    )*};
+}
+
+/// Operations of both clients.
+impl<T: Transport> StoreClient<T> {
+    both! {
+        /// Returns whether the key can be read now.
+        exist(key: impl AsRef<[u8]>) -> Result<bool> = exist;
+        /// Returns for each key whether it can be read now.
+        batch_exist(keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<bool>>> = batch_exist;
+        /// Returns the length of a value in bytes, or `None` if there is no object.
+        size(key: impl AsRef<[u8]>) -> Result<Option<u64>> = size;
+        /// Returns the replicas of each key, or `None` for a key without an object.
+        batch_replicas(keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<Option<ReplicaList>>>>
+            = replicas.batch_list;
+        /// Removes one key. Returns whether it existed.
+        remove(key: impl AsRef<[u8]>, force: bool) -> Result<bool> = remove;
+        /// Removes each key. Returns for each whether it existed.
+        batch_remove(keys: &[impl AsRef<[u8]>], force: bool) -> Result<Vec<Result<bool>>> = batch_remove;
+        /// Removes every object whose key contains a match of the regular expression. Returns the
+        /// number of removed objects.
+        remove_matching(pattern: &str, force: bool) -> Result<u64> = remove_matching;
+        /// Removes every object. Returns the number of removed objects.
+        remove_all(force: bool) -> Result<u64> = remove_all;
+        /// Requests a copy of an object.
+        copy_task(key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> = replicas.copy;
+        /// Requests a move of an object.
+        move_task(key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> = replicas.move_to;
+        /// Returns the progress of a task.
+        task(task: Uuid) -> Result<TaskInfo> = replicas.task;
+        /// Stores many values, each from consecutive pieces.
+        batch_put_pieces(items: &[(impl AsRef<[u8]>, Vec<Slice<T>>)], options: &PutOptions)
+            -> Result<Vec<Result<PutOutcome>>> = batch_put;
+    }
+
+    /// Returns whether the master responds, and the daemon of a shared client.
+    pub async fn is_healthy(&self) -> bool {
+        match self {
+            Self::Full(client) => client.status().is_healthy().await,
+            Self::Ipc(client) => client.is_healthy().await,
+        }
+    }
+
+    /// Returns each object with a lease on it, or `None` for a key without an object.
+    ///
+    /// # Errors
+    /// Returns an outer error if the outcome of every key is unknown.
+    pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<StoreObject>>>> {
+        fn convert<L>(
+            found: Vec<Result<Option<L>>>,
+            object: fn(L) -> StoreObject,
+        ) -> Vec<Result<Option<StoreObject>>> {
+            found.into_iter().map(|found| Ok(found?.map(object))).collect()
+        }
+        Ok(match self {
+            Self::Full(client) => convert(client.ranges().locate(keys).await?, StoreObject::Full),
+            Self::Ipc(client) => convert(client.locate(keys).await?, StoreObject::Ipc),
+        })
+    }
+
+    /// Reads ranges of located objects. The result of an object that the other kind of client
+    /// located is `LEASE_EXPIRED`.
+    pub async fn read_ranges(&self, reads: Vec<StoreRange<T>>) -> Vec<LocalRead<(), T>> {
+        let stale = |into| {
+            let text = "cannot read object: another client located it; locate it again";
+            LocalRead { result: Err(Error::new(ErrorCode::LeaseExpired, text)), into: Some(into) }
+        };
+        let (mut own, mut shared, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, StoreRange { object, offset, into }) in reads.into_iter().enumerate() {
+            match (self, object) {
+                (Self::Full(_), StoreObject::Full(object)) => own.push(RangeRead { object, offset, into }),
+                (Self::Ipc(_), StoreObject::Ipc(object)) => shared.push(RangeRead { object, offset, into }),
+                _ => refused.push((at, stale(into))),
+            }
+        }
+        let mut ended = match self {
+            Self::Full(client) => {
+                let read = client.ranges().read(own).await.into_iter();
+                read.map(|read| LocalRead { result: read.result, into: Some(read.into) }).collect()
+            }
+            Self::Ipc(client) => client.read_ranges(shared).await,
+        };
+        for (at, read) in refused {
+            ended.insert(at, read);
+        }
+        ended
+    }
+
+    /// Reads values to the start of each memory. Returns their lengths; a missing object is an error.
+    ///
+    /// # Errors
+    /// Returns an outer error if the outcome of every key is unknown.
+    pub async fn batch_get_into<K: AsRef<[u8]>>(
+        &self,
+        items: Vec<(K, SliceMut<T>)>,
+    ) -> Result<Vec<Result<usize>>> {
+        let missing = || Error::from(ErrorCode::ObjectNotFound);
+        Ok(match self {
+            Self::Full(client) => {
+                let batch = client.batch_get_into(items).await;
+                batch.located?;
+                batch.reads.into_iter().map(|read| read.found()).collect()
+            }
+            Self::Ipc(client) => {
+                let reads = client.batch_get_into(items).await.into_iter();
+                reads.map(|read| read.result?.ok_or_else(missing)).collect()
+            }
+        })
+    }
+
+    /// Removes the replicas that this client wrote. A shared client has written none itself.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ClientReplicas::clear`](crate::ClientReplicas::clear).
+    pub async fn clear_replicas<K: AsRef<[u8]>>(&self, keys: &[K], segment: &str) -> Result<Vec<ObjectKey>> {
+        match self {
+            Self::Full(client) => client.replicas().clear(keys, segment).await,
+            Self::Ipc(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Leaves the cluster. A shared client closes with its last handle.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Client::close`].
+    pub async fn close(&self) -> Result<()> {
+        match self {
+            Self::Full(client) => client.close().await,
+            Self::Ipc(_) => Ok(()),
+        }
+    }
+}
+
+/// Properties and memory.
+impl<T: Transport> StoreClient<T> {
+    /// Returns the full client, if this is one.
+    pub fn as_full(&self) -> Option<&Client<T>> {
+        match self {
+            Self::Full(client) => Some(client),
+            Self::Ipc(_) => None,
+        }
+    }
+
+    /// Returns the shared client, if this is one.
+    pub fn as_ipc(&self) -> Option<&LocalClient> {
+        match self {
+            Self::Full(_) => None,
+            Self::Ipc(client) => Some(client),
+        }
+    }
+
+    /// Returns the name in the cluster, which is empty for a shared client.
+    pub fn hostname(&self) -> &str {
+        self.as_full().map_or("", Client::hostname)
+    }
+
+    /// Returns whether the transport moves registered memory only.
+    pub fn needs_registration(&self) -> bool {
+        self.as_full().is_some_and(|client| client.engine().transport().capabilities().needs_registration)
+    }
+
+    /// Returns the size of the local buffer in bytes.
+    pub fn local_buffer(&self) -> u64 {
+        match self {
+            Self::Full(client) => client.config().local_buffer,
+            Self::Ipc(client) => client.config().buffer,
+        }
+    }
+
+    /// Allocates memory that operations can use without a copy, once it is
+    /// [registered](Self::register).
+    ///
+    /// # Errors
+    /// Returns `BUFFER_OVERFLOW` if the host has too little free memory.
+    pub fn allocate(&self, len: usize) -> Result<HostMemory> {
+        match self {
+            Self::Full(client) => HostMemory::with(len, &client.config().memory),
+            Self::Ipc(client) => {
+                let shared = Some("mooncake_shm".to_owned());
+                HostMemory::with(len, &HostMemoryOptions { shared, ..client.config().memory.clone() })
+            }
+        }
+    }
+
+    /// Registers memory, until the last handle of the region is dropped. Operations use registered
+    /// memory without a copy.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ClientMemory::register`](crate::ClientMemory::register) or of
+    /// [`LocalClient::register`].
+    pub async fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
+        match self {
+            Self::Full(client) => client.memory().register(memory),
+            Self::Ipc(client) => client.register(memory).await,
+        }
+    }
+
+    /// Begins to measure a call that consists of several operations. The operations of a shared
+    /// client are counted by `mooncake_client`, which makes them.
+    pub fn begin(&self, operation: Operation) -> Option<Begun> {
+        self.as_full().map(|client| client.status().begin(operation))
+    }
+
+    /// Runs operations that are counted as the call `begun`.
+    pub async fn counted<F: Future>(&self, begun: Option<Begun>, calls: F) -> F::Output {
+        match (self, begun) {
+            (Self::Full(client), Some(begun)) => client.status().counted(begun, calls).await,
+            _ => calls.await,
+        }
+    }
+}
