@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::future::BoxFuture;
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
@@ -178,8 +177,7 @@ impl MasterClient {
             )),
             Location::Embedded(master) => Ok(request.handle_by(&**master)),
             Location::Remote(rpc) => {
-                let call: BoxFuture<'_, Result<R::Reply>> = Box::pin(rpc.call_as(counted, &request));
-                Ok(call.await?.into_outcome())
+                Ok(rpc.call_as(counted, &request).await?.into_outcome())
             }
             Location::Custom(connection) => {
                 let mut body = Vec::new();
