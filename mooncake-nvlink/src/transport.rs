@@ -186,8 +186,8 @@ impl NvlinkTransport {
 }
 
 // SAFETY: remote bytes are touched through mappings that flights hold, only while the owner counts
-// this node inside an open region (`mooncake_ipc`). The registration of an owner ends when no node is
-// inside. Local bytes are touched by copies whose flights hold a share of their own until the
+// this node inside an open region (`mooncake_ipc`). The registration of an owner ends when no node
+// is inside. Local bytes are touched by copies whose flights hold a share of their own until the
 // device has reported their end.
 unsafe impl Transport for NvlinkTransport {
     type Registration = Registration;

@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port::split;
 use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
