@@ -13,7 +13,7 @@ use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::directory::{DirectoryOptions, etcd};
+use mooncake_metadata::{DirectoryOptions, open_etcd};
 use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
 use mooncake_transport::net::HostPort;
 use mooncake_transport::{Directory, LoopbackNet, Transport};
@@ -480,7 +480,7 @@ impl<W: Wires> ClientBuilder<W> {
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
             (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
-            (None, None) => Directory::connect_with(&config.metadata, &config.directory)?,
+            (None, None) => mooncake_metadata::connect(&config.metadata, &config.directory)?,
         };
         let p2p = directory.is_p2p();
         let keeps_engine = shared.is_some();
@@ -637,7 +637,7 @@ pub fn place(address: &str, cluster: &str) -> Result<Place> {
         return Err(Error::new(ErrorCode::NotSupported, text));
     }
     let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
-    let directory = etcd(address).map_err(|error| error.context(format!("master {address:?}")))?;
+    let directory = open_etcd(address).map_err(|error| error.context(format!("master {address:?}")))?;
     Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)))
 }
 

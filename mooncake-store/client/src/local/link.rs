@@ -9,7 +9,7 @@ use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::Uuid;
 use mooncake_core::memory::SharedPages;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::same_host::socket::{RecordSocket, Trust};
+use mooncake_ipc::socket::{RecordSocket, Trust};
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use tokio::net::UnixStream;

@@ -7,7 +7,7 @@
 
 use mooncake_core::ids::Uuid;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::same_host::socket::RECORD_LEN;
+use mooncake_ipc::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKLC");
 /// Version of the protocol; both sides must have the same one.

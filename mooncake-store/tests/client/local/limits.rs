@@ -67,11 +67,8 @@ async fn who_is_silent_is_forgotten() {
     shared.put(&name, b"value").await.unwrap();
     // The connection sends a hello and nothing else.
     let silent = tokio::net::UnixStream::connect(host.server.path()).await.unwrap();
-    let socket = mooncake_transport::same_host::socket::RecordSocket::new(
-        silent,
-        mooncake_transport::same_host::socket::Trust::SameUser,
-    )
-    .unwrap();
+    let socket =
+        mooncake_ipc::socket::RecordSocket::new(silent, mooncake_ipc::socket::Trust::SameUser).unwrap();
     socket.send(&mooncake_store::local::record::Record::Hello.encode(), None).await.unwrap();
     socket.receive().await.unwrap();
     assert_eq!(host.server.stats().clients, 2);

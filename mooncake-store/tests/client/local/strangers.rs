@@ -4,10 +4,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_ipc::socket::{RecordSocket, Trust};
 use mooncake_store::local::message::{self, Fetch, Item, Place, Status, Verb};
 use mooncake_store::local::record::{Record, VERSION};
 use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
-use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
