@@ -22,10 +22,10 @@ use mooncake_store::protocol::pack::PackError;
 use mooncake_tcp::frame::{Direction, HEADER_LEN, Request, STATUS_LEN, Status};
 use mooncake_tcp::hello::{ANSWER_LEN, Answer, HELLO_LEN, Hello, Instance};
 use mooncake_tcp::inbox::Inbox;
-use mooncake_transport::etcd::answer::{self, Said};
+use mooncake_metadata::etcd::answer::{self, Said};
 use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
-use mooncake_transport::same_host::record::{Listing, RECORD_LEN, Record};
+use mooncake_ipc::record::{Listing, RECORD_LEN, Record};
 use mooncake_transport::topology::{ANYWHERE, Topology};
 use mooncake_transport::{Directory, SegmentDesc};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, ErrorKind, Result};
+use mooncake_metadata::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::config::{RdmaConfig, TcpConfig};
-use mooncake_transport::directory::{DirectoryOptions, P2P, RedisLogin};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
 use mooncake_transport::net::{HostPort, default_host_v6};
 use mooncake_transport::topology::{Discovery, Topology};
@@ -440,7 +440,7 @@ impl TransferEngineBuilder {
         })?;
         let directory = match self.directory.take() {
             Some(directory) => directory,
-            None => Directory::connect_with(&self.metadata, &self.options)?,
+            None => mooncake_metadata::connect(&self.metadata, &self.options)?,
         };
         self.settle_port(&directory);
         let (transport, instead) = self.open_transports(&runtime)?;

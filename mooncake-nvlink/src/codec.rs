@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use mooncake_core::clock::Rng;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::same_host::record::RECORD_LEN;
-use mooncake_transport::same_host::{self, Mapping, Shared};
+use mooncake_ipc::record::RECORD_LEN;
+use mooncake_ipc::{Mapping, Shared};
 use parking_lot::Mutex;
 
 use crate::cuda::{Allocation, Device, HANDLE_BYTES, HandleKind, Imported};
 
-pub(crate) type Link = same_host::Link<Remote>;
-pub(crate) type Inside = same_host::Inside<Remote, Arc<Link>>;
+pub(crate) type Link = mooncake_ipc::Link<Remote>;
+pub(crate) type Inside = mooncake_ipc::Inside<Remote, Arc<Link>>;
 
 const _: () = assert!(HANDLE_BYTES == RECORD_LEN);
 

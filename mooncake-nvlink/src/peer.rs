@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use mooncake_transport::same_host::{Mapped, MappedRegion};
+use mooncake_ipc::{Mapped, MappedRegion};
 
 use crate::codec::{Inside, Link, Remote};
 use crate::listed::{Listed, ListedBuffer};

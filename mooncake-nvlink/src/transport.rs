@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_ipc::{Endpoint, Limits, Links, Owner, Seat};
 use mooncake_transport::config::NvlinkConfig;
 use mooncake_transport::fallback::{PartialTransport, is_path_error};
-use mooncake_transport::same_host::{self, Endpoint, Limits, Links, Owner, Seat};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -98,10 +98,10 @@ impl NvlinkTransport {
             Owner::new(Limits { drain_timeout: config.drain_timeout, max_served: config.max_served })?;
         let links = Links::new(runtime, config.answer_timeout);
         let _here = runtime.enter();
-        let (listener, name) = same_host::listen("nvlink")?;
+        let (listener, name) = mooncake_ipc::listen("nvlink")?;
         let endpoint = Endpoint::here(name)?;
         let tasks = [
-            runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
+            runtime.spawn(mooncake_ipc::serve(owner.clone(), listener, config.answer_timeout)),
             runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
@@ -186,8 +186,8 @@ impl NvlinkTransport {
 }
 
 // SAFETY: remote bytes are touched through mappings that flights hold, only while the owner counts
-// this node inside an open region (`same_host`). The registration of an owner ends when no node is
-// inside. Local bytes are touched by copies whose flights hold a share of their own until the
+// this node inside an open region (`mooncake_ipc`). The registration of an owner ends when no node
+// is inside. Local bytes are touched by copies whose flights hold a share of their own until the
 // device has reported their end.
 unsafe impl Transport for NvlinkTransport {
     type Registration = Registration;

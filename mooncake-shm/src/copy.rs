@@ -6,13 +6,13 @@ use std::sync::Arc;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::{Completion, Opcode, same_host};
+use mooncake_transport::{Completion, Opcode};
 use parking_lot::{Condvar, Mutex};
 
 use crate::pages::MappedFile;
 
-pub(crate) type Link = same_host::Link<MappedFile>;
-pub(crate) type MappedRegion = same_host::MappedRegion<MappedFile>;
+pub(crate) type Link = mooncake_ipc::Link<MappedFile>;
+pub(crate) type MappedRegion = mooncake_ipc::MappedRegion<MappedFile>;
 
 /// Copy between local memory and the memory of an owner.
 #[derive(Clone, Debug)]

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use mooncake_core::memory::{HostMemory, SharedPages};
 use mooncake_core::{Error, Result};
-use mooncake_transport::same_host::record::RECORD_LEN;
-use mooncake_transport::same_host::socket::sealed;
-use mooncake_transport::same_host::{Mapping, Seat, Shared};
+use mooncake_ipc::record::RECORD_LEN;
+use mooncake_ipc::socket::sealed;
+use mooncake_ipc::{Mapping, Seat, Shared};
 use std::fs::File;
 
 /// Memory that a [`ShmTransport`](crate::ShmTransport) knows. Dropping it closes the memory to

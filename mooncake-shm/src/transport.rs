@@ -6,9 +6,9 @@ use std::sync::Arc;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{MemorySpan, shared_pages};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_ipc::{Endpoint, Limits, Links, Owner};
 use mooncake_transport::config::ShmConfig;
 use mooncake_transport::fallback::{PartialTransport, is_any_error};
-use mooncake_transport::same_host::{self, Endpoint, Limits, Links, Owner};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Opcode, Protocol, SegmentDesc, Transport};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -68,10 +68,10 @@ impl ShmTransport {
             Owner::new(Limits { drain_timeout: config.drain_timeout, max_served: config.max_served })?;
         let links = Links::new(runtime, config.answer_timeout);
         let _here = runtime.enter();
-        let (listener, name) = same_host::listen("shm")?;
+        let (listener, name) = mooncake_ipc::listen("shm")?;
         let endpoint = Endpoint::here(name)?;
         let tasks = [
-            runtime.spawn(same_host::serve(owner.clone(), listener, config.answer_timeout)),
+            runtime.spawn(mooncake_ipc::serve(owner.clone(), listener, config.answer_timeout)),
             runtime.spawn(Owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
             runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];

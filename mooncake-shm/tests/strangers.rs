@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use mooncake_core::ErrorKind;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_ipc::record::{Record, RegionRecord};
 use mooncake_shm::{ShmConfig, ShmTransport};
 use mooncake_transport::fallback::PartialTransport;
-use mooncake_transport::same_host::record::{Record, RegionRecord};
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, Region, SegmentDesc, Transport};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};

@@ -1,12 +1,9 @@
 //! Directory of segments: segments are published and looked up at their own handshake port, or in a
 //! metadata service.
 
-mod services;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::fault_injection::is_planted;
 use mooncake_core::meta::{Expect, MetaKeys, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use serde_json::{Value, json};
@@ -17,23 +14,10 @@ use crate::net::{DEFAULT_PORT, HostPort};
 use crate::protocol::Protocol;
 use crate::segment::SegmentDesc;
 
-pub use self::services::etcd;
-pub use crate::metadata_services::{FOLDER, P2P, RedisLogin};
-
 /// Time that the owner of a name has to answer a probe before its name may be taken over.
 const PROBE: Duration = Duration::from_millis(1500);
 /// Number of attempts to claim a name that other engines claim too.
 const CLAIMS: usize = 8;
-
-/// Options that a connection string does not carry.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DirectoryOptions {
-    /// Prefix that separates the keys of a cluster from those of others in the same directory.
-    /// Empty adds none.
-    pub cluster_id: String,
-    /// Credentials for a directory in Redis.
-    pub redis: RedisLogin,
-}
 
 /// Method by which engines find each other.
 #[derive(Clone, Debug)]
@@ -49,54 +33,10 @@ pub enum Directory {
     },
 }
 
-/// Opens a directory for the state of one host, such as a master's: `rocksdb:///path`. Blocks for
-/// some milliseconds.
-///
-/// # Errors
-/// Returns `INVALID_PARAMS` for another scheme, `NOT_SUPPORTED` if the build lacks the feature, and
-/// the errors of the open.
-pub fn own(url: &str) -> Result<Arc<dyn MetadataBackend>> {
-    if url.starts_with(FOLDER)
-        && let Directory::Metadata { backend, .. } = Directory::connect(url, "")?
-    {
-        return Ok(backend);
-    }
-    Err(Error::invalid(format!("{url:?}: expected {FOLDER} and an absolute path")))
-}
-
 impl Directory {
     /// Creates a directory in a backend, with the default keys of Mooncake C++.
     pub fn new(backend: Arc<dyn MetadataBackend>) -> Self {
         Self::Metadata { backend, keys: MetaKeys::default() }
-    }
-
-    /// Parses a connection string: `P2PHANDSHAKE`, `http://host:port/path`,
-    /// `etcd://host:port,host:port`, `redis://host:port` or `rocksdb:///path`. A string without a
-    /// scheme selects etcd. A folder is opened at once; the others connect later.
-    ///
-    /// # Errors
-    /// Returns `NOT_SUPPORTED`, with the missing feature, if this build lacks the service.
-    pub fn connect(text: &str, cluster_id: &str) -> Result<Self> {
-        let options = DirectoryOptions { cluster_id: cluster_id.into(), ..DirectoryOptions::default() };
-        Self::connect_with(text, &options)
-    }
-
-    /// Parses a connection string like [`connect`](Self::connect), with further options.
-    pub fn connect_with(text: &str, options: &DirectoryOptions) -> Result<Self> {
-        if text == P2P {
-            return Ok(Self::P2p);
-        }
-        if text.eq_ignore_ascii_case(P2P) && !is_planted("p2p-in-small-letters") {
-            return Err(Error::invalid(format!(
-                "cannot connect to the metadata service {text:?}: did you mean {P2P}?"
-            )));
-        }
-        // As in Mooncake C++, a string without a scheme selects etcd.
-        let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);
-        let backend = services::open(text, scheme, &options.redis)?;
-        let keys = MetaKeys::new(&options.cluster_id);
-        let keys = if scheme == "http" { keys } else { keys.with_newline() };
-        Ok(Self::Metadata { backend, keys })
     }
 
     /// Returns whether names are addresses.
@@ -240,50 +180,6 @@ mod tests {
 
     fn now<F: Future>(future: F) -> F::Output {
         future.now_or_never().expect("nothing to wait for")
-    }
-
-    #[test]
-    fn connection_strings() {
-        assert!(Directory::connect(P2P, "").unwrap().is_p2p());
-        for (text, word, built_in) in [
-            ("127.0.0.1:2379", "feature `metadata-etcd`", services::has("metadata-etcd")),
-            ("etcd://a:1,b:2", "feature `metadata-etcd`", services::has("metadata-etcd")),
-            ("redis://h:1", "feature `metadata-redis`", services::has("metadata-redis")),
-            ("http://h/metadata", "feature `http`", services::has("http")),
-            ("https://h/metadata", "\"https\" is not built in; there is", false),
-            ("rocksdb:///srv/own", "feature `metadata-rocksdb`", services::has("metadata-rocksdb")),
-        ] {
-            if built_in && text.starts_with(FOLDER) {
-                // This string would open a folder.
-                continue;
-            }
-            let connected = Directory::connect(text, "");
-            if built_in {
-                assert!(connected.is_ok_and(|directory| !directory.is_p2p()), "{text}");
-                continue;
-            }
-            let error = connected.unwrap_err();
-            assert!(error.kind() == ErrorKind::Unsupported && error.message().contains(word), "{error}");
-            assert!(error.message().contains(P2P), "it says what there is: {error}");
-        }
-    }
-
-    #[test]
-    fn a_directory_of_our_own_that_is_not_built_in() {
-        let error = if services::has("metadata-rocksdb") {
-            services::not_built_in("rocksdb:///srv/own", "rocksdb")
-        } else {
-            own("rocksdb:///srv/own").unwrap_err()
-        };
-        assert_eq!(error.code(), ErrorCode::NotSupported);
-        let said = error.message();
-        assert!(said.contains("rocksdb:///srv/own") && said.contains("feature `metadata-rocksdb`"), "{said}");
-    }
-
-    #[test]
-    fn a_password_is_not_printed() {
-        let login = RedisLogin { username: "u".into(), password: "secret".into(), database: 3 };
-        assert_eq!(format!("{login:?}"), "RedisLogin(\"u\", database 3)");
     }
 
     #[test]

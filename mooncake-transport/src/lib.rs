@@ -8,36 +8,25 @@ pub mod config;
 pub mod device;
 pub mod directory;
 pub mod engine;
-#[cfg(feature = "metadata-etcd")]
-pub mod etcd;
 #[allow(unsafe_code)]
 pub mod exposed;
 #[allow(unsafe_code)]
 pub mod fallback;
 pub mod handshake;
 pub mod here;
-#[cfg(feature = "http")]
-pub mod http;
 #[cfg(feature = "http-server")]
 pub mod http_server;
 pub mod instance;
 #[allow(unsafe_code)]
 pub mod loopback;
-mod metadata_services;
 pub mod net;
 #[allow(unsafe_code)]
 pub mod pool;
 pub mod protocol;
-#[cfg(feature = "metadata-redis")]
-pub mod redis;
 #[allow(unsafe_code)]
 pub mod region;
 #[allow(unsafe_code)]
 pub mod region_pool;
-#[cfg(feature = "metadata-rocksdb")]
-pub mod rocksdb;
-#[cfg(target_os = "linux")]
-pub mod same_host;
 pub mod segment;
 #[allow(unsafe_code)]
 pub mod staged;
@@ -53,8 +42,6 @@ pub mod topology;
 #[allow(unsafe_code)]
 pub mod transfer;
 pub mod transport;
-#[cfg(any(feature = "http", feature = "metadata-etcd"))]
-mod web;
 
 pub use directory::Directory;
 pub use engine::{Engine, Request, Target};

@@ -185,7 +185,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge { program: "meta", test: "a_full_directory_refuses_by_name", bugs: &["metadata-unbounded"] },
             Edge {
-                program: "lib mooncake_transport",
+                program: "lib mooncake_metadata",
                 test: "etcd::tests::a_watch_that_nobody_reads_holds_few_events",
                 bugs: &["etcd-watch-unbounded"],
             },

@@ -6,6 +6,8 @@ use crate::run::{Result, Run, command, counted, crate_folder, step, target_dir, 
 const CRATES: &[&str] = &[
     "mooncake-core",
     "mooncake-transport",
+    "mooncake-ipc",
+    "mooncake-metadata",
     "mooncake-disk",
     "mooncake-nvlink",
     "mooncake-rdma",

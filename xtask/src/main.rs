@@ -187,11 +187,14 @@ fn docs() -> Result {
 fn miri() -> Result {
     // Isolation off: host memory asks the kernel for its page size.
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
-    for (package, tests) in
-        [("mooncake-core", &["--lib"][..]), ("mooncake-transport", &["--lib", "--test", "conformance"][..])]
-    {
+    for (package, tests) in [
+        ("mooncake-core", &["--features", "testkit", "--lib"][..]),
+        ("mooncake-transport", &["--features", "testkit", "--lib", "--test", "conformance"]),
+        ("mooncake-ipc", &["--lib"]),
+        ("mooncake-metadata", &["--lib"]),
+    ] {
         step(&format!("miri {package}"));
-        run::command("cargo", &["+nightly", "miri", "test", "-p", package, "--features", "testkit"])
+        run::command("cargo", &["+nightly", "miri", "test", "-p", package])
             .args(tests)
             .env("MIRIFLAGS", flags)
             .env("PROPTEST_CASES", "4")

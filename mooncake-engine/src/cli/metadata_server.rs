@@ -7,6 +7,7 @@ use clap::Parser;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_metadata::http_routes;
 use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::http_server;
 use mooncake_transport::net::HostPort;
@@ -54,7 +55,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         let limits = http_server::http_limits("metadata", CONNECTIONS, 2);
         http_server::serve(
             ParentOnly::new(listener),
-            http_server::pages(metadata, Arc::new(())),
+            http_routes::pages(metadata, Arc::new(())),
             limits,
             async {
                 if let Err(error) = super::wait_for_stop_signal().await {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mooncake_core::clock::{Rng, SharedClock};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::host_port;
@@ -12,7 +13,7 @@ use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
-use mooncake_transport::directory::{DirectoryOptions, etcd};
+use mooncake_metadata::{DirectoryOptions, open_etcd};
 use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
 use mooncake_transport::net::HostPort;
 use mooncake_transport::{Directory, LoopbackNet, Transport};
@@ -142,7 +143,7 @@ impl std::fmt::Debug for MasterHandle {
 }
 
 /// Source of the transport of a client.
-pub trait Wires: Send {
+pub trait Wires: Send + Sized + 'static {
     /// Type of the transport.
     type Transport: Transport;
 
@@ -156,7 +157,16 @@ pub trait Wires: Send {
     fn engine(&self) -> Option<Engine<Self::Transport>> {
         None
     }
+
+    /// Connects a client. Only the built-in transports override this method.
+    #[doc(hidden)]
+    fn connect(builder: ClientBuilder<Self>) -> Connecting<Self::Transport> {
+        Box::pin(builder.join())
+    }
 }
+
+/// Client that is being connected.
+type Connecting<T> = BoxFuture<'static, Result<Client<T>>>;
 
 /// Context in which a transport is opened.
 #[derive(Debug)]
@@ -180,6 +190,11 @@ impl Wires for BuiltIn {
         };
         let options = if setting.config.share_memory { options } else { options.without_shared_memory() };
         options.open(&Handle::current(), &setting.config.clock).map(Arc::new)
+    }
+
+    /// Is not generic, so that this crate compiles the tasks of a client once for all programs.
+    fn connect(builder: ClientBuilder) -> Connecting<TransportSet> {
+        Box::pin(builder.join())
     }
 }
 
@@ -429,6 +444,10 @@ impl<W: Wires> ClientBuilder<W> {
     /// `Timeout` if no master responds within [`ClientConfig::connect_timeout`]. Each error text
     /// says what to do.
     pub async fn connect(self) -> Result<Client<W::Transport>> {
+        W::connect(self).await
+    }
+
+    async fn join(self) -> Result<Client<W::Transport>> {
         let Self { mut config, master, directory, clock, wires } = self;
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a client is connected on a tokio runtime, and there is none here")
@@ -461,7 +480,7 @@ impl<W: Wires> ClientBuilder<W> {
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
             (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
-            (None, None) => Directory::connect_with(&config.metadata, &config.directory)?,
+            (None, None) => mooncake_metadata::connect(&config.metadata, &config.directory)?,
         };
         let p2p = directory.is_p2p();
         let keeps_engine = shared.is_some();
@@ -618,7 +637,7 @@ pub fn place(address: &str, cluster: &str) -> Result<Place> {
         return Err(Error::new(ErrorCode::NotSupported, text));
     }
     let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
-    let directory = etcd(address).map_err(|error| error.context(format!("master {address:?}")))?;
+    let directory = open_etcd(address).map_err(|error| error.context(format!("master {address:?}")))?;
     Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)))
 }
 

@@ -745,8 +745,8 @@ calls! {
     /// Calls of an IPC client to the `mooncake_client` process of its host. Mooncake C++ has other
     /// ones.
     ///
-    /// The first call of a connection determines its use: [`Attach`] begins the control connection of
-    /// a client, and [`Join`] a connection for calls about objects. No message contains a value:
+    /// The first call of a connection determines its use: [`Attach`] begins the control connection
+    /// of a client, and [`Join`] a connection for calls about objects. No message contains a value:
     /// calls name ranges of memory that both processes map.
     IPC_TABLE of "mooncake_rs::Ipc", awaited by IpcCalls;
 
@@ -756,8 +756,8 @@ calls! {
     KeepAlive() -> Reported<()>;
     /// Assigns the connection to a registered client.
     Join(guest: Uuid) -> Reported<()>;
-    /// Shares memory. The file of the memory is attached to the hello of the connection, which closes
-    /// after the response.
+    /// Shares memory. The file of the memory is attached to the hello of the connection, which
+    /// closes after the response.
     ShareMemory(guest: Uuid, memory: u32, offset: u64, len: u64) -> Reported<()>;
     /// Ends the use of shared memory; later calls do not name it.
     UnshareMemory(memory: u32) -> Reported<()>;

@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port::split;
 use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -228,7 +229,7 @@ impl Drop for RunningServer {
 fn bind_failed(address: &str, error: io::Error) -> Error {
     let text = match error.kind() {
         io::ErrorKind::AddrInUse => {
-            let port = address.rsplit(':').next().unwrap_or(address);
+            let port = split(address).1.map_or_else(|| address.to_owned(), |port| port.to_string());
             format!(
                 "port {port} is in use ({address}): choose another with --rpc_port, or stop the program that uses it"
             )

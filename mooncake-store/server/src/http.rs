@@ -10,9 +10,9 @@ use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use mooncake_core::Result;
+use mooncake_metadata::http_routes::{Owners, pages as directory_pages};
 pub(super) use mooncake_protocol::http::Pages;
 use mooncake_protocol::http::{bind, nothing_here, serve};
-use mooncake_transport::http_server::{Owners, pages as directory_pages};
 
 use super::admin;
 use super::leader::Leadership;

@@ -8,7 +8,7 @@ use mooncake_core::Result;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::host_port;
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
-use mooncake_transport::{directory, http::HttpMetadata};
+use mooncake_metadata::{http::HttpMetadata, open_folder};
 use prometheus::core::Collector;
 
 use super::counting::Requests;
@@ -98,9 +98,7 @@ impl MasterServer {
         let address = host_port::join(&config.rpc_address, config.rpc_port);
         let rpc = Server::bind(&address, options).await?;
         let metadata = match config.metadata.as_ref().and_then(|server| server.kept_in.as_deref()) {
-            Some(url) => {
-                directory::own(url).map_err(|error| error.context("--http_metadata_server_kept_in"))?
-            }
+            Some(url) => open_folder(url).map_err(|error| error.context("--http_metadata_server_kept_in"))?,
             None => Arc::new(MemoryMetadata::with_limits(MemoryLimits::SERVER)),
         };
         let elsewhere = config.clean_up.as_ref().and_then(|clean_up| clean_up.server.as_deref());

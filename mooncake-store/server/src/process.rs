@@ -11,8 +11,8 @@ use std::time::Duration;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
+use mooncake_metadata::open_etcd;
 use mooncake_transport::admission::raise_descriptor_limit;
-use mooncake_transport::directory::etcd;
 use mooncake_transport::net::{HostPort, default_host};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -178,7 +178,7 @@ async fn serve_while_leading(
         return Err(Error::invalid("--rpc_port=auto: each of several masters needs a fixed port"));
     }
     let own = HostPort::new(host, config.rpc_port).to_string();
-    let directory = etcd(&masters.etcd).map_err(|error| error.context("--enable_ha"))?;
+    let directory = open_etcd(&masters.etcd).map_err(|error| error.context("--enable_ha"))?;
     loop {
         // State of this term only: a request that began in one term is not answered in the next.
         let leadership = Arc::new(Leadership::among_several(clock.clone()));

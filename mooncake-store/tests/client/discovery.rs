@@ -1,10 +1,10 @@
 //! Discovery of clients by names other than that of a metadata service.
 
 use mooncake_core::Result;
+use mooncake_metadata::DirectoryOptions;
 use mooncake_store::client::{Client, PutOptions};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::transport_set::TransportOptions;
-use mooncake_transport::directory::DirectoryOptions;
 use mooncake_transport::engine::HandshakePort;
 
 use crate::cluster::{Cluster, Kind, value};

@@ -11,7 +11,7 @@ mod common {
     pub(crate) mod rig;
 }
 #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
-#[path = "../../../mooncake-transport/tests/servers/mod.rs"]
+#[path = "../../../mooncake-transport/metadata/tests/servers/mod.rs"]
 mod servers;
 
 mod admin_pages;

@@ -5,9 +5,9 @@ use crate::common::http::{config, http};
 use crate::servers::{Server, etcd, ready, start};
 use mooncake_core::ErrorCode;
 use mooncake_core::meta::{Expect, MetadataBackend};
+use mooncake_metadata::etcd::EtcdMetadata;
 use mooncake_store::config::{MasterConfig, TenantPolicy};
 use mooncake_store::server::MasterServer;
-use mooncake_transport::etcd::EtcdMetadata;
 
 const KEY: &str = "mooncake-store/lab/tenant_quota_policy";
 

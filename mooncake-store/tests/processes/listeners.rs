@@ -10,11 +10,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::process::{Process, free_port, metric};
+use mooncake_ipc::record::Record;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_store::protocol::frame;
 use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::handshake::{Kind, encode};
-use mooncake_transport::same_host::record::Record;
 
 /// Longest time until a proper caller is served while all slots are taken.
 const SERVED: Duration = Duration::from_secs(10);

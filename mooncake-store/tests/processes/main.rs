@@ -16,7 +16,7 @@ mod common {
     pub(crate) mod http;
 }
 #[cfg(feature = "metadata-etcd")]
-#[path = "../../../mooncake-transport/tests/servers/mod.rs"]
+#[path = "../../../mooncake-transport/metadata/tests/servers/mod.rs"]
 mod servers;
 
 mod cluster;

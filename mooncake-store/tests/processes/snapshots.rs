@@ -308,7 +308,7 @@ mod own {
         fn start_with_a_directory() -> Option<(Self, u16)> {
             let folder = tempfile::tempdir().unwrap();
             let url = format!("rocksdb://{}/own", folder.path().display());
-            if let Err(error) = mooncake_transport::directory::own(&url) {
+            if let Err(error) = mooncake_metadata::open_folder(&url) {
                 assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
                 assert!(std::env::var_os("MOONCAKE_CI").is_none(), "{error}");
                 println!("skipped: {error}");

@@ -15,7 +15,7 @@ use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::host_port;
 use mooncake_core::memory::HostMemoryOptions;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::directory::DirectoryOptions;
+use mooncake_metadata::DirectoryOptions;
 use mooncake_transport::engine::HandshakePort;
 
 use mooncake_protocol::api::DEFAULT_TENANT;

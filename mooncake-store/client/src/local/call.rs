@@ -15,8 +15,8 @@ use crate::deadline::Deadline;
 
 impl Inner {
     /// Makes a call and returns its response with `held`. `held` owns the memory that the call
-    /// names. If the call times out or its future is dropped, `held` stays reserved until the daemon
-    /// has finished the call.
+    /// names. If the call times out or its future is dropped, `held` stays reserved until the
+    /// daemon has finished the call.
     pub(super) async fn call<R: Request + Sync, H: Send + 'static>(
         &self,
         request: &R,

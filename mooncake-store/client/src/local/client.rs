@@ -9,7 +9,7 @@ use std::time::Duration;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::HostMemoryOptions;
 use mooncake_core::{Error, Result};
-use mooncake_transport::same_host::socket::Trust;
+use mooncake_ipc::socket::Trust;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mooncake_core::memory::HostMemory;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_ipc::socket::sealed;
 use mooncake_protocol::message::ShareMemory;
 use mooncake_protocol::wire::MemoryRange;
-use mooncake_transport::same_host::socket::sealed;
 use mooncake_transport::{Region, Transport};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;

@@ -1,11 +1,11 @@
 //! Hello: the first record of every connection between an IPC client and its daemon, in both
 //! directions. A hello has 64 bytes: a magic number, the version of the protocol, and zeros.
 //!
-//! Every version begins its connections with such a record. Thus two versions that do not understand
-//! each other name the mismatch. Calls follow as frames of [`frame`](mooncake_protocol::frame).
+//! Every version begins its connections with such a record. Thus two versions that do not
+//! understand each other name the mismatch. Calls follow as frames of [`frame`](mooncake_protocol::frame).
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::same_host::socket::RECORD_LEN;
+use mooncake_ipc::socket::RECORD_LEN;
 
 const MAGIC: [u8; 4] = *b"MKLC";
 /// Version of the protocol; both sides must have the same one.
@@ -22,8 +22,8 @@ pub fn encode() -> [u8; RECORD_LEN] {
 /// Checks the hello of the other side.
 ///
 /// # Errors
-/// Returns `INVALID_VERSION`, with both versions in the text, for a hello of another version. Returns
-/// `INVALID_PARAMS` for a malformed hello.
+/// Returns `INVALID_VERSION`, with both versions in the text, for a hello of another version.
+/// Returns `INVALID_PARAMS` for a malformed hello.
 pub fn check(hello: &[u8; RECORD_LEN]) -> Result<()> {
     let version = u16::from_le_bytes([hello[4], hello[5]]);
     if hello[..4] != MAGIC {
@@ -31,8 +31,8 @@ pub fn check(hello: &[u8; RECORD_LEN]) -> Result<()> {
     }
     if version != VERSION {
         let text = format!(
-            "the other end speaks version {version} of the local protocol, this one version {VERSION}; run \
-             mooncake_client and the programs that use it from one release"
+            "the other end speaks version {version} of the local protocol, this one version \
+             {VERSION}; run mooncake_client and the programs that use it from one release"
         );
         return Err(Error::new(ErrorCode::InvalidVersion, text));
     }

@@ -15,8 +15,8 @@
 //! daemon at the same path, with the same memory and addresses.
 //!
 //! Calls are RPCs of [`IPC_TABLE`](mooncake_protocol::message::IPC_TABLE), in the frames of the
-//! calls to a master. Every connection begins with a hello in both directions, to which the client may
-//! attach the file of memory that it shares.
+//! calls to a master. Every connection begins with a hello in both directions, to which the client
+//! may attach the file of memory that it shares.
 //!
 //! | file | content |
 //! |---|---|

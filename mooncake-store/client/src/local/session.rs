@@ -52,9 +52,9 @@ pub(super) enum Role<T: Transport> {
 }
 
 impl<T: Transport> Session<T> {
-    /// Serves the connection until it closes, the shared client is gone, or the daemon stops. A call
-    /// that has begun is always finished. Otherwise its transfer could still use memory that is
-    /// already reused.
+    /// Serves the connection until it closes, the shared client is gone, or the daemon stops. A
+    /// call that has begun is always finished. Otherwise its transfer could still use memory that
+    /// is already reused.
     pub(super) async fn serve(&self, mut stream: ParentOnly<UnixStream>, place: &Place) -> Result<()> {
         let mut stopped = self.owner.stopped.subscribe();
         let mut left = None;
@@ -147,8 +147,8 @@ impl<T: Transport> Session<T> {
     fn slice_mut(&self, range: MemoryRange) -> Result<SliceMut<T>> {
         let (region, range) = self.guest()?.range(range)?;
         // SAFETY: the shared client allocates from its own memory and lends no byte of it to two
-        // calls. A client that breaks this rule gets a mixture of both values, in its own memory. Code
-        // of this module only copies these bytes and never interprets them.
+        // calls. A client that breaks this rule gets a mixture of both values, in its own memory.
+        // Code of this module only copies these bytes and never interprets them.
         unsafe { region.slice_mut_unchecked(range) }
     }
 }

@@ -1,5 +1,5 @@
-//! One interface for both clients of a store: a full client of the cluster in this process, and a
-//! shared client of the `mooncake_client` process on this host.
+//! Interface of both clients of a store: a full client of the cluster in this process, and a shared
+//! client of the `mooncake_client` process on this host.
 
 use std::future::Future;
 
@@ -166,7 +166,8 @@ impl<T: Transport> StoreClient<T> {
         ended
     }
 
-    /// Reads values to the start of each memory. Returns their lengths; a missing object is an error.
+    /// Reads values to the start of each memory. Returns their lengths; a missing object is an
+    /// error.
     ///
     /// # Errors
     /// Returns an outer error if the outcome of every key is unknown.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
-use mooncake_transport::directory::FOLDER;
+use mooncake_metadata::FOLDER;
 
 use super::{
     CleanUpConfig, EventsConfig, MasterConfig, MastersConfig, MetadataServerConfig, SnapshotConfig,

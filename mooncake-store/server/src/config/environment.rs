@@ -13,7 +13,7 @@ use mooncake_core::memory::HugePages;
 use mooncake_core::Result;
 use mooncake_engine::environment::VARIABLES;
 use mooncake_engine::{TransferEngine, TransportOptions};
-use mooncake_transport::directory::DirectoryOptions;
+use mooncake_metadata::DirectoryOptions;
 use mooncake_transport::engine::HandshakePort;
 
 use super::flag::Flag;

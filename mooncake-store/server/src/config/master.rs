@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::BuiltinAllocatorConfig;
 use mooncake_core::evict::BuiltinPolicyConfig;
-use mooncake_transport::directory::FOLDER;
+use mooncake_metadata::FOLDER;
 
 use super::tenants::TenantPolicy;
 use mooncake_master::MasterOptions;

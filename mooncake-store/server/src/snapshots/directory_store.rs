@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::directory;
+use mooncake_metadata::open_folder;
 use tokio::runtime::Handle;
 
 use super::format::{Sink, name};
@@ -31,9 +31,9 @@ impl DirectoryStore {
     /// Opens the directory. Must be called on a thread of a tokio runtime.
     ///
     /// # Errors
-    /// Those of [`directory::own`].
+    /// Those of [`open_folder`].
     pub(super) fn open(url: &str, cluster: &str) -> Result<Self> {
-        let directory = directory::own(url).map_err(|error| error.context("snapshots"))?;
+        let directory = open_folder(url).map_err(|error| error.context("snapshots"))?;
         let runtime = Handle::try_current()
             .map_err(|_| Error::internal("cannot open snapshots: not on a thread of a tokio runtime"))?;
         Ok(Self { directory, url: url.to_owned(), cluster: cluster.to_owned(), runtime })

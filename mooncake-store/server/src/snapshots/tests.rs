@@ -168,12 +168,12 @@ async fn what_takes_too_long_is_given_up_and_counted() {
 mod own {
     use super::*;
     use mooncake_core::meta::Expect;
-    use mooncake_transport::directory;
+    use mooncake_metadata::open_folder;
 
     async fn with(test: impl FnOnce(&SnapshotConfig) + Send + 'static) {
         let folder = tempfile::tempdir().unwrap();
         let config = config(Path::new(&format!("rocksdb://{}", folder.path().display())));
-        if directory::own(config.own().unwrap()).is_err_and(|error| error.code() == ErrorCode::NotSupported) {
+        if open_folder(config.own().unwrap()).is_err_and(|error| error.code() == ErrorCode::NotSupported) {
             return;
         }
         tokio::task::spawn_blocking(move || test(&config)).await.unwrap();
@@ -185,7 +185,7 @@ mod own {
     }
 
     fn keys(config: &SnapshotConfig) -> Vec<String> {
-        let directory = directory::own(config.own().unwrap()).unwrap();
+        let directory = open_folder(config.own().unwrap()).unwrap();
         let all = tokio::runtime::Handle::current().block_on(directory.list("")).unwrap();
         all.into_iter().map(|(key, _)| key).collect()
     }
@@ -228,7 +228,7 @@ mod own {
             assert_eq!(keys(config), before);
             // State after processes that were killed while they wrote a snapshot, before they
             // published it, and while they removed one.
-            let directory = directory::own(config.own().unwrap()).unwrap();
+            let directory = open_folder(config.own().unwrap()).unwrap();
             for key in [
                 "unfinished/00000000000000000009",
                 "part/00000000000000000009/00000000",
@@ -254,7 +254,7 @@ mod own {
             restore: true,
             ..config(Path::new(&format!("rocksdb://{}", folder.path().display())))
         };
-        if directory::own(config.own().unwrap()).is_err() {
+        if open_folder(config.own().unwrap()).is_err() {
             return;
         }
         for _ in 0..3 {

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mooncake_core::fork::ParentOnly;
+use mooncake_ipc::socket::{RecordSocket, Trust};
 use mooncake_store::client::Client;
 use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig, LocalStats, hello};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::connection::Connection;
-use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 

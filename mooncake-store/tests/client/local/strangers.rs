@@ -7,6 +7,7 @@ use mooncake_core::fork::ParentOnly;
 use mooncake_core::ids::Uuid;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, shared_pages};
 use mooncake_core::{ErrorCode, ErrorKind};
+use mooncake_ipc::socket::{RecordSocket, Trust};
 use mooncake_store::local::hello::{self, VERSION};
 use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
 use mooncake_store::protocol::connection::Connection;
@@ -16,7 +17,6 @@ use mooncake_store::protocol::message::{
 };
 use mooncake_store::protocol::report::Reported;
 use mooncake_store::protocol::wire::MemoryRange;
-use mooncake_transport::same_host::socket::{RecordSocket, Trust};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 

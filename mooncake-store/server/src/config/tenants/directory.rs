@@ -23,14 +23,14 @@ pub(crate) struct Store {
 
 impl Store {
     pub(super) fn etcd(endpoints: &str, key: &str) -> Result<Self> {
-        let etcd = mooncake_transport::directory::etcd(endpoints)
+        let etcd = mooncake_metadata::open_etcd(endpoints)
             .map_err(|error| error.context("--tenant_quota_connector_uri"))?;
         let begin = format!("Store a policy there first: etcdctl put {key} \"$(cat tenants.yaml)\"");
         Ok(Self::new(etcd, format!("{key} in etcd at {endpoints}"), key, Some(begin)))
     }
 
     pub(super) fn own(url: &str, key: &str) -> Result<Self> {
-        let directory = mooncake_transport::directory::own(url)
+        let directory = mooncake_metadata::open_folder(url)
             .map_err(|error| error.context("--tenant_quota_connector_uri"))?;
         Ok(Self::new(directory, format!("{key} in {url}"), key, None))
     }

@@ -1,6 +1,6 @@
 //! Tests against a live engine of Mooncake C++. Ignored by default. `PEER_PYTHON` is a Python that
 //! has it installed, and the test runs where an interface besides `lo` is up:
-//! `PEER_PYTHON=.venv/bin/python cargo test -p mooncake-transport --test peer -- --ignored`.
+//! `PEER_PYTHON=.venv/bin/python cargo test -p mooncake-metadata --test peer -- --ignored`.
 #![cfg(not(miri))]
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,6 +11,7 @@ use std::time::Duration;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::memory::HostMemory;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_metadata::{DirectoryOptions, connect};
 use mooncake_transport::engine::HandshakePort;
 use mooncake_transport::handshake::{HandshakeConfig, Kind, Notification, exchange, probe};
 use mooncake_transport::net::HostPort;
@@ -138,14 +139,14 @@ async fn each_side_reads_the_others_descriptor_by_handshake() {
     assert!(serde_json::from_slice::<serde_json::Value>(&reply).unwrap()["qp_num"].is_array());
 }
 
-#[cfg(feature = "http")]
+#[cfg(feature = "metadata-http")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs the existing system and METADATA_URL, its metadata server"]
 async fn each_side_reads_the_others_descriptor_in_a_metadata_server() {
     #[allow(clippy::disallowed_methods, reason = "the test's own argument")]
     let url = std::env::var("METADATA_URL").expect("METADATA_URL names a metadata server");
     let mut peer = Peer::start("theirs:1", &url);
-    let directory = Directory::connect(&url, "").unwrap();
+    let directory = connect(&url, &DirectoryOptions::default()).unwrap();
     let ours = engine("ours:1", directory.clone()).await;
     let target = ours.open("theirs:1").await.unwrap();
     assert!(target.descriptor().holds(peer.buffer, 1 << 20));

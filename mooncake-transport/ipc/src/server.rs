@@ -6,13 +6,13 @@ use std::time::Duration;
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorKind, Result};
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
 use tokio::net::{UnixListener, UnixStream};
 use tracing::debug;
 
-use super::owner::{Owner, Shared, Visitor};
-use super::record::Record;
-use super::socket::{RecordSocket, Trust};
-use crate::admission::{Connections, ListenerLimits, Place};
+use crate::owner::{Owner, Shared, Visitor};
+use crate::record::Record;
+use crate::socket::{RecordSocket, Trust};
 
 /// Creates a listener and its name in the abstract namespace. The name is unique, begins with the
 /// name of the transport, and disappears with the listener.

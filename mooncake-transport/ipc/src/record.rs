@@ -9,10 +9,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use mooncake_core::{Error, Result};
 
-use super::board::SLOTS;
-use super::socket::RecordSocket;
+use crate::board::SLOTS;
+use crate::socket::RecordSocket;
 
-pub use super::socket::RECORD_LEN;
+pub use crate::socket::RECORD_LEN;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"MKSH");
 /// Version of the protocol, which must be equal on both sides. Otherwise another transport is used.

@@ -13,10 +13,10 @@ use mooncake_core::ErrorKind;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::testkit::{lease, meta::check};
-use mooncake_transport::directory::{DirectoryOptions, RedisLogin};
+use mooncake_metadata::etcd::EtcdMetadata;
+use mooncake_metadata::redis::RedisMetadata;
+use mooncake_metadata::{DirectoryOptions, RedisLogin, connect};
 use mooncake_transport::engine::HandshakePort;
-use mooncake_transport::etcd::EtcdMetadata;
-use mooncake_transport::redis::RedisMetadata;
 use mooncake_transport::{Directory, Engine, Loopback, LoopbackNet};
 use servers::{Server, etcd, ready, redis, redis_with_password, start};
 
@@ -138,7 +138,7 @@ async fn engine(
 async fn engines_meet(url: &str, backend: Arc<dyn MetadataBackend>) {
     let net = LoopbackNet::new();
     let options = DirectoryOptions { cluster_id: "c".into(), ..DirectoryOptions::default() };
-    let directory = Directory::connect_with(url, &options).unwrap();
+    let directory = connect(url, &options).unwrap();
     let (a, b) = (
         engine(&net, "a:1", directory.clone()).await.unwrap(),
         engine(&net, "b", directory.clone()).await.unwrap(),

@@ -1,15 +1,16 @@
 //! HTTP metadata client against a small server that behaves like those of Mooncake C++, and against
 //! a real one on request.
-#![cfg(all(feature = "http", not(miri)))]
+#![cfg(all(feature = "metadata-http", not(miri)))]
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use mooncake_core::ErrorKind;
 use mooncake_core::meta::{Expect, MetadataBackend};
+use mooncake_metadata::http::HttpMetadata;
+use mooncake_metadata::{DirectoryOptions, connect};
 use mooncake_transport::engine::HandshakePort;
-use mooncake_transport::http::HttpMetadata;
-use mooncake_transport::{Directory, Engine, LoopbackNet};
+use mooncake_transport::{Engine, LoopbackNet};
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -120,7 +121,7 @@ async fn engines_publish_in_the_existing_layout_and_leave_nothing() {
         ..HandshakePort::default()
     };
     let start = |name: &'static str| {
-        let directory = Directory::connect(&url, "").unwrap();
+        let directory = connect(&url, &DirectoryOptions::default()).unwrap();
         Engine::builder(Arc::new(net.node())).name(name).directory(directory).handshake(handshake()).start()
     };
     let (a, b) = (start("a:1").await.unwrap(), start("b").await.unwrap());
@@ -163,7 +164,7 @@ async fn the_client_conforms_on_a_real_server() {
 mod own_server {
     use super::*;
     use mooncake_core::meta::{MemoryLimits, MemoryMetadata};
-    use mooncake_transport::http_server::{self, Owners};
+    use mooncake_metadata::http_routes::{self, Owners};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Counts the entries that were refused.
@@ -193,7 +194,7 @@ mod own_server {
         let metadata =
             Arc::new(MemoryMetadata::with_limits(MemoryLimits { entries: 64, ..MemoryLimits::SERVER }));
         let refused = Arc::new(Refused::default());
-        let pages = http_server::pages(metadata.clone(), refused.clone());
+        let pages = http_routes::pages(metadata.clone(), refused.clone());
         tokio::spawn(async move { axum::serve(listener, pages).await });
         (url, metadata, refused)
     }

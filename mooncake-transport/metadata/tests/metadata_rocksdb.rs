@@ -16,8 +16,9 @@ use mooncake_core::clock::Rng;
 use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::testkit::meta::check;
 use mooncake_core::{ErrorCode, ErrorKind, Result};
+use mooncake_metadata::rocksdb::RocksMetadata;
+use mooncake_metadata::{DirectoryOptions, connect};
 use mooncake_transport::Directory;
-use mooncake_transport::rocksdb::RocksMetadata;
 use tempfile::TempDir;
 
 fn url(folder: &Path) -> String {
@@ -102,8 +103,8 @@ async fn what_was_put_survives_and_revisions_are_never_used_again() {
 #[tokio::test]
 async fn all_in_one_process_share_it() {
     let Some((folder, backend)) = start() else { return };
-    let Directory::Metadata { backend: other, .. } = Directory::connect(&url(folder.path()), "").unwrap()
-    else {
+    let options = DirectoryOptions::default();
+    let Directory::Metadata { backend: other, .. } = connect(&url(folder.path()), &options).unwrap() else {
         panic!("a directory with a backend")
     };
     let mut events = other.watch("").await.unwrap();

@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use rustix::thread::futex;
 use tracing::{debug, warn};
 
-use super::board::{Board, Page, SLOTS};
-use super::record::{RECORD_LEN, Record, RegionRecord};
-use super::socket::RecordSocket;
+use crate::board::{Board, Page, SLOTS};
+use crate::record::{RECORD_LEN, Record, RegionRecord};
+use crate::socket::RecordSocket;
 
 /// Longest wait before a peer's count is checked again, because a process that dies during a copy
 /// wakes no waiter.
@@ -40,7 +40,7 @@ pub trait Shared: Clone + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the records that follow the record of a region in the object. Their number is that
-    /// of the transport ([`Mapping::MORE`](super::Mapping::MORE)).
+    /// of the transport ([`Mapping::MORE`](crate::Mapping::MORE)).
     fn more(&self) -> Vec<[u8; RECORD_LEN]> {
         Vec::new()
     }
@@ -380,8 +380,8 @@ impl<S: Shared> Owner<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::socket::Trust;
     use super::*;
+    use crate::socket::Trust;
     use std::ptr::NonNull;
     use tokio::net::UnixStream;
 

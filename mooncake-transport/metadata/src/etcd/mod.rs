@@ -17,13 +17,13 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::host_port::HostPort;
 use mooncake_core::meta::{Expect, Hold, Leases, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::warn;
 
-use crate::net::HostPort;
 use crate::web::{CONNECT, Verb, Web, excerpt};
 use answer::{Entries, Said, entries, number};
 

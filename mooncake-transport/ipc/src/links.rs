@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tracing::debug;
 
-use super::link::{Link, Mapping};
+use crate::link::{Link, Mapping};
 
 /// Address of an owner on this host: the id of the host's boot, and the name of the socket, as in
 /// descriptors.

@@ -13,9 +13,9 @@ use rustix::thread::futex;
 use tokio::net::UnixStream;
 use tracing::debug;
 
-use super::board::{Board, Page};
-use super::record::{Listing, RECORD_LEN, Record, RegionRecord};
-use super::socket::{RecordSocket, Trust, sealed};
+use crate::board::{Board, Page};
+use crate::record::{Listing, RECORD_LEN, Record, RegionRecord};
+use crate::socket::{RecordSocket, Trust, sealed};
 
 /// Object that contains an owner's region, mapped in this process.
 pub trait Mapping: Sized + fmt::Debug + Send + Sync + 'static {

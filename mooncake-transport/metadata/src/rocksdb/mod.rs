@@ -20,7 +20,7 @@ use mooncake_core::meta::{
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::metadata_services::FOLDER;
+use crate::settings::FOLDER;
 use database::{Change, Database};
 use mark::Mark;
 

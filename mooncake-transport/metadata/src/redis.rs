@@ -12,10 +12,10 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend, fingerprint};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::net::{DEFAULT_PORT, HostPort};
 use tokio::sync::Mutex;
 
-use crate::metadata_services::RedisLogin;
-use crate::net::{DEFAULT_PORT, HostPort};
+use crate::settings::RedisLogin;
 
 const CONNECT: Duration = Duration::from_millis(1500);
 const ANSWER: Duration = Duration::from_millis(3000);
