@@ -2,7 +2,8 @@
 //! directions. A hello has 64 bytes: a magic number, the version of the protocol, and zeros.
 //!
 //! Every version begins its connections with such a record. Thus two versions that do not
-//! understand each other name the mismatch. Calls follow as frames of [`frame`](mooncake_protocol::frame).
+//! understand each other name the mismatch. Calls follow, in the frames of
+//! [`frame`](mooncake_protocol::frame).
 
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_ipc::socket::RECORD_LEN;
