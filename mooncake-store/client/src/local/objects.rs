@@ -537,6 +537,9 @@ struct Aim<T: Transport> {
     rest: Rest<T>,
 }
 
+/// Results of the reads that were sent, and their destinations.
+type Answered<A, T> = (Vec<Result<A>>, Vec<Sink<T>>);
+
 /// State of every read on the side of the caller.
 struct Rest<T: Transport>(Vec<Kept<T>>);
 
@@ -566,7 +569,7 @@ impl<T: Transport> Rest<T> {
     /// Combines results with memory. `len` returns the number of bytes of a successful read.
     fn settle<A, R>(
         self,
-        answer: Result<(Vec<Result<A>>, Vec<Sink<T>>)>,
+        answer: Result<Answered<A, T>>,
         read: impl Fn(A) -> R,
         len: impl Fn(&R) -> usize,
     ) -> Vec<LocalRead<R, T>> {
