@@ -30,8 +30,8 @@
 //! 5. The space of one segment.
 //! 6. A ledger, and the table of tenants.
 //!
-//! The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method is synchronous and short; [`Master::tick`] does the work that takes
-//! longer.
+//! The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method
+//! is synchronous and short; [`Master::tick`] does the work that takes longer.
 
 #![deny(unsafe_code)]
 

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use super::copy_jobs::{CopyJobs, JobState};
 
-/// Time for which an object stays in memory until the owner of the disk fetches it, and for which an
-/// owner may promote an object: several heartbeats.
+/// Time for which an object stays in memory until the owner of the disk fetches it, and for which
+/// an owner may promote an object: several heartbeats.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Maximum number of stale replicas that the owner has not been notified of. With more, the owner
