@@ -176,9 +176,7 @@ impl MasterClient {
                 "cannot make call: the master is embedded and ends with its clients",
             )),
             Location::Embedded(master) => Ok(request.handle_by(&**master)),
-            Location::Remote(rpc) => {
-                Ok(rpc.call_as(counted, &request).await?.into_outcome())
-            }
+            Location::Remote(rpc) => Ok(rpc.call_as(counted, &request).await?.into_outcome()),
             Location::Custom(connection) => {
                 let mut body = Vec::new();
                 if R::HAS_ARGUMENTS {
