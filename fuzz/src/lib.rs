@@ -368,12 +368,11 @@ pub fn metadata_value(data: &[u8]) {
 pub fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let lines: Vec<&str> = text.split('\n').collect();
-    let names: Vec<&str> = VARIABLES.iter().flat_map(|variable| variable.names.iter().copied()).collect();
+    let names = || VARIABLES.iter().flat_map(|variable| variable.names());
     let clock = Arc::new(ManualClock::new());
     let read = |get: &dyn Fn(usize) -> String| {
-        let builder = TransferEngine::builder().clock(clock.clone());
-        let number = |name: &str| names.iter().position(|known| *known == name);
-        format!("{:?}", builder.environment_of(|name| number(name).map(get)))
+        let environment = names().enumerate().map(|(number, name)| (name, get(number))).collect();
+        format!("{:?}", TransferEngine::builder().clock(clock.clone()).environment_of(&environment))
     };
     assert_eq!(read(&|_| text.to_string()), read(&|_| text.to_string()));
     read(&|number| lines[number % lines.len()].to_owned());

@@ -18,9 +18,7 @@ use tokio::runtime::Handle;
 
 fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     let builder = TransferEngine::builder().local_copies(LocalCopies::Never);
-    builder.environment_of(|name| {
-        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-    })
+    builder.environment_of(&variables.iter().copied().collect())
 }
 
 fn memory(len: usize) -> Arc<HostMemory> {

@@ -72,7 +72,9 @@ mod writing;
 
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
 pub use self::cache::HotCacheStats;
-pub use self::config::{ClientConfig, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
+pub use self::config::{
+    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile,
+};
 pub use self::disk::{DiskReport, FileReport};
 pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};
 pub use self::located::Located;
