@@ -179,7 +179,7 @@ impl ClientEnvironment {
     }
 
     /// Returns the transports of `protocol`, with settings from the environment, for
-    /// [`ClientBuilder::wires`](mooncake_client::ClientBuilder::wires).
+    /// [`ClientBuilder::transports`](mooncake_client::ClientBuilder::transports).
     ///
     /// `devices` has commas between names; empty or `auto-discovery` selects all.
     ///
