@@ -21,9 +21,9 @@ thread_local! {
 }
 
 /// Runs a future for a thread that blocks on it and has no other work:
-/// `runtime.block_on(wait_inline(client.get(key)))`. Needs a runtime of several threads, because the tasks
-/// that produce the response run on the others.
-pub async fn here<F: Future>(work: F) -> F::Output {
+/// `runtime.block_on(wait_inline(client.get(key)))`. Needs a runtime of several threads, because the
+/// tasks that produce the response run on the others.
+pub async fn wait_inline<F: Future>(work: F) -> F::Output {
     let mut work = pin!(work);
     poll_fn(|context| {
         let _before = Before(INLINE.replace(true));
@@ -37,9 +37,9 @@ pub fn is_inline() -> bool {
     INLINE.get()
 }
 
-/// Waits on this thread until a socket is readable or closed. Inside [`wait_inline`] the wait takes at
-/// most a millisecond. Elsewhere it takes at most `limit`, which suits responses that arrive sooner
-/// than a task switch takes. Returns whether the socket is ready. A signal ends the wait.
+/// Waits on this thread until a socket is readable or closed. Inside [`wait_inline`] the wait takes
+/// at most a millisecond. Elsewhere it takes at most `limit`, which suits responses that arrive
+/// sooner than a task switch takes. Returns whether the socket is ready. A signal ends the wait.
 pub fn readable_soon(socket: &impl AsFd, limit: Duration) -> bool {
     let limit = if is_inline() { limit.max(MOMENT) } else { limit };
     let Ok(limit) = Timespec::try_from(limit) else { return false };

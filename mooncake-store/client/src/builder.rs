@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mooncake_core::clock::{Rng, SharedClock};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::host_port;
@@ -142,7 +143,7 @@ impl std::fmt::Debug for MasterHandle {
 }
 
 /// Source of the transport of a client.
-pub trait TransportSource: Send {
+pub trait TransportSource: Send + Sized + 'static {
     /// Type of the transport.
     type Transport: Transport;
 
@@ -156,7 +157,16 @@ pub trait TransportSource: Send {
     fn engine(&self) -> Option<Engine<Self::Transport>> {
         None
     }
+
+    /// Connects a client. Only the built-in transports override this method.
+    #[doc(hidden)]
+    fn connect(builder: ClientBuilder<Self>) -> Connecting<Self::Transport> {
+        Box::pin(builder.join())
+    }
 }
+
+/// Client that is being connected.
+type Connecting<T> = BoxFuture<'static, Result<Client<T>>>;
 
 /// Context in which a transport is opened.
 #[derive(Debug)]
@@ -180,6 +190,11 @@ impl TransportSource for BuiltIn {
         };
         let options = if setting.config.share_memory { options } else { options.without_shared_memory() };
         options.open(&Handle::current(), &setting.config.clock).map(Arc::new)
+    }
+
+    /// Is not generic, so that this crate compiles the tasks of a client once for all programs.
+    fn connect(builder: ClientBuilder) -> Connecting<TransportSet> {
+        Box::pin(builder.join())
     }
 }
 
@@ -429,6 +444,10 @@ impl<S: TransportSource> ClientBuilder<S> {
     /// `Timeout` if no master responds within [`ClientConfig::connect_timeout`]. Each error text
     /// says what to do.
     pub async fn connect(self) -> Result<Client<S::Transport>> {
+        S::connect(self).await
+    }
+
+    async fn join(self) -> Result<Client<S::Transport>> {
         let Self { mut config, master, directory, clock, source } = self;
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a client is connected on a tokio runtime, and there is none here")

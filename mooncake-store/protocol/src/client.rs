@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mooncake_core::error::{Error, ErrorCode, Reason, Result};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::net;
@@ -113,23 +114,43 @@ impl RpcClient {
 
     /// Makes a call like [`RpcClient::call`], and counts it as function `counted`.
     pub(super) async fn call_as<R: Request + Sync>(&self, counted: u32, request: &R) -> Result<R::Reply> {
-        let Some(meter) = &self.options.meter else { return self.exchange(request).await };
-        let began = meter.begin();
-        let answer = self.exchange(request).await;
-        meter.end(counted, began, answer.is_ok());
-        answer
-    }
-
-    async fn exchange<R: Request + Sync>(&self, request: &R) -> Result<R::Reply> {
         let body = |out: &mut Vec<u8>| {
             if R::HAS_ARGUMENTS {
                 pack::encode(request, out);
             }
         };
-        let round = async {
+        let Some(meter) = &self.options.meter else {
+            return self.send(R::FUNCTION, R::NAME, &body).await.and_then(|lent| self.decode::<R>(lent));
+        };
+        let began = meter.begin();
+        let sent = self.send(R::FUNCTION, R::NAME, &body).await;
+        let answer = sent.and_then(|lent| self.decode::<R>(lent));
+        meter.end(counted, began, answer.is_ok());
+        answer
+    }
+
+    fn decode<R: Request>(&self, lent: Lent<'_>) -> Result<R::Reply> {
+        let decoded = lent.reply::<R>().and_then(|body| {
+            pack::decode::<R::Reply>(body).map_err(|error| self.misread(R::NAME, error.into()))
+        });
+        lent.give_back();
+        decoded
+    }
+
+    /// Sends one request and reads its reply, within the time of a call.
+    ///
+    /// The future is boxed and independent of the type of the request, so that this crate compiles
+    /// it once for all calls of all programs.
+    fn send<'a>(
+        &'a self,
+        function: u32,
+        name: &'static str,
+        body: &'a (dyn Fn(&mut Vec<u8>) + Sync),
+    ) -> BoxFuture<'a, Result<Lent<'a>>> {
+        let round = async move {
             let mut tries = 0;
             loop {
-                let lent = self.round_trip(R::FUNCTION, &body).await?;
+                let lent = self.round_trip(function, body).await?;
                 if !lent.is_refused_for_now() {
                     self.retries.earn();
                     return Ok(lent);
@@ -140,15 +161,12 @@ impl RpcClient {
                 tokio::time::sleep(pause).await;
             }
         };
-        let lent = match timeout(self.options.call_timeout, round).await {
-            Ok(outcome) => outcome.map_err(|error: Error| error.context(R::NAME))?,
-            Err(_) => return Err(self.timed_out(R::NAME)),
-        };
-        let decoded = lent.reply::<R>().and_then(|body| {
-            pack::decode::<R::Reply>(body).map_err(|error| self.misread(R::NAME, error.into()))
-        });
-        lent.give_back();
-        decoded
+        Box::pin(async move {
+            match timeout(self.options.call_timeout, round).await {
+                Ok(outcome) => outcome.map_err(|error: Error| error.context(name)),
+                Err(_) => Err(self.timed_out(name)),
+            }
+        })
     }
 
     /// Sends one request and reads its reply, which stays in the connection's buffer.

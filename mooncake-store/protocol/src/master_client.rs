@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::future::BoxFuture;
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
@@ -177,10 +176,7 @@ impl MasterClient {
                 "cannot make call: the master is embedded and ends with its clients",
             )),
             Location::Embedded(master) => Ok(request.handle_by(&**master)),
-            Location::Remote(rpc) => {
-                let call: BoxFuture<'_, Result<R::Reply>> = Box::pin(rpc.call_as(counted, &request));
-                Ok(call.await?.into_outcome())
-            }
+            Location::Remote(rpc) => Ok(rpc.call_as(counted, &request).await?.into_outcome()),
             Location::Custom(connection) => {
                 let mut body = Vec::new();
                 if R::HAS_ARGUMENTS {
