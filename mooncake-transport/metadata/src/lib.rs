@@ -4,7 +4,7 @@
 
 #[cfg(feature = "metadata-etcd")]
 pub mod etcd;
-#[cfg(feature = "http")]
+#[cfg(feature = "metadata-http")]
 pub mod http;
 #[cfg(feature = "http-server")]
 pub mod http_routes;
@@ -14,7 +14,7 @@ pub mod redis;
 pub mod rocksdb;
 mod services;
 mod settings;
-#[cfg(any(feature = "http", feature = "metadata-etcd"))]
+#[cfg(any(feature = "metadata-http", feature = "metadata-etcd"))]
 mod web;
 
 pub use services::{connect, open_etcd, open_folder};

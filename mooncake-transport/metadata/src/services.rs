@@ -38,7 +38,7 @@ macro_rules! service {
 }
 
 const SERVICES: [Service; 4] = [
-    service!("http", "http://host:port/metadata", "http", |text, _| {
+    service!("http", "http://host:port/metadata", "metadata-http", |text, _| {
         Ok(Arc::new(crate::http::HttpMetadata::new(text)?))
     }),
     service!("etcd", "etcd://host:port", "metadata-etcd", |text, _| {
@@ -140,7 +140,7 @@ mod tests {
             ("127.0.0.1:2379", "feature `metadata-etcd`", has("metadata-etcd")),
             ("etcd://a:1,b:2", "feature `metadata-etcd`", has("metadata-etcd")),
             ("redis://h:1", "feature `metadata-redis`", has("metadata-redis")),
-            ("http://h/metadata", "feature `http`", has("http")),
+            ("http://h/metadata", "feature `metadata-http`", has("metadata-http")),
             ("https://h/metadata", "\"https\" is not built in; there is", false),
             ("rocksdb:///srv/own", "feature `metadata-rocksdb`", has("metadata-rocksdb")),
         ] {

@@ -1,6 +1,6 @@
 //! HTTP metadata client against a small server that behaves like those of Mooncake C++, and against
 //! a real one on request.
-#![cfg(all(feature = "http", not(miri)))]
+#![cfg(all(feature = "metadata-http", not(miri)))]
 
 use std::collections::HashMap;
 use std::sync::Arc;

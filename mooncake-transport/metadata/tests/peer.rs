@@ -138,7 +138,7 @@ async fn each_side_reads_the_others_descriptor_by_handshake() {
     assert!(serde_json::from_slice::<serde_json::Value>(&reply).unwrap()["qp_num"].is_array());
 }
 
-#[cfg(feature = "http")]
+#[cfg(feature = "metadata-http")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs Mooncake C++ and METADATA_URL, its metadata server"]
 async fn each_side_reads_the_others_descriptor_in_a_metadata_server() {
