@@ -32,7 +32,7 @@ fn both(data_host: &str) -> TransportOptions {
 }
 
 fn memory(len: usize, shared: bool) -> Arc<HostMemory> {
-    let shared = shared.then(|| "wires".into());
+    let shared = shared.then(|| "transports".into());
     Arc::new(HostMemory::with(len, &HostMemoryOptions { shared, ..HostMemoryOptions::default() }).unwrap())
 }
 
