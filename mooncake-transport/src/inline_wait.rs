@@ -21,8 +21,8 @@ thread_local! {
 }
 
 /// Runs a future for a thread that blocks on it and has no other work:
-/// `runtime.block_on(wait_inline(client.get(key)))`. Needs a runtime of several threads, because the
-/// tasks that produce the response run on the others.
+/// `runtime.block_on(wait_inline(client.get(key)))`. Needs a runtime of several threads, because
+/// the tasks that produce the response run on the others.
 pub async fn wait_inline<F: Future>(work: F) -> F::Output {
     let mut work = pin!(work);
     poll_fn(|context| {
