@@ -23,7 +23,7 @@ use mooncake_store::protocol::pack::PackError;
 use mooncake_tcp::frame::{Direction, HEADER_LEN, Request, STATUS_LEN, Status};
 use mooncake_tcp::hello::{ANSWER_LEN, Answer, HELLO_LEN, Hello, Instance};
 use mooncake_tcp::inbox::Inbox;
-use mooncake_metadata::etcd::answer::{self, Said};
+use mooncake_metadata::etcd::response::{self, WatchLine};
 use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
 use mooncake_ipc::record::{Listing, RECORD_LEN, Record};
@@ -331,13 +331,13 @@ pub fn topology(data: &[u8]) {
 
 /// Fuzzes the response of etcd's JSON gateway to a range, and a line of a watch.
 pub fn etcd_answer(data: &[u8]) {
-    let Ok(json) = answer::json(data) else { return };
-    if let Ok((entries, _)) = answer::entries(&json) {
+    let Ok(json) = response::json(data) else { return };
+    if let Ok((entries, _)) = response::entries(&json) {
         assert!(
             entries.iter().map(|(key, value)| key.len() + value.value.len()).sum::<usize>() <= data.len()
         );
     }
-    if let Ok(Said::Events(events, newest)) = answer::said(data) {
+    if let Ok(WatchLine::Events(events, newest)) = response::watch_line(data) {
         let revisions = events.iter().filter_map(|event| Some(event.value.as_ref()?.revision));
         assert!(revisions.max().is_none_or(|revision| revision <= newest));
     }

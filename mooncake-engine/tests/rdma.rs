@@ -136,7 +136,7 @@ async fn between_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_protocol_finds_its_devices_and_a_name_that_is_none_is_said() {
+async fn a_protocol_finds_its_devices_and_an_unknown_name_is_refused() {
     let of = |devices: &str| TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices(devices);
     for devices in ["", "auto-discovery", "rxe1", "rxe0, rxe1"] {
         let engine = of(devices).or_tcp().start().await.unwrap();

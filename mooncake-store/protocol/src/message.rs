@@ -32,8 +32,8 @@ pub use super::call::{Handle, Outcome, Request, TABLE_VERSION, Treatment};
 use super::call::{Response, run};
 use super::frame::Refusal;
 use super::heartbeat::Class;
-use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
+use super::type_signature::function_id;
 use super::wire::{
     CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, MovePlan, NofOwner,
     NofSegment, OffloadItem, PingReply, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task,
@@ -305,7 +305,7 @@ macro_rules! calls {
                 const NAME: &'static str = stringify!($name);
                 const FUNCTION: u32 = function_id(concat!($class, "::", spelled!($name $($spelled)?)));
                 const HAS_ARGUMENTS: bool =
-                    !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
+                    !<Self as super::pack::Wire>::SIGNATURE.as_bytes().is_empty();
                 const IS_EXTENSION: bool = is_extension($class);
                 const TREATMENT: Treatment = treatment!(Treatment::DEFAULT; $($($treatment)*)?);
                 type Reply = $reply;
@@ -317,8 +317,8 @@ macro_rules! calls {
             Shape {
                 name: stringify!($name),
                 function: <$name as Request>::FUNCTION,
-                arguments: <$name as super::pack::Wire>::LITERAL.as_bytes(),
-                reply: <$reply as super::pack::Wire>::LITERAL.as_bytes(),
+                arguments: <$name as super::pack::Wire>::SIGNATURE.as_bytes(),
+                reply: <$reply as super::pack::Wire>::SIGNATURE.as_bytes(),
                 treatment: <$name as Request>::TREATMENT,
                 rewrite_arguments: |body, spelled| rewritten::<$name>(body, spelled),
                 rewrite_reply: |body, spelled| rewritten::<$reply>(body, spelled),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_transport::here::readable_soon;
+use mooncake_transport::inline_wait::readable_soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
