@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::ManualClock;
 use mooncake_store::master::{DiskOptions, HotOptions, Master, MasterOptions, PromotionOptions, TenantQuota};
-use mooncake_store::protocol::literal::Literal;
+use mooncake_store::protocol::type_signature::TypeSignature;
 use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
 use mooncake_store::protocol::server::Service;
 use mooncake_store::protocol::service::MasterService;
@@ -95,7 +95,7 @@ fn arguments(shape: &Shape, input: &mut Input<'_>, body: &mut Vec<u8>) {
     if shape.arguments.is_empty() {
         return;
     }
-    body.extend_from_slice(&Literal::new(shape.arguments).hash().to_le_bytes());
+    body.extend_from_slice(&TypeSignature::new(shape.arguments).hash().to_le_bytes());
     let mut spelling = shape.arguments;
     value(&mut spelling, input, &mut Some(body));
 }

@@ -22,7 +22,7 @@ use mooncake_store::protocol::pack::PackError;
 use mooncake_tcp::frame::{Direction, HEADER_LEN, Request, STATUS_LEN, Status};
 use mooncake_tcp::hello::{ANSWER_LEN, Answer, HELLO_LEN, Hello, Instance};
 use mooncake_tcp::inbox::Inbox;
-use mooncake_metadata::etcd::answer::{self, Said};
+use mooncake_metadata::etcd::response::{self, WatchLine};
 use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
 use mooncake_ipc::record::{Listing, RECORD_LEN, Record};
@@ -315,13 +315,13 @@ pub fn topology(data: &[u8]) {
 
 /// Fuzzes the response of etcd's JSON gateway to a range, and a line of a watch.
 pub fn etcd_answer(data: &[u8]) {
-    let Ok(json) = answer::json(data) else { return };
-    if let Ok((entries, _)) = answer::entries(&json) {
+    let Ok(json) = response::json(data) else { return };
+    if let Ok((entries, _)) = response::entries(&json) {
         assert!(
             entries.iter().map(|(key, value)| key.len() + value.value.len()).sum::<usize>() <= data.len()
         );
     }
-    if let Ok(Said::Events(events, newest)) = answer::said(data) {
+    if let Ok(WatchLine::Events(events, newest)) = response::watch_line(data) {
         let revisions = events.iter().filter_map(|event| Some(event.value.as_ref()?.revision));
         assert!(revisions.max().is_none_or(|revision| revision <= newest));
     }
@@ -352,12 +352,11 @@ pub fn metadata_value(data: &[u8]) {
 pub fn environment(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let lines: Vec<&str> = text.split('\n').collect();
-    let names: Vec<&str> = VARIABLES.iter().flat_map(|variable| variable.names.iter().copied()).collect();
+    let names = || VARIABLES.iter().flat_map(|variable| variable.names());
     let clock = Arc::new(ManualClock::new());
     let read = |get: &dyn Fn(usize) -> String| {
-        let builder = TransferEngine::builder().clock(clock.clone());
-        let number = |name: &str| names.iter().position(|known| *known == name);
-        format!("{:?}", builder.environment_of(|name| number(name).map(get)))
+        let environment = names().enumerate().map(|(number, name)| (name, get(number))).collect();
+        format!("{:?}", TransferEngine::builder().clock(clock.clone()).environment_of(&environment))
     };
     assert_eq!(read(&|_| text.to_string()), read(&|_| text.to_string()));
     read(&|number| lines[number % lines.len()].to_owned());

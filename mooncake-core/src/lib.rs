@@ -18,6 +18,7 @@ mod kind;
 pub mod memory;
 pub mod meta;
 pub mod replica;
+pub mod settings;
 pub mod sketch;
 pub mod tables;
 #[cfg(feature = "testkit")]

@@ -82,7 +82,7 @@ fn parts_carry_the_version_of_their_value() {
 }
 
 #[test]
-fn a_disk_without_answers_is_reported_as_stalled() {
+fn a_disk_without_responses_is_reported_as_stalled() {
     for disk in engines() {
         let dir = dir();
         let long = |_, request: IoRequest| match request.len > 64 << 10 && !request.write {
@@ -294,7 +294,7 @@ fn disk_errors_cost_objects_and_never_a_wrong_value() {
 }
 
 #[test]
-fn a_disk_that_does_not_answer_delays_no_deadline() {
+fn a_disk_that_does_not_respond_delays_no_deadline() {
     use mooncake_core::clock::{Clock, SystemClock};
     use mooncake_disk::{DiskTransport, OpenSegment};
     use mooncake_transport::transfer::{self, Transfer};

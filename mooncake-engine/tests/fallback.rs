@@ -165,7 +165,7 @@ proptest! {
 }
 
 #[test]
-fn when_both_wires_fail_the_caller_is_told() {
+fn when_both_transports_fail_the_caller_gets_the_error() {
     let world = World::new(4, 1);
     let region = world.runtime.block_on(world.owner.register(world.memory.clone())).unwrap();
     let target = world.runtime.block_on(world.user.open("owner")).unwrap();

@@ -133,7 +133,7 @@ async fn and_over_tcp() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failure_in_stream_order_is_told_by_the_next_call() {
+async fn a_failure_in_stream_order_is_reported_by_the_next_call() {
     let wires = || TransportOptions { nvlink: Some(NvlinkConfig::default()), ..TransportOptions::default() };
     let (owner, user) = (engine(wires()).await, engine(wires()).await);
     let _open = owner.register(filled(0, 0)).await.unwrap();

@@ -112,8 +112,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 async fn engine(host: &str) -> TransferEngine {
     let port = HandshakePort { host: Some(host.into()), ..HandshakePort::default() };
-    let builder =
-        TransferEngine::builder().environment_of(|name| (name == "MC_FORCE_TCP").then(|| "1".into()));
+    let builder = TransferEngine::builder().environment_of(&[("MC_FORCE_TCP", "1")].into_iter().collect());
     builder.handshake(port).local_copies(LocalCopies::Never).start().await.unwrap()
 }
 

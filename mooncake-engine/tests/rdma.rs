@@ -136,7 +136,7 @@ async fn between_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_protocol_finds_its_devices_and_a_name_that_is_none_is_said() {
+async fn a_protocol_finds_its_devices_and_an_unknown_name_is_refused() {
     let of = |devices: &str| TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices(devices);
     for devices in ["", "auto-discovery", "rxe1", "rxe0, rxe1"] {
         let engine = of(devices).or_tcp().start().await.unwrap();
@@ -150,8 +150,8 @@ async fn a_protocol_finds_its_devices_and_a_name_that_is_none_is_said() {
     let engine = of("rxe7").or_tcp().start().await.unwrap();
     assert!(engine.instead().is_some_and(|error| error.to_string().contains("rxe7")));
     assert_eq!(engine.descriptor().protocols, [Protocol::TCP]);
-    let filtered = |name: &str| (name == "MC_TE_FILTERS").then(|| "rxe1".to_owned());
-    let engine = of("").environment_of(filtered).start().await.unwrap();
+    let filtered = [("MC_TE_FILTERS", "rxe1")].into_iter().collect();
+    let engine = of("").environment_of(&filtered).start().await.unwrap();
     assert_eq!(engine.descriptor().extra["devices"].as_array().unwrap().len(), 1);
 }
 

@@ -18,9 +18,7 @@ use tokio::runtime::Handle;
 
 fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     let builder = TransferEngine::builder().local_copies(LocalCopies::Never);
-    builder.environment_of(|name| {
-        variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-    })
+    builder.environment_of(&variables.iter().copied().collect())
 }
 
 fn memory(len: usize) -> Arc<HostMemory> {
@@ -38,7 +36,7 @@ async fn moves_bytes(owner: &TransferEngine, user: &TransferEngine) {
 
 /// A store opens its transports in the same way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wires_take_all_descriptors_that_there_are() {
+async fn transports_take_all_available_descriptors() {
     let all = getrlimit(Resource::Nofile).maximum;
     let fewer = all.map_or(1 << 20, |all| all - 1);
     setrlimit(Resource::Nofile, Rlimit { current: Some(fewer), maximum: all }).unwrap();
@@ -62,7 +60,7 @@ async fn ipv6() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wires_by_force_and_a_topology_by_hand() {
+async fn forced_transports_and_a_custom_topology() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let matrix = r#"{"cpu:0":[["mlx5_7"],[]]}"#;
     std::fs::write(file.path(), matrix).unwrap();
@@ -113,7 +111,7 @@ async fn moved(directory: &Directory, port: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_segment_is_looked_up_again_when_told_so() {
+async fn a_segment_is_looked_up_again_on_request() {
     let directory = Directory::new(Arc::<MemoryMetadata>::default());
     let start = async |name: &str, variables: &[(&str, &str)]| {
         let host = HandshakePort { host: Some("127.0.0.1".into()), ..HandshakePort::default() };

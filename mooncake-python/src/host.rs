@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::LazyLock;
 
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, HugePages, MemorySource};
+use mooncake_store::config::ClientEnvironment;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -14,22 +15,12 @@ use crate::args::Uint;
 /// Allocated memory by address.
 static HANDED_OUT: Mutex<Option<HashMap<u64, HostMemory>>> = Mutex::new(None);
 
-/// Length of the pages that are allocated, 0 for ordinary ones.
-static PAGE: AtomicU64 = AtomicU64::new(0);
-
-/// Applies settings that the Python half has read from the environment.
-#[pyfunction]
-pub(crate) fn _configure(huge_page_size: Uint) {
-    PAGE.store(huge_page_size.0, Ordering::Relaxed);
-}
+/// Huge pages that the environment selects.
+static HUGE_PAGES: LazyLock<HugePages> = LazyLock::new(|| ClientEnvironment::read().config.memory.huge_pages);
 
 /// Returns the huge pages that the environment selects.
 pub(crate) fn huge_pages() -> HugePages {
-    match PAGE.load(Ordering::Relaxed) {
-        0 => HugePages::Off,
-        n if n > 2 << 20 => HugePages::Size1G,
-        _ => HugePages::Size2M,
-    }
+    *HUGE_PAGES
 }
 
 fn options(shared: bool) -> HostMemoryOptions {

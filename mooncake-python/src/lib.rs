@@ -59,7 +59,6 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(host::bind_to_numa_node, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_alloc_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_free_func_addr, module)?)?;
-    module.add_function(wrap_pyfunction!(host::_configure, module)?)?;
     module.add_function(wrap_pyfunction!(log::_start_log, module)?)?;
     module.add_function(wrap_pyfunction!(log::_next_record, module)?)?;
     module.add_function(wrap_pyfunction!(log::_stop_log, module)?)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
 use mooncake_core::{Error, Result};
-use mooncake_transport::here;
+use mooncake_transport::wait_inline;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
@@ -39,7 +39,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 /// handler raises (Ctrl-C), the work is cancelled.
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
     // The state of the work may take several kilobytes. From here on only its address moves.
-    let mut work = pin!(Some(here(AssertUnwindSafe(work).catch_unwind())));
+    let mut work = pin!(Some(wait_inline(AssertUnwindSafe(work).catch_unwind())));
     py.detach(|| {
         let runtime = runtime()?;
         let Some(pinned) = work.as_mut().as_pin_mut() else {

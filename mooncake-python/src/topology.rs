@@ -1,19 +1,14 @@
 //! Topology of this host: the devices that are near each memory.
 
-use std::path::PathBuf;
-
-use mooncake_transport::topology::{Discovery, Topology};
+use mooncake_engine::TransferEngine;
+use mooncake_transport::topology::Topology;
 use pyo3::prelude::*;
 
-/// Returns the priority matrix of this host as text. Each non-empty list of `only` restricts the
-/// devices. The file `custom` replaces the discovered matrix.
+/// Returns the priority matrix of this host as text. Names in `devices`, separated by commas,
+/// restrict the devices, as the environment does.
 #[pyfunction]
-pub(crate) fn local_topology(
-    py: Python<'_>,
-    only: Vec<Vec<String>>,
-    without: Vec<String>,
-    custom: Option<PathBuf>,
-) -> String {
-    let discovery = only.into_iter().fold(Discovery::default().without(without), Discovery::only);
-    py.detach(|| Topology::of_this_host(&discovery, custom.as_deref()).styled())
+pub(crate) fn local_topology(py: Python<'_>, devices: &str) -> String {
+    let (discovery, file) = TransferEngine::builder().environment().topology_source();
+    let discovery = discovery.only(devices.split(','));
+    py.detach(|| Topology::of_this_host(&discovery, file.as_deref()).styled())
 }

@@ -76,7 +76,7 @@ impl Shared {
 }
 
 #[test]
-fn nobody_waits_for_available_credit() {
+fn no_operation_waits_for_available_credit() {
     loom::model(|| {
         let shared = Shared::new(0);
         let caller = {

@@ -118,7 +118,7 @@ fn a_failed_device_is_reported() {
 
 /// In the middle of a response no failure can be reported: the response is cut short.
 #[test]
-fn an_answer_that_breaks_off_is_cut() {
+fn an_incomplete_response_is_cut() {
     let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
     let (_memory, region) = open(&node, &device, 64 * MIB);
     let mut stream = node.dial();

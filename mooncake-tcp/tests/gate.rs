@@ -63,7 +63,7 @@ impl Region {
 }
 
 #[test]
-fn nobody_is_inside_after_the_gate_is_shut() {
+fn no_reader_is_inside_after_the_gate_is_shut() {
     loom::model(|| {
         let region = Arc::new(Region { gate: Gate::new(), memory: UnsafeCell::new(1) });
         let peers: Vec<_> = (0..2)

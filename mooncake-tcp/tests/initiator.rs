@@ -185,7 +185,7 @@ fn a_request_is_tried_twice_and_not_three_times() {
 }
 
 #[test]
-fn half_an_answer_is_an_error() {
+fn half_a_response_is_an_error() {
     let target = Target::new(1, |_, mut stream| {
         read_exactly(&mut stream, 24);
         say(&mut stream, &[&OK, b"1234"]);
@@ -217,7 +217,7 @@ fn silent(connections: usize) -> (Target, Receiver<TcpStream>) {
 }
 
 #[test]
-fn silence_ends_at_the_deadline_and_late_bytes_land_nowhere() {
+fn a_stall_ends_at_the_deadline_and_late_bytes_land_nowhere() {
     let (target, streams) = silent(1);
     let client = Client::to(&target);
     let start = client.now();
@@ -235,7 +235,7 @@ fn silence_ends_at_the_deadline_and_late_bytes_land_nowhere() {
 }
 
 #[test]
-fn silence_without_a_deadline_ends_too() {
+fn a_stall_without_a_deadline_ends_too() {
     let (target, streams) = silent(1);
     let client = Client::new(
         target.port,

@@ -201,7 +201,7 @@ fn a_node_without_hellos_on_the_port_gets_no_request() {
 }
 
 #[test]
-fn a_connection_closed_before_the_answer_is_made_again() {
+fn a_connection_closed_before_the_response_is_opened_again() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = client_of(&listener, TcpConfig { connections: 1, ..TcpConfig::default() });
     let target = std::thread::spawn(move || {

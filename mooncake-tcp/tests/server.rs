@@ -251,7 +251,7 @@ fn stalled_connections_are_dropped_and_idle_ones_are_not() {
 }
 
 #[test]
-fn a_slow_reader_gets_everything_and_delays_nobody() {
+fn a_slow_reader_gets_everything_and_delays_no_other() {
     let node = node();
     let len = 12 << 20;
     let region = node.open(len);
@@ -327,7 +327,7 @@ fn the_longest_idle_connection_is_closed_whatever_it_has_requested() {
 /// A write whose body does not come, and a response that is not read, occupy no slot that another
 /// connection needs.
 #[test]
-fn stalled_requests_release_their_place() {
+fn stalled_requests_release_their_slot() {
     let node = Node::start(TcpConfig { max_served: 3, ..TcpConfig::default() });
     let (small, large) = (node.open(64), node.open(64 << 20));
     let (mut half_header, mut half_body, mut unread) = (node.dial(), node.dial(), node.dial());

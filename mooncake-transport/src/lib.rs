@@ -13,9 +13,9 @@ pub mod exposed;
 #[allow(unsafe_code)]
 pub mod fallback;
 pub mod handshake;
-pub mod here;
 #[cfg(feature = "http-server")]
 pub mod http_server;
+pub mod inline_wait;
 pub mod instance;
 #[allow(unsafe_code)]
 pub mod loopback;
@@ -46,7 +46,7 @@ pub mod transport;
 pub use directory::Directory;
 pub use engine::{Engine, Request, Target};
 pub use exposed::ExposedMemory;
-pub use here::here;
+pub use inline_wait::wait_inline;
 pub use loopback::{Loopback, LoopbackNet};
 pub use pool::{BufferPool, PoolBuf, PoolConfig};
 pub use protocol::Protocol;

@@ -43,7 +43,7 @@ fn allocations<R>(f: impl FnOnce() -> R) -> (usize, R) {
 }
 
 #[test]
-fn a_batch_on_a_wire_allocates_once() {
+fn a_batch_on_a_transport_allocates_once() {
     let net = LoopbackNet::new();
     let (owner, user) = (net.node(), net.node());
     let memory = Arc::new(HostMemory::new(1 << 16).unwrap());

@@ -226,7 +226,7 @@ fn a_name_in_use_is_refused_and_free_after_close() {
 }
 
 #[test]
-fn memory_in_the_process_is_copied_without_the_wire() {
+fn memory_in_the_process_is_copied_without_the_transport() {
     let cluster = Cluster::new();
     // The transport always fails, so a success did not use it.
     let broken = || {

@@ -79,7 +79,7 @@ async fn notifications_arrive_in_order_and_are_bounded() {
 }
 
 #[tokio::test]
-async fn notifications_that_nobody_takes_are_bounded_in_bytes() {
+async fn untaken_notifications_are_bounded_in_bytes() {
     let net = LoopbackNet::new();
     let limits = HandshakeConfig { max_notification_bytes: 100, ..HandshakeConfig::default() };
     let receiver = engine(&net, HandshakePort { limits, ..port() }).await;
@@ -128,7 +128,7 @@ async fn bad_frames_are_closed_without_a_reply() {
 }
 
 #[tokio::test]
-async fn a_silent_client_costs_nobody_else_anything() {
+async fn a_stalled_client_costs_other_clients_nothing() {
     let net = LoopbackNet::new();
     let limits =
         HandshakeConfig { receive_timeout: Duration::from_millis(300), ..HandshakeConfig::default() };
@@ -158,7 +158,7 @@ async fn a_silent_client_costs_nobody_else_anything() {
 }
 
 #[tokio::test]
-async fn silent_clients_take_no_place_from_others() {
+async fn idle_connections_take_no_slot_from_others() {
     let net = LoopbackNet::new();
     let limits = HandshakeConfig {
         max_connections: 3,
@@ -207,7 +207,7 @@ async fn a_peer_of_the_first_age_is_asked_without_a_type_byte() {
 }
 
 #[tokio::test]
-async fn nobody_listening_and_nobody_answering_are_told_apart() {
+async fn a_closed_port_and_a_stalled_listener_are_told_apart() {
     let limits = HandshakeConfig { reply_timeout: Duration::from_millis(50), ..HandshakeConfig::default() };
     let silent = tokio::net::TcpListener::bind((HOST, 0)).await.unwrap();
     let at = HostPort::new(HOST, silent.local_addr().unwrap().port());

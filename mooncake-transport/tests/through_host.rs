@@ -161,7 +161,7 @@ fn a_failed_copy_fails_its_operation_only() {
 }
 
 #[test]
-fn a_wire_that_fails_in_the_middle_fails_the_operation() {
+fn a_transport_that_fails_in_the_middle_fails_the_operation() {
     let world = World::new(8 * MIB, SystemClock::shared(), true);
     let sent = bytes(8 * MIB, 5);
     for fault in [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseAnswer] {

@@ -152,7 +152,7 @@ fn a_gpu_alone_on_its_node_takes_the_nearest_of_all() {
 }
 
 #[test]
-fn what_cannot_be_used_is_left_out_and_said_why() {
+fn unusable_settings_are_left_out_with_the_reason() {
     let host = server();
     host.rdma("down", "1: DOWN", "fe80:0000:0000:0000:0000:0000:0000:0001");
     host.rdma("nogid", "4: ACTIVE", "0000:0000:0000:0000:0000:0000:0000:0000");

@@ -180,7 +180,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "processes",
-                test: "listeners::control_connections_leave_places_for_calls",
+                test: "listeners::control_connections_leave_slots_for_calls",
                 bugs: &["controls-take-all-places"],
             },
             Edge { program: "meta", test: "a_full_directory_refuses_by_name", bugs: &["metadata-unbounded"] },
@@ -236,7 +236,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "protocol",
-                test: "overload::nobody_is_taken_for_dead_under_ten_times_the_load",
+                test: "overload::no_client_expires_under_ten_times_the_load",
                 bugs: &["heartbeats-in-line"],
             },
             Edge {
@@ -326,7 +326,7 @@ const EDGES: &[(&str, &[Edge])] = &[
         "gate",
         &[Edge {
             program: "gate",
-            test: "nobody_is_inside_after_the_gate_is_shut",
+            test: "no_reader_is_inside_after_the_gate_is_shut",
             bugs: &["tcp-gate-looks-first", "tcp-gate-does-not-wait"],
         }],
     ),
@@ -375,7 +375,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "processes",
-                test: "master_program::a_master_that_serves_everybody_says_so",
+                test: "master_program::a_master_that_serves_every_user_warns",
                 bugs: &["silent-start"],
             },
             Edge {

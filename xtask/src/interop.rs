@@ -25,8 +25,8 @@ pub(crate) fn run() -> Result {
 
 /// Tests that each need a new master of Mooncake C++: program, test, and flags of that master.
 const LIVE: &[(&str, &str, &str)] = &[
-    ("protocol", "live::an_existing_master_answers_every_call", ""),
-    ("protocol", "live::a_client_waits_for_room_on_an_existing_master", ""),
+    ("protocol", "live::a_mooncake_cpp_master_answers_every_call", ""),
+    ("protocol", "live::a_client_waits_for_free_space_on_a_mooncake_cpp_master", ""),
     (
         "http",
         "the_client_conforms_on_a_real_server",
@@ -34,7 +34,7 @@ const LIVE: &[(&str, &str, &str)] = &[
     ),
     (
         "protocol",
-        "conversation::the_existing_master_answers_as_recorded",
+        "conversation::a_mooncake_cpp_master_answers_as_recorded",
         "--put_start_discard_timeout_sec=2 --put_start_release_timeout_sec=5 \
          --default_kv_lease_ttl=1500 --max_kv_soft_pin_ttl=10000 --default_kv_soft_pin_ttl=2000 \
          --client_ttl=600",

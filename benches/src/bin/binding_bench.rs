@@ -13,7 +13,7 @@ use mooncake_core::Clock;
 use mooncake_core::clock::{Moment, SystemClock};
 use mooncake_store::client::{Client, PutOptions, RangeRead, ReadInto};
 use mooncake_store::transport_set::TransportSet;
-use mooncake_transport::{Slice, SliceMut, here};
+use mooncake_transport::{Slice, SliceMut, wait_inline};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
@@ -53,7 +53,7 @@ fn serve(master: &str, host: &str) -> Result<()> {
         let line = line.map_err(|e| e.to_string())?;
         let row: Row = Row::parse(&serde_json::from_str(&line).map_err(|e| format!("{line}: {e}"))?)?;
         let bench = Bench { client: &client, clock: SystemClock::new(), row: &row };
-        let measured = runtime.block_on(here(bench.measure()))?;
+        let measured = runtime.block_on(wait_inline(bench.measure()))?;
         println!("=>{measured}");
     }
     runtime.block_on(client.close()).map_err(|e| e.to_string())

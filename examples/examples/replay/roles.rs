@@ -116,7 +116,7 @@ async fn client(args: &Args) -> Result<(), String> {
         client = client.offload(disk(folder, blocks.div_ceil(args.processes.into()), args.block_bytes));
     }
     if let Some(protocol) = &args.protocol {
-        client = client.wires(alone(protocol)?);
+        client = client.transports(alone(protocol)?);
     }
     let client = client.connect().await.map_err(|e| e.to_string())?;
     say(&json!({"ready": client.hostname()}))?;

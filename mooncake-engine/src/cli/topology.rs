@@ -44,10 +44,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(status) => return status,
     };
     // An engine that is started here would find the same.
-    let said = TransferEngine::builder().environment();
-    let discovery = said.discovery.moved_to(arguments.root).only(arguments.device_name);
+    let (discovery, file) = TransferEngine::builder().environment().topology_source();
+    let discovery = discovery.moved_to(arguments.root).only(arguments.device_name);
     let found = discovery.hardware();
-    let topology = match arguments.custom.as_ref().or(said.topology_file.as_ref()) {
+    let topology = match arguments.custom.as_ref().or(file.as_ref()) {
         None => Ok(found.topology()),
         Some(path) => Topology::read(path),
     };

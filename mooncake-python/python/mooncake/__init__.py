@@ -12,7 +12,7 @@ from mooncake import _installation
 
 _installation.check()
 
-from mooncake import _environment, _mooncake
+from mooncake import _mooncake
 from mooncake._mooncake import (
     BufferPool,
     BusyError,
@@ -47,8 +47,6 @@ __all__ = [
     "UnsupportedError",
     "__version__",
 ]
-
-_mooncake._configure(_environment.huge_page_size())
 
 # Open stores leave their clusters in order, while the interpreter still runs.
 _atexit.register(_mooncake._close_all)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 
-from mooncake import _environment, _mooncake
+from mooncake import _mooncake
 
 _LOGGER = logging.getLogger("mooncake")
 _started = threading.Lock()
@@ -26,7 +27,7 @@ def start() -> None:
     """Starts to relay log events, once per process. `MC_LOG_LEVEL` selects the lowest level."""
     if not _started.acquire(blocking=False):
         return
-    level = _environment.log_level()
+    level = os.environ.get("MC_LOG_LEVEL") or "WARNING"
     if not _mooncake._start_log(level):
         return
     if _LOGGER.level == logging.NOTSET and level.upper() in logging.getLevelNamesMapping():

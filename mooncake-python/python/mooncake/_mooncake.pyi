@@ -38,7 +38,6 @@ __all__ = [
     "__version__",
     "_after_fork",
     "_close_all",
-    "_configure",
     "_next_record",
     "_start_log",
     "_stop_log",
@@ -735,12 +734,9 @@ def _start_log(level: str) -> bool:
 def _stop_log() -> None:
     """Ends the log after the queued events."""
 
-def _configure(huge_page_size: int) -> None:
-    """Applies settings that the Python half has read from the environment."""
-
-def local_topology(only: list[list[str]], without: list[str], custom: str | None) -> str:
-    """Returns the priority matrix of this host as text. Each non-empty list of `only` restricts the
-    devices. The file `custom` replaces the discovered matrix.
+def local_topology(devices: str) -> str:
+    """Returns the priority matrix of this host as text. Names in `devices`, separated by commas,
+    restrict the devices, as the environment does.
     """
 
 def bind_to_numa_node(node: int) -> None:

@@ -21,7 +21,7 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::{Landing, Regions};
-use mooncake_store::client::{Client, ClientConfig, ClientPages, HotCacheConfig, MAX_TIMEOUT};
+use mooncake_store::client::{Client, ClientConfig, ClientPages};
 use mooncake_store::config::ClientEnvironment;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_transport::engine::EngineCode;
@@ -280,41 +280,19 @@ struct Setup {
     rdma_devices: String,
     master_server_addr: String,
     tenant_id: String,
-    /// Range of ports to choose from if the hostname has none.
-    first_port: u16,
-    last_port: u16,
-    /// Use of checksums, which are stored with values and verified by reads.
-    checksum: bool,
-    /// Permission to share memory with other clients on this host.
-    share_memory: bool,
-    /// Metrics of calls, seconds between two summaries in the log, and a label of the metrics.
-    metrics: bool,
-    metrics_interval: u32,
-    cluster_id: String,
     /// Port of the HTTP server for health and metrics, if there is to be one.
     http_port: Option<u16>,
-    /// Plain copies for transfers inside this process, and preference for replicas on faster
-    /// transports.
-    copy_in_process: bool,
-    score_replicas: bool,
-    /// NUMA node of the segment's memory.
-    numa_node: Option<u32>,
-    /// Timeout of a call and of setup, in milliseconds.
-    timeout_ms: Option<u32>,
-    connect_timeout_ms: Option<u32>,
-    /// Size of the hot cache, its longest value, and its admission threshold.
-    hot_bytes: u64,
-    hot_longest: u64,
-    hot_admission: u32,
-    /// Permission for a segment that is larger than the physical memory.
-    allow_overcommit: bool,
     /// Directory of the disk tier, if there is one. Empty for the directory that the environment
     /// names.
     offload_path: Option<String>,
 }
 
 impl Setup {
-    async fn connect(self, engine: Option<Engine<TransportSet>>) -> Result<Client> {
+    async fn connect(
+        self,
+        environment: ClientEnvironment,
+        engine: Option<Engine<TransportSet>>,
+    ) -> Result<Client> {
         let protocol = match self.protocol.as_str() {
             "" => "tcp",
             other => other,
@@ -323,33 +301,9 @@ impl Setup {
             tracing::warn!(devices = self.rdma_devices, "RDMA devices are ignored with protocol {protocol}");
         }
         let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
-        let millis = |ms: u32| Duration::from_millis(ms.into());
-        let mut config = ClientConfig {
-            ports: self.first_port..=self.last_port,
-            checksum: self.checksum,
-            share_memory: self.share_memory,
-            allow_overcommit: self.allow_overcommit,
-            memory: HostMemoryOptions {
-                huge_pages: huge_pages(),
-                numa_node: self.numa_node,
-                ..Default::default()
-            },
-            copy_in_process: self.copy_in_process,
-            score_replicas: self.score_replicas,
-            metrics: self.metrics,
-            metrics_interval: Duration::from_secs(self.metrics_interval.into()),
-            cluster_id: self.cluster_id,
-            hot_cache: HotCacheConfig {
-                bytes: self.hot_bytes,
-                longest: self.hot_longest,
-                admission: self.hot_admission,
-            },
-            segment_file: ClientEnvironment::read().segment_file.filter(|_| self.global_segment_size.0 > 0),
-            offload: self.offload_path.map(|path| ClientEnvironment::read().offload(&path)),
-            ..ClientConfig::default()
-        };
-        config.timeout = self.timeout_ms.map_or(TIMEOUT, millis).min(MAX_TIMEOUT);
-        config.connect_timeout = self.connect_timeout_ms.map_or(config.connect_timeout, millis);
+        let mut config = environment.config.clone();
+        config.segment_file.take_if(|_| self.global_segment_size.0 == 0);
+        config.offload = self.offload_path.map(|path| environment.offload(&path));
         (config.directory, config.handshake) = ClientEnvironment::meeting(&self.metadata_server);
         let builder = Client::builder()
             .config(config)
@@ -359,7 +313,7 @@ impl Setup {
             .segment(self.global_segment_size.0)
             .local_buffer(self.local_buffer_size.0)
             .protocol(protocol)
-            .wires(ClientEnvironment::wires(protocol, &self.rdma_devices)?)
+            .transports(ClientEnvironment::wires(protocol, &self.rdma_devices)?)
             .tenant(tenant);
         match engine {
             Some(engine) => builder.engine(engine).connect().await,
@@ -397,9 +351,11 @@ impl Store {
             // A disk tier has one owner at a time, which may be the previous session.
             self.end_session(py);
         }
+        // The environment is read while no other thread can change it.
+        let environment = ClientEnvironment::over(ClientConfig { timeout: TIMEOUT, ..Default::default() });
         let session = wait(py, async move {
             let is_shared = shared.is_some();
-            let client = StoreClient::Full(config.connect(shared).await?);
+            let client = StoreClient::Full(config.connect(environment, shared).await?);
             // Memory that another transport registered is usable only if ours needs no
             // registration.
             let regions = regions.filter(|_| is_shared || !client.needs_registration());

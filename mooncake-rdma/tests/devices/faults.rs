@@ -92,7 +92,7 @@ fn a_wrong_key_is_refused_and_harms_no_other_transfer() {
 }
 
 #[test]
-fn a_silent_device_of_the_peer_is_avoided() {
+fn an_unresponsive_device_of_the_peer_is_avoided() {
     let two = Two::patient();
     let region = open(&two.b, 4096, 1);
     let desc = describe(&two.b, &[&region]);
@@ -110,7 +110,7 @@ fn a_silent_device_of_the_peer_is_avoided() {
 }
 
 #[test]
-fn a_silent_peer_costs_its_deadline_and_no_more() {
+fn an_unresponsive_peer_costs_its_deadline_and_no_more() {
     let mut two = Two::patient();
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);

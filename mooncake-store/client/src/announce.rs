@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use crate::checksum::Sum;
 use crate::deadline::Deadline;
 use crate::errors::shown;
-use crate::inventory::{Entry, Inventory, Place};
+use crate::inventory::{Entry, Inventory, ReplicaPosition};
 use crate::state::Inner;
 use mooncake_protocol::message::{
     AnnounceExpired, AnnounceReplicas, FetchExpired, FetchInventory, MountKeptSegment, ReleaseKept,
@@ -299,7 +299,7 @@ impl<T: Transport> Inner<T> {
     }
 
     async fn announce_segment(self: &Arc<Self>, segment: SegmentId, turn: u64) -> Result<()> {
-        let mut kept: VecDeque<Place> = {
+        let mut kept: VecDeque<ReplicaPosition> = {
             let inventory = self.inventory.lock().await;
             let mut kept: Vec<_> = inventory.kept_in(segment).filter(|entry| !entry.announced).collect();
             // The oldest objects are announced first, because the last ones are evicted last.
@@ -321,7 +321,7 @@ impl<T: Transport> Inner<T> {
                 tracing::warn!(%segment, objects = other.len(), "objects of before are not what they were: dropped");
             }
             let mut inventory = self.inventory.lock().await;
-            other.into_iter().for_each(|place| inventory.went(place));
+            other.into_iter().for_each(|position| inventory.went(position));
             drop(inventory);
             if !stopped {
                 taken += self.announce_batch(same).await?;
@@ -337,15 +337,15 @@ impl<T: Transport> Inner<T> {
             .await
     }
 
-    async fn next_batch(&self, kept: &mut VecDeque<Place>) -> Vec<(Entry, Option<Slice<T>>)> {
+    async fn next_batch(&self, kept: &mut VecDeque<ReplicaPosition>) -> Vec<(Entry, Option<Slice<T>>)> {
         let inventory = self.inventory.lock().await;
         let mut batch = Vec::with_capacity(BATCH.min(kept.len()));
         let mut bytes = 0;
         while bytes < BATCH_BYTES
             && batch.len() < BATCH
-            && let Some(place) = kept.pop_front()
+            && let Some(position) = kept.pop_front()
         {
-            let Some(entry) = inventory.kept.get(&place) else { continue };
+            let Some(entry) = inventory.kept.get(&position) else { continue };
             bytes += entry.stored.len;
             batch.push((entry.clone(), self.bytes_of(&entry.stored)));
         }
@@ -385,17 +385,17 @@ impl<T: Transport> Inner<T> {
         let announced = self.deadline().bound("announcing", asked).await?;
         let mut taken = 0;
         for (stored, outcome) in batch.iter().zip(announced) {
-            let place = (stored.segment, stored.offset);
+            let position = (stored.segment, stored.offset);
             match outcome {
                 Ok(()) => {
                     taken += 1;
-                    if let Some(kept) = inventory.kept.get_mut(&place) {
+                    if let Some(kept) = inventory.kept.get_mut(&position) {
                         kept.announced = true;
                     }
                 }
                 Err(error) => {
                     tracing::debug!(key = shown(&stored.key), "not taken: {error}");
-                    inventory.went(place);
+                    inventory.went(position);
                 }
             }
         }
@@ -437,7 +437,7 @@ fn sums_until<T: Transport>(
 
 /// Compares checksums. Returns the objects that are unchanged, and the positions of the others. An
 /// expired object without a checksum counts as unchanged.
-fn check<T: Transport>(batch: Vec<(Entry, Option<Slice<T>>)>) -> (Vec<Entry>, Vec<Place>) {
+fn check<T: Transport>(batch: Vec<(Entry, Option<Slice<T>>)>) -> (Vec<Entry>, Vec<ReplicaPosition>) {
     let (mut same, mut other) = (Vec::with_capacity(batch.len()), Vec::new());
     for (entry, slice) in batch {
         let is_same = match (slice, entry.sum) {

@@ -37,7 +37,7 @@ use mooncake_protocol::client::{RpcClient, RpcOptions};
 use mooncake_protocol::frame::FrameError;
 use mooncake_protocol::master_client::{EmbeddedMaster, MasterClient, MasterConnection};
 use mooncake_protocol::message::GetStorageConfig;
-use mooncake_protocol::place::Place;
+use mooncake_protocol::server_location::ServerLocation;
 
 /// Cluster name of masters for which no other name is configured.
 const DEFAULT_CLUSTER: &str = "mooncake_cluster";
@@ -143,7 +143,7 @@ impl std::fmt::Debug for MasterHandle {
 }
 
 /// Source of the transport of a client.
-pub trait Wires: Send + Sized + 'static {
+pub trait TransportSource: Send + Sized + 'static {
     /// Type of the transport.
     type Transport: Transport;
 
@@ -179,7 +179,7 @@ pub struct Setting<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct BuiltIn(Option<TransportOptions>);
 
-impl Wires for BuiltIn {
+impl TransportSource for BuiltIn {
     type Transport = TransportSet;
 
     fn open(self, setting: &Setting<'_>) -> Result<Arc<TransportSet>> {
@@ -202,7 +202,7 @@ impl Wires for BuiltIn {
 #[derive(Debug)]
 pub struct Given<T>(Arc<T>);
 
-impl<T: Transport> Wires for Given<T> {
+impl<T: Transport> TransportSource for Given<T> {
     type Transport = T;
 
     fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
@@ -214,7 +214,7 @@ impl<T: Transport> Wires for Given<T> {
 #[derive(Debug)]
 pub struct Shared<T: Transport>(Engine<T>);
 
-impl<T: Transport> Wires for Shared<T> {
+impl<T: Transport> TransportSource for Shared<T> {
     type Transport = T;
 
     fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
@@ -229,12 +229,12 @@ impl<T: Transport> Wires for Shared<T> {
 /// Builder of a client. [`connect`](ClientBuilder::connect) makes the client.
 #[derive(Debug)]
 #[must_use = "nothing happens before `connect`"]
-pub struct ClientBuilder<W: Wires = BuiltIn> {
+pub struct ClientBuilder<S: TransportSource = BuiltIn> {
     config: ClientConfig,
     master: MasterHandle,
     directory: Option<Directory>,
     clock: Option<SharedClock>,
-    wires: W,
+    source: S,
 }
 
 impl ClientBuilder {
@@ -246,29 +246,29 @@ impl ClientBuilder {
             master: MasterHandle::remote("127.0.0.1:50051"),
             directory: None,
             clock: None,
-            wires: BuiltIn::default(),
+            source: BuiltIn::default(),
         }
     }
 
     /// Chooses the built-in transports one by one, instead of by [`protocol`](Self::protocol).
-    pub fn wires(mut self, options: TransportOptions) -> Self {
-        self.wires = BuiltIn(Some(options));
+    pub fn transports(mut self, options: TransportOptions) -> Self {
+        self.source = BuiltIn(Some(options));
         self
     }
 
     /// Uses a transport of the caller instead of the built-in ones. The transport must take
     /// deadlines as times of the clock of the client.
     pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
-        let Self { config, master, directory, clock, wires: _ } = self;
-        ClientBuilder { config, master, directory, clock, wires: Given(transport) }
+        let Self { config, master, directory, clock, source: _ } = self;
+        ClientBuilder { config, master, directory, clock, source: Given(transport) }
     }
 
     /// Uses an engine of the caller with its registered memory, ports, directory and clock. The
     /// client leaves the engine open when it closes.
     pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<Shared<T>> {
-        let Self { config, master, wires: _, .. } = self;
+        let Self { config, master, source: _, .. } = self;
         let (directory, clock) = (Some(engine.directory().clone()), Some(engine.clock().clone()));
-        ClientBuilder { config, master, directory, clock, wires: Shared(engine) }
+        ClientBuilder { config, master, directory, clock, source: Shared(engine) }
     }
 }
 
@@ -278,7 +278,7 @@ impl Default for ClientBuilder {
     }
 }
 
-impl<W: Wires> ClientBuilder<W> {
+impl<S: TransportSource> ClientBuilder<S> {
     /// Sets all settings. The clock in `config` is used only with masters outside this process.
     pub fn config(mut self, config: ClientConfig) -> Self {
         self.config = config;
@@ -443,12 +443,12 @@ impl<W: Wires> ClientBuilder<W> {
     /// `INVALID_VERSION` for a master of another version. Returns an error of kind `Unavailable` or
     /// `Timeout` if no master responds within [`ClientConfig::connect_timeout`]. Each error text
     /// says what to do.
-    pub async fn connect(self) -> Result<Client<W::Transport>> {
-        W::connect(self).await
+    pub async fn connect(self) -> Result<Client<S::Transport>> {
+        S::connect(self).await
     }
 
-    async fn join(self) -> Result<Client<W::Transport>> {
-        let Self { mut config, master, directory, clock, wires } = self;
+    async fn join(self) -> Result<Client<S::Transport>> {
+        let Self { mut config, master, directory, clock, source } = self;
         let runtime = Handle::try_current().map_err(|_| {
             Error::invalid("a client is connected on a tokio runtime, and there is none here")
         })?;
@@ -474,8 +474,8 @@ impl<W: Wires> ClientBuilder<W> {
         let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
         let (name, reserved) = names::choose(&config, between, &mut rng)?;
         let near = embedded.as_ref().map(|cluster| cluster.net.clone());
-        let shared = wires.engine();
-        let transport = wires.open(&Setting { config: &config, near })?;
+        let shared = source.engine();
+        let transport = source.open(&Setting { config: &config, near })?;
         let protocol = transport.protocol().as_str().to_owned();
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
@@ -615,7 +615,7 @@ impl MasterHandle {
                     meter: metrics.map(|metrics| metrics.calls.clone()),
                     ..RpcOptions::default()
                 };
-                Ok(MasterClient::over(RpcClient::at(place(address, &config.cluster_id)?, options)))
+                Ok(MasterClient::over(RpcClient::at(locate_master(address, &config.cluster_id)?, options)))
             }
             Kind::Embedded(cluster) => Ok(MasterClient::embedded(cluster.master.clone())),
             Kind::Custom(connection) => Ok(MasterClient::custom(connection.clone())),
@@ -624,10 +624,10 @@ impl MasterHandle {
 }
 
 /// Returns the location of the master at an address, or of the leader of a cluster.
-pub fn place(address: &str, cluster: &str) -> Result<Place> {
+pub fn locate_master(address: &str, cluster: &str) -> Result<ServerLocation> {
     let Some((scheme, _)) = address.split_once("://") else {
         HostPort::exact(address).map_err(|error| error.context("the master"))?;
-        return Ok(Place::Fixed(address.into()));
+        return Ok(ServerLocation::Fixed(address.into()));
     };
     if scheme != "etcd" {
         let text = format!(
@@ -638,7 +638,7 @@ pub fn place(address: &str, cluster: &str) -> Result<Place> {
     }
     let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
     let directory = open_etcd(address).map_err(|error| error.context(format!("master {address:?}")))?;
-    Ok(Place::following(directory, mooncake_core::meta::master_view(cluster)))
+    Ok(ServerLocation::following(directory, mooncake_core::meta::master_view(cluster)))
 }
 
 /// Returns whether an HTTP server responded to an RPC.

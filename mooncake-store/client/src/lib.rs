@@ -70,9 +70,11 @@ mod tasks;
 mod version;
 mod writing;
 
-pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, Wires};
+pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, TransportSource};
 pub use self::cache::HotCacheStats;
-pub use self::config::{ClientConfig, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
+pub use self::config::{
+    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile,
+};
 pub use self::disk::{DiskReport, FileReport};
 pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};
 pub use self::located::Located;
@@ -90,7 +92,7 @@ pub use self::version::MASTER_VERSIONS;
 /// Parts of the client that the programs of the store and the benchmarks share.
 #[doc(hidden)]
 pub mod programs {
-    pub use super::builder::place as master_place;
+    pub use super::builder::locate_master;
     pub use super::cache::{CacheTable, CachedValue};
     pub use super::config::host_id;
     pub use super::version::check as check_version;

@@ -35,11 +35,11 @@ use crate::state::Inner;
 /// yet.
 #[derive(Clone, Debug)]
 pub struct Located {
-    pub(crate) place: Arc<Place>,
+    pub(crate) location: Arc<ObjectLocation>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ObjectLocation {
     pub(crate) key: Vec<u8>,
     pub(crate) size: u64,
     known: Mutex<Known>,
@@ -95,12 +95,12 @@ pub(crate) struct Answer {
 impl Located {
     /// Returns the key of the object.
     pub fn key(&self) -> &[u8] {
-        &self.place.key
+        &self.location.key
     }
 
     /// Returns the length of the object in bytes.
     pub fn size(&self) -> u64 {
-        self.place.size
+        self.location.size
     }
 }
 
@@ -139,7 +139,7 @@ impl Answer {
     }
 }
 
-impl Place {
+impl ObjectLocation {
     /// Returns the last response of the master that counts.
     pub(crate) fn answer(&self) -> Arc<Answer> {
         self.known.lock().answer.clone()
@@ -252,7 +252,7 @@ impl Known {
 }
 
 /// An object that is being read, and the response that the read uses.
-pub(crate) type Reading = (Arc<Place>, Arc<Answer>);
+pub(crate) type Reading = (Arc<ObjectLocation>, Arc<Answer>);
 /// A response, and the same response with a later lease.
 pub(crate) type Renewed = (Arc<Answer>, Arc<Answer>);
 
@@ -265,7 +265,7 @@ impl<T: Transport> Inner<T> {
     pub(crate) fn located(&self, key: &[u8], list: ReplicaList, asked: Asked) -> Result<Located> {
         let (size, answer) = self.answer(key, list, asked)?;
         let known = Mutex::new(Known { answer: Arc::new(answer), given: Given::Nothing, on_disk: None });
-        Ok(Located { place: Arc::new(Place { key: key.to_vec(), size, known }) })
+        Ok(Located { location: Arc::new(ObjectLocation { key: key.to_vec(), size, known }) })
     }
 
     /// Converts a replica list. Returns the length of the object and the response.
@@ -299,18 +299,18 @@ impl<T: Transport> Inner<T> {
     /// new response counts, or an error if the object is gone.
     pub(crate) async fn ask_again(
         &self,
-        places: &[Arc<Place>],
+        locations: &[Arc<ObjectLocation>],
         deadline: &Deadline,
     ) -> HashMap<usize, Result<bool>> {
-        let answers = self.ask(places, deadline).await;
-        let learnt = places.iter().zip(answers).map(|(place, answer)| {
+        let answers = self.ask(locations, deadline).await;
+        let learnt = locations.iter().zip(answers).map(|(location, answer)| {
             let learnt = match answer {
-                Ok((size, later)) => Ok(size == place.size && place.learn(later)),
-                Err(error) if error.kind() == ErrorKind::NotFound && place.is_untouched() => Err(error),
+                Ok((size, later)) => Ok(size == location.size && location.learn(later)),
+                Err(error) if error.kind() == ErrorKind::NotFound && location.is_untouched() => Err(error),
                 // The previous response stays valid.
                 Err(_) => Ok(false),
             };
-            (name(place), learnt)
+            (name(location), learnt)
         });
         learnt.collect()
     }
@@ -318,13 +318,14 @@ impl<T: Transport> Inner<T> {
     /// Asks the master for later leases on objects that are being read. Returns the responses whose
     /// leases were extended.
     pub(crate) async fn renew(&self, reading: Vec<Reading>, deadline: Deadline) -> Vec<Renewed> {
-        let places: Vec<Arc<Place>> = reading.iter().map(|(place, _)| place.clone()).collect();
-        let later = self.ask(&places, &deadline).await;
+        let locations: Vec<Arc<ObjectLocation>> =
+            reading.iter().map(|(location, _)| location.clone()).collect();
+        let later = self.ask(&locations, &deadline).await;
         let now = self.config.clock.now();
-        let renewed = reading.into_iter().zip(later).filter_map(|((place, answer), later)| {
+        let renewed = reading.into_iter().zip(later).filter_map(|((location, answer), later)| {
             let (_, later) = later.ok()?;
             // The earlier lease has not expired yet, so the master granted the later one in time.
-            let renewed = (now < answer.lease).then(|| place.renew(&answer, later))??;
+            let renewed = (now < answer.lease).then(|| location.renew(&answer, later))??;
             Some((answer, renewed))
         });
         renewed.collect()
@@ -332,8 +333,12 @@ impl<T: Transport> Inner<T> {
 
     /// Asks the master about these objects. Returns one result per object, or an empty vector if
     /// the master does not respond.
-    pub(crate) async fn ask(&self, places: &[Arc<Place>], deadline: &Deadline) -> Vec<Result<(u64, Answer)>> {
-        let keys: Vec<&[u8]> = places.iter().map(|place| &*place.key).collect();
+    pub(crate) async fn ask(
+        &self,
+        locations: &[Arc<ObjectLocation>],
+        deadline: &Deadline,
+    ) -> Vec<Result<(u64, Answer)>> {
+        let keys: Vec<&[u8]> = locations.iter().map(|location| &*location.key).collect();
         let asked = self.asked();
         match deadline.bound("replica list", self.master.locate(&self.config.tenant, &keys)).await {
             Ok(answers) => {
@@ -356,10 +361,10 @@ mod tests {
     use super::*;
 
     fn answer(ids: &[u64], address: u64, checksum: Option<u64>) -> Answer {
-        let place = MemoryLocation { size: 9, address, protocol: "tcp".into(), endpoint: "a:1".into() };
+        let memory = MemoryLocation { size: 9, address, protocol: "tcp".into(), endpoint: "a:1".into() };
         let replica = |&id: &u64| Replica {
             id: ReplicaId(id),
-            location: ReplicaLocation::Memory(place.clone()),
+            location: ReplicaLocation::Memory(memory.clone()),
             status: ReplicaStatus::Complete,
         };
         let replicas = ids.iter().map(replica).collect();
@@ -370,9 +375,9 @@ mod tests {
     const ONE: u64 = 1 << 63 | 1;
     const TWO: u64 = 1 << 63 | 2;
 
-    fn place(first: Answer) -> Place {
+    fn location(first: Answer) -> ObjectLocation {
         let known = Known { answer: Arc::new(first), given: Given::Nothing, on_disk: None };
-        Place { key: b"k".to_vec(), size: 9, known: Mutex::new(known) }
+        ObjectLocation { key: b"k".to_vec(), size: 9, known: Mutex::new(known) }
     }
 
     #[test]
@@ -380,22 +385,23 @@ mod tests {
         let late = Err(ErrorCode::LeaseExpired);
         let [one, other] = [1, 2].map(|number| ("disk:1".to_string(), number));
         let first = answer(&[ONE], 1, None);
-        let ask = |place: &Place, version: Option<&Version>, now| {
-            place.give_from_disk(&first, version, Moment(now)).map_err(|error| error.code())
+        let ask = |location: &ObjectLocation, version: Option<&Version>, now| {
+            location.give_from_disk(&first, version, Moment(now)).map_err(|error| error.code())
         };
-        let memory = |place: &Place| place.give(&first, Moment(1)).map_err(|error| error.code());
-        let disk = place(first.clone());
+        let memory =
+            |location: &ObjectLocation| location.give(&first, Moment(1)).map_err(|error| error.code());
+        let disk = location(first.clone());
         assert_eq!(ask(&disk, Some(&one), 10), late);
         assert_eq!([(); 2].map(|()| ask(&disk, Some(&one), 9)), [Ok(Verdict::Given), Ok(Verdict::Given)]);
         assert_eq!((ask(&disk, Some(&other), 1), ask(&disk, None, 1)), (late, late));
         assert_eq!(memory(&disk), Err(ErrorCode::LeaseExpired), "it may be of another value");
         // The master is asked if other parts came before, and if the owner reports no version.
-        let mixed = place(first.clone());
+        let mixed = location(first.clone());
         memory(&mixed).unwrap();
         assert_eq!(ask(&mixed, Some(&one), 1), Ok(Verdict::Ask));
         let copy = first.replicas[0].clone();
-        let confirm = |place: &Place, version, later: &Answer| {
-            let confirmed = place.confirm(&first, (&copy, version), later, Moment(1));
+        let confirm = |location: &ObjectLocation, version, later: &Answer| {
+            let confirmed = location.confirm(&first, (&copy, version), later, Moment(1));
             confirmed.map_err(|error| error.code())
         };
         let (gone, summed) = (answer(&[TWO], 1, None), answer(&[ONE], 1, Some(7)));
@@ -408,7 +414,7 @@ mod tests {
             (ask(&mixed, Some(&other), 1), ask(&mixed, None, 1)),
             (Ok(Verdict::Ask), Ok(Verdict::Ask))
         );
-        assert_eq!(ask(&place(first.clone()), None, 1), Ok(Verdict::Ask));
+        assert_eq!(ask(&location(first.clone()), None, 1), Ok(Verdict::Ask));
         assert!(confirm(&disk, None, &first).is_err(), "the caller has parts of what may be another value");
     }
 
@@ -425,19 +431,19 @@ mod tests {
             (answer(&[1], 1, None), answer(&[1], 2, None), false),
         ] {
             assert_eq!(first.is(&later), same);
-            let untouched = place(answer(&[ONE], 1, None));
+            let untouched = location(answer(&[ONE], 1, None));
             assert!(untouched.learn(answer(&[TWO], 1, None)), "nothing was read: whatever it is");
-            let place = place(first);
-            let before = place.answer();
-            place.give(&before, Moment(9)).unwrap();
-            assert_eq!(place.give(&before, Moment(10)).unwrap_err().code(), ErrorCode::LeaseExpired);
-            assert_eq!(place.learn(later), same);
+            let location = location(first);
+            let before = location.answer();
+            location.give(&before, Moment(9)).unwrap();
+            assert_eq!(location.give(&before, Moment(10)).unwrap_err().code(), ErrorCode::LeaseExpired);
+            assert_eq!(location.learn(later), same);
         }
         // Bytes read through the previous response do not count if it described another value.
-        let place = place(answer(&[ONE], 1, None));
-        let before = place.answer();
-        assert!(place.learn(answer(&[TWO], 1, None)));
-        assert_eq!(place.give(&before, Moment(1)).unwrap_err().code(), ErrorCode::LeaseExpired);
-        place.give(&place.answer(), Moment(1)).unwrap();
+        let location = location(answer(&[ONE], 1, None));
+        let before = location.answer();
+        assert!(location.learn(answer(&[TWO], 1, None)));
+        assert_eq!(location.give(&before, Moment(1)).unwrap_err().code(), ErrorCode::LeaseExpired);
+        location.give(&location.answer(), Moment(1)).unwrap();
     }
 }

@@ -27,7 +27,7 @@ use crate::disk::{BORROWED, Loan};
 use crate::errors::shown;
 use crate::handles::ClientRanges;
 use crate::issuer::Issuer;
-use crate::located::{Answer, Located, Place, Reading, Renewed, Version, name};
+use crate::located::{Answer, Located, ObjectLocation, Reading, Renewed, Version, name};
 use crate::metrics::{Counting, Operation};
 use crate::state::{Inner, Owner};
 
@@ -180,7 +180,7 @@ impl Lent {
 impl<T: Transport> Range<T> {
     fn new(read: RangeRead<T>, now: Moment) -> Self {
         let RangeRead { object, offset, into } = read;
-        let answer = object.place.answer();
+        let answer = object.location.answer();
         let end = offset.checked_add(into.len() as u64);
         let outcome = if end.is_none_or(|end| end > object.size()) {
             let text = format!("{} bytes from {offset} of an object of {}", into.len(), object.size());
@@ -219,7 +219,7 @@ impl<T: Transport> Range<T> {
     fn finish(self) -> Option<RangeOutcome<T>> {
         let none = || Err(Error::from(ErrorCode::InvalidReplica));
         let outcome = self.outcome.unwrap_or_else(|| self.failure.map_or_else(none, Err));
-        let key = &self.object.place.key;
+        let key = &self.object.location.key;
         Some(RangeOutcome { result: outcome.map_err(|error| error.context(shown(key))), into: self.into? })
     }
 
@@ -249,7 +249,7 @@ impl<T: Transport> Range<T> {
         let result = result.and_then(|()| if in_time && compares { self.compare(&into) } else { Ok(()) });
         self.into = Some(into);
         let given = result.map(|()| match lent {
-            None => self.object.place.give(&self.answer, now),
+            None => self.object.location.give(&self.answer, now),
             Some(_) if !in_time => Err(Error::from(ErrorCode::LeaseExpired)),
             Some(lent) => self.take_from_disk(lent, now),
         });
@@ -271,7 +271,7 @@ fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
     for (i, range) in ranges.iter().enumerate() {
         let is_part = range.into.as_ref().is_some_and(|into| (into.len() as u64) < range.object.size());
         if is_part && matches!(range.outcome, Some(Ok(()))) && range.answer.checksum().is_some() {
-            parts.entry(name(&range.object.place)).or_default().push(i);
+            parts.entry(name(&range.object.location)).or_default().push(i);
         }
     }
     let mut differ = false;
@@ -303,18 +303,18 @@ impl<T: Transport> Inner<T> {
     /// there is a new response to try.
     async fn locate_again(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
         let open = ranges.iter().filter(|range| range.outcome.is_none());
-        let places: HashMap<usize, Arc<Place>> =
-            open.map(|range| (name(&range.object.place), range.object.place.clone())).collect();
-        if places.is_empty() {
+        let locations: HashMap<usize, Arc<ObjectLocation>> =
+            open.map(|range| (name(&range.object.location), range.object.location.clone())).collect();
+        if locations.is_empty() {
             return false;
         }
-        let places: Vec<Arc<Place>> = places.into_values().collect();
-        let learnt = self.ask_again(&places, deadline).await;
+        let locations: Vec<Arc<ObjectLocation>> = locations.into_values().collect();
+        let learnt = self.ask_again(&locations, deadline).await;
         let mut more = false;
         for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
-            match learnt.get(&name(&range.object.place)) {
+            match learnt.get(&name(&range.object.location)) {
                 Some(Ok(true)) => {
-                    range.answer = range.object.place.answer();
+                    range.answer = range.object.location.answer();
                     range.too_early = false;
                     range.left = range.answer.tries();
                     more = true;
@@ -357,14 +357,14 @@ impl<T: Transport> Inner<T> {
         if self.cache.is_none() {
             return;
         }
-        let mut came: HashMap<usize, (&Place, u64)> = HashMap::new();
+        let mut came: HashMap<usize, (&ObjectLocation, u64)> = HashMap::new();
         for range in ranges.iter().filter(|range| range.from_afar && matches!(range.outcome, Some(Ok(())))) {
-            let place = &range.object.place;
-            let (_, bytes) = came.entry(name(place)).or_insert((place, 0));
+            let location = &range.object.location;
+            let (_, bytes) = came.entry(name(location)).or_insert((location, 0));
             *bytes += range.into.as_ref().map_or(0, SliceMut::len) as u64;
         }
-        for (place, _) in came.into_values().filter(|(place, bytes)| *bytes >= place.size) {
-            self.came(&place.key, place.size);
+        for (location, _) in came.into_values().filter(|(location, bytes)| *bytes >= location.size) {
+            self.came(&location.key, location.size);
         }
     }
 
@@ -489,7 +489,7 @@ type Flight<T> = (usize, Vec<usize>, (Vec<Result<()>>, Vec<Request<T, SliceMut<T
 fn reading<T: Transport>(ranges: &[Range<T>]) -> Vec<Reading> {
     let mut all: HashMap<usize, Reading> = HashMap::new();
     for range in ranges.iter().filter(|range| range.into.is_none()) {
-        let reading = || (range.object.place.clone(), range.answer.clone());
+        let reading = || (range.object.location.clone(), range.answer.clone());
         all.entry(name(&range.answer)).or_insert_with(reading);
     }
     all.into_values().collect()

@@ -50,7 +50,8 @@ use crate::staging::Staging;
 /// background.
 ///
 /// A thread that blocks on one operation after another wakes up sooner inside
-/// [`here`](mooncake_transport::here()): `runtime.block_on(here(client.get(key)))`.
+/// [`wait_inline`](mooncake_transport::wait_inline):
+/// `runtime.block_on(wait_inline(client.get(key)))`.
 pub struct Client<T: Transport = TransportSet> {
     pub(crate) inner: Arc<Inner<T>>,
 }

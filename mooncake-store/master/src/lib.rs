@@ -7,7 +7,7 @@
 //!
 //! | folder | subject | main types |
 //! |---|---|---|
-//! | `model/` | options, segments, disks, tenants, groups, snapshots | [`MasterOptions`], `MountedSegment` |
+//! | `model/` | options, segments, disks, copy jobs, tenants, groups, snapshots | [`MasterOptions`], `MountedSegment`, `CopyJobs` |
 //! | `directory/` | objects by key, in shards; order of eviction | `Directory`, `Shard`, `Object` |
 //! | `space/` | placement, leases, quarantine, eviction | `Space` |
 //! | `jobs/` | tasks, copies, drains, hot replicas, offload, recovery | `Jobs` |
@@ -30,9 +30,8 @@
 //! 5. The space of one segment.
 //! 6. A ledger, and the table of tenants.
 //!
-//! The tables of clients, of tasks and of copies in progress are locked inside of nothing but the
-//! drain jobs. Every method is synchronous and short; [`Master::tick`] does the work that takes
-//! longer.
+//! The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method
+//! is synchronous and short; [`Master::tick`] does the work that takes longer.
 
 #![deny(unsafe_code)]
 

@@ -3,13 +3,13 @@
 //! The next request of a sequential client often arrives sooner than a sleeping thread wakes up;
 //! the same holds for a response. A connection therefore polls its socket a few more times as long
 //! as that succeeds. After failures it polls only now and then. A thread without other work
-//! ([`here`](mooncake_transport::here)) sleeps at the socket instead.
+//! ([`wait_inline`](mooncake_transport::wait_inline)) sleeps at the socket instead.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use mooncake_transport::here::{is_here, readable_soon};
+use mooncake_transport::inline_wait::{is_inline, readable_soon};
 use socket2::SockRef;
 
 /// Maximum number of polls per wait. Each takes a fraction of a microsecond.
@@ -53,7 +53,7 @@ impl BusyPoll {
         }
         let socket = SockRef::from(stream);
         let mut chunk = [0; CHUNK];
-        let alone = is_here() || self.sleep.is_some();
+        let alone = is_inline() || self.sleep.is_some();
         let limit = self.sleep.unwrap_or_default();
         let polls = if alone { u32::from(readable_soon(stream, limit)) } else { POLLS };
         for poll in 0..polls {
@@ -84,7 +84,7 @@ impl BusyPoll {
 
 #[cfg(test)]
 mod tests {
-    use mooncake_transport::here;
+    use mooncake_transport::wait_inline;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
 
@@ -150,7 +150,7 @@ mod tests {
             (near, sent)
         });
         // A busy machine may need more time.
-        let read = here(async {
+        let read = wait_inline(async {
             (0..10_000).find_map(|_| {
                 busy_poll.rest = 0;
                 busy_poll.read(&far, &mut inbox)
@@ -163,9 +163,9 @@ mod tests {
         far.readable().await.unwrap();
         let mut busy_poll = BusyPoll::default();
         let mut read = || busy_poll.read(&far, &mut inbox);
-        let reads = here(async { [read().is_some(), read().is_some(), read().is_some()] }).await;
+        let reads = wait_inline(async { [read().is_some(), read().is_some(), read().is_some()] }).await;
         assert_eq!(reads, [true, false, true], "the second is left to who reads all of it");
-        assert!(here(async { busy_poll.read(&far, &mut inbox) }).await.is_none());
+        assert!(wait_inline(async { busy_poll.read(&far, &mut inbox) }).await.is_none());
         assert_eq!(busy_poll.rest, REST.0, "as after polls that find nothing");
     }
 

@@ -22,8 +22,8 @@ use super::connection::{Broken, Connection, body_of};
 use super::frame::DEFAULT_MAX_BODY;
 use super::message::{Ping, Request};
 use super::meter::CallMeter;
-use super::place::Place;
 use super::retry::RetryBudget;
+use super::server_location::ServerLocation;
 
 /// Options of an [`RpcClient`].
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ const NEW_CONNECTIONS: usize = 2;
 /// Client of one server. The first call opens the first connection.
 #[derive(Debug)]
 pub struct RpcClient {
-    place: Place,
+    place: ServerLocation,
     options: RpcOptions,
     calls: Lane,
     /// Separate connections for heartbeats, so that they never wait for other calls and the server
@@ -83,17 +83,17 @@ impl Lane {
 impl RpcClient {
     /// Creates a client of the server at `host:port`.
     pub fn new(address: impl Into<String>, options: RpcOptions) -> Self {
-        Self::at(Place::Fixed(address.into().into()), options)
+        Self::at(ServerLocation::Fixed(address.into().into()), options)
     }
 
     /// Creates a client of the server at `place`.
-    pub fn at(place: Place, options: RpcOptions) -> Self {
+    pub fn at(place: ServerLocation, options: RpcOptions) -> Self {
         let (calls, heartbeats) = (Lane::new(options.max_connections), Lane::new(1));
         Self { place, options, calls, heartbeats, retries: RetryBudget::default() }
     }
 
     /// Returns the location of the server.
-    pub fn place(&self) -> &Place {
+    pub fn location(&self) -> &ServerLocation {
         &self.place
     }
 

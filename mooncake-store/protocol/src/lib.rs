@@ -13,18 +13,18 @@ mod heartbeat;
 #[cfg(feature = "http")]
 #[doc(hidden)]
 pub mod http;
-pub mod literal;
 pub mod master_client;
 pub mod message;
 pub mod meter;
 #[doc(hidden)]
 pub mod metrics;
 pub mod pack;
-pub mod place;
 #[doc(hidden)]
 pub mod record;
 pub mod report;
 mod retry;
 pub mod server;
+pub mod server_location;
 pub mod service;
+pub mod type_signature;
 pub mod wire;

@@ -411,14 +411,14 @@ impl MasterClient {
 
     /// Returns the address of the current leader, if it is known and another master may lead later.
     pub fn leader(&self) -> Option<Arc<str>> {
-        self.rpc()?.place().leader()
+        self.rpc()?.location().leader()
     }
 
     /// Returns as soon as the [leader](Self::leader) is known and differs from `than`. Never
     /// returns if there is only one master.
     pub async fn another_leads(&self, than: Option<&str>) {
         match self.rpc() {
-            Some(rpc) => rpc.place().another_leads(than).await,
+            Some(rpc) => rpc.location().another_leads(than).await,
             None => std::future::pending().await,
         }
     }

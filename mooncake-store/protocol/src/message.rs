@@ -35,9 +35,9 @@ pub use super::call::{Handle, HandleAsync, Outcome, Request, TABLE_VERSION, Trea
 use super::call::{Response, run, run_async};
 use super::frame::Refusal;
 use super::heartbeat::Class;
-use super::literal::function_id;
 use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
 use super::report::Reported;
+use super::type_signature::function_id;
 use super::wire::{
     Attached, CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, LocatedObject,
     MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink, OffloadItem,
@@ -339,7 +339,7 @@ macro_rules! calls {
                 const NAME: &'static str = stringify!($name);
                 const FUNCTION: u32 = function_id(concat!($class, "::", spelled!($name $($spelled)?)));
                 const HAS_ARGUMENTS: bool =
-                    !<Self as super::pack::Wire>::LITERAL.as_bytes().is_empty();
+                    !<Self as super::pack::Wire>::SIGNATURE.as_bytes().is_empty();
                 const IS_EXTENSION: bool = is_extension($class);
                 const TREATMENT: Treatment = treatment!(Treatment::DEFAULT; $($($treatment)*)?);
                 type Reply = $reply;
@@ -351,8 +351,8 @@ macro_rules! calls {
             Shape {
                 name: stringify!($name),
                 function: <$name as Request>::FUNCTION,
-                arguments: <$name as super::pack::Wire>::LITERAL.as_bytes(),
-                reply: <$reply as super::pack::Wire>::LITERAL.as_bytes(),
+                arguments: <$name as super::pack::Wire>::SIGNATURE.as_bytes(),
+                reply: <$reply as super::pack::Wire>::SIGNATURE.as_bytes(),
                 treatment: <$name as Request>::TREATMENT,
                 rewrite_arguments: |body, spelled| rewritten::<$name>(body, spelled),
                 rewrite_reply: |body, spelled| rewritten::<$reply>(body, spelled),

@@ -14,7 +14,7 @@ use std::fmt;
 
 use mooncake_core::error::{Error, ErrorCode};
 
-use super::literal::Literal;
+use super::type_signature::TypeSignature;
 
 #[doc(hidden)]
 pub use self::values::written_as;
@@ -28,14 +28,14 @@ const OPTIONS_FOLLOW: u32 = 1;
 /// Option bits: the total size (not used by these messages), the type signature, and the width of
 /// lengths.
 const OPTION_SIZE: u8 = 0b0000_0011;
-const OPTION_LITERAL: u8 = 0b0000_0100;
+const OPTION_SIGNATURE: u8 = 0b0000_0100;
 const OPTION_WIDTH_SHIFT: u8 = 3;
 const OPTION_UNKNOWN: u8 = 0b1110_0000;
 
 /// A type that has a signature.
 pub trait Wire {
     /// Signature of the type.
-    const LITERAL: Literal;
+    const SIGNATURE: TypeSignature;
     /// Minimum length of a value in bytes; at least 1 for items of a list.
     const MIN_LEN: usize;
 }
@@ -136,12 +136,12 @@ impl From<PackError> for Error {
 
 /// Appends `value` as a body of minimum length.
 pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
-    const { assert!(T::LITERAL.hash() & OPTIONS_FOLLOW == 0) };
+    const { assert!(T::SIGNATURE.hash() & OPTIONS_FOLLOW == 0) };
     let width = Width::of(value.widest());
     if width == Width::One {
-        out.extend_from_slice(&const { T::LITERAL.hash() }.to_le_bytes());
+        out.extend_from_slice(&const { T::SIGNATURE.hash() }.to_le_bytes());
     } else {
-        out.extend_from_slice(&const { T::LITERAL.hash() | OPTIONS_FOLLOW }.to_le_bytes());
+        out.extend_from_slice(&const { T::SIGNATURE.hash() | OPTIONS_FOLLOW }.to_le_bytes());
         out.push((width as u8) << OPTION_WIDTH_SHIFT);
     }
     value.pack(&mut Writer { out, width, fits: true });
@@ -159,8 +159,8 @@ pub(super) fn encode_answers<T: Wire>(
     mut each: impl FnMut(usize, &mut Writer<'_>) -> Result<(), Error>,
 ) -> bool {
     let (hash, count) = match items {
-        Items::One => (const { Answer::<T>::LITERAL.hash() }, 1),
-        Items::Many(count) => (const { Vec::<Answer<T>>::LITERAL.hash() }, count),
+        Items::One => (const { Answer::<T>::SIGNATURE.hash() }, 1),
+        Items::Many(count) => (const { Vec::<Answer<T>>::SIGNATURE.hash() }, count),
     };
     let width = Width::of(count);
     if width == Width::One {
@@ -197,16 +197,16 @@ pub(super) enum Items {
 /// Appends `value` as a body with its type signature, as in every message of Mooncake C++.
 pub fn encode_spelled<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
     let width = Width::of(value.widest());
-    out.extend_from_slice(&const { T::LITERAL.hash() | OPTIONS_FOLLOW }.to_le_bytes());
-    out.push((width as u8) << OPTION_WIDTH_SHIFT | OPTION_LITERAL);
-    out.extend_from_slice(const { T::LITERAL }.as_bytes());
+    out.extend_from_slice(&const { T::SIGNATURE.hash() | OPTIONS_FOLLOW }.to_le_bytes());
+    out.push((width as u8) << OPTION_WIDTH_SHIFT | OPTION_SIGNATURE);
+    out.extend_from_slice(const { T::SIGNATURE }.as_bytes());
     out.push(0);
     value.pack(&mut Writer { out, width, fits: true });
 }
 
 /// Decodes a body that consists of one `T`, with or without its signature.
 pub fn decode<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
-    let mut reader = Reader::open(body, const { T::LITERAL.hash() })?;
+    let mut reader = Reader::open(body, const { T::SIGNATURE.hash() })?;
     let value = T::unpack(&mut reader)?;
     reader.finish()?;
     Ok(value)
@@ -297,7 +297,7 @@ impl<'a> Reader<'a> {
                 2 => Width::Four,
                 _ => Width::Eight,
             };
-            if options & OPTION_LITERAL != 0 {
+            if options & OPTION_SIGNATURE != 0 {
                 let end = reader.rest.iter().position(|byte| *byte == 0);
                 let end = end.ok_or(PackError::Truncated { needed: 1, left: 0 })?;
                 spelling = reader.take(end)?;
@@ -307,7 +307,7 @@ impl<'a> Reader<'a> {
         if found == expected {
             return Ok(reader);
         }
-        let shown = &spelling[..spelling.len().min(Literal::CAPACITY)];
+        let shown = &spelling[..spelling.len().min(TypeSignature::CAPACITY)];
         let spelling = shown.iter().map(|byte| format!("{byte:02x}")).collect();
         Err(PackError::WrongType { expected, found, spelling })
     }
@@ -367,8 +367,8 @@ macro_rules! wire_fields {
     ($spelled:ident $name:ty { $($field:ident: $type:ty),* $(,)? }) => {
         #[allow(unused_lifetimes)]
         impl<'a> $crate::pack::Wire for $name {
-            const LITERAL: $crate::literal::Literal = $crate::literal::Literal::$spelled(&[
-                $(<$type as $crate::pack::Wire>::LITERAL),*
+            const SIGNATURE: $crate::type_signature::TypeSignature = $crate::type_signature::TypeSignature::$spelled(&[
+                $(<$type as $crate::pack::Wire>::SIGNATURE),*
             ]);
             const MIN_LEN: usize = 0 $(+ <$type as $crate::pack::Wire>::MIN_LEN)*;
         }

@@ -3,8 +3,8 @@
 use mooncake_core::error::{Error, ErrorCode, Result};
 
 use super::call::{Reply, Tally};
-use super::literal::{Literal, symbol};
 use super::pack::{self, Pack, PackError, Reader, Unpack, Wire, Writer, wire_fields};
+use super::type_signature::{TypeSignature, symbol};
 
 /// Result of a call or of one of its items: a value, or an error with its text. The responses of a
 /// master have the code alone.
@@ -39,7 +39,8 @@ impl<T> Reported<T> {
 }
 
 impl<T: Wire> Wire for Reported<T> {
-    const LITERAL: Literal = Literal::new(&[symbol::EXPECTED]).then(T::LITERAL).then(ErrorReport::LITERAL);
+    const SIGNATURE: TypeSignature =
+        TypeSignature::new(&[symbol::EXPECTED]).then(T::SIGNATURE).then(ErrorReport::SIGNATURE);
     const MIN_LEN: usize =
         1 + if T::MIN_LEN < ErrorReport::MIN_LEN { T::MIN_LEN } else { ErrorReport::MIN_LEN };
 }

@@ -11,8 +11,8 @@ use mooncake_core::replica::{
     ReplicateConfig, Segment, SegmentStatus, SoftPin,
 };
 
-use super::literal::{Literal, symbol};
 use super::pack::{Byte, Pack, PackError, Reader, Unpack, Wire, Writer, wire_fields, written_as};
+use super::type_signature::{TypeSignature, symbol};
 
 /// Declares a struct that is encoded field by field in the order of its declaration.
 macro_rules! wire_struct {
@@ -415,7 +415,7 @@ wire_fields!(structure ReplicaList {
 /// Encoding of a key as a string. A decoded key is a `Vec<u8>` or a slice, because the limits of
 /// keys do not apply to it.
 impl Wire for ObjectKey {
-    const LITERAL: Literal = String::LITERAL;
+    const SIGNATURE: TypeSignature = String::SIGNATURE;
     const MIN_LEN: usize = String::MIN_LEN;
 }
 
@@ -455,12 +455,18 @@ const IN_MEMORY: u8 = 0;
 
 /// Encoding as a variant of five structs. The two kinds of memory are structs around a struct.
 impl Wire for ReplicaLocation {
-    const LITERAL: Literal = Literal::new(&[symbol::VARIANT])
-        .then(Literal::structure(&[MemoryLocation::LITERAL]))
-        .then(Literal::structure(&[MemoryLocation::LITERAL]))
-        .then(Literal::structure(&[String::LITERAL, u64::LITERAL]))
-        .then(Literal::structure(&[ClientId::LITERAL, u64::LITERAL, String::LITERAL]))
-        .then(Literal::structure(&[String::LITERAL, u64::LITERAL, u64::LITERAL, u64::LITERAL, i32::LITERAL]))
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::VARIANT])
+        .then(TypeSignature::structure(&[MemoryLocation::SIGNATURE]))
+        .then(TypeSignature::structure(&[MemoryLocation::SIGNATURE]))
+        .then(TypeSignature::structure(&[String::SIGNATURE, u64::SIGNATURE]))
+        .then(TypeSignature::structure(&[ClientId::SIGNATURE, u64::SIGNATURE, String::SIGNATURE]))
+        .then(TypeSignature::structure(&[
+            String::SIGNATURE,
+            u64::SIGNATURE,
+            u64::SIGNATURE,
+            u64::SIGNATURE,
+            i32::SIGNATURE,
+        ]))
         .push(symbol::END);
     const MIN_LEN: usize = 1 + String::MIN_LEN + u64::MIN_LEN;
 }
@@ -547,7 +553,7 @@ const CLIENT_OK: i32 = 1;
 const CLIENT_MUST_REMOUNT: i32 = 2;
 
 impl Wire for PingReply {
-    const LITERAL: Literal = Literal::structure(&[i64::LITERAL, i32::LITERAL]);
+    const SIGNATURE: TypeSignature = TypeSignature::structure(&[i64::SIGNATURE, i32::SIGNATURE]);
     const MIN_LEN: usize = i64::MIN_LEN + i32::MIN_LEN;
 }
 

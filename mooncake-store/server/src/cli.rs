@@ -7,8 +7,9 @@ use std::path::Path;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
 use mooncake_core::Result;
+use mooncake_core::settings::Environment;
 
-use crate::config::{Flag, FlagState, GROUPS, MasterConfig, Origin, Settings, flag_named};
+use crate::config::{Flag, GROUPS, MasterConfig, Origin, Settings, flag_named};
 
 /// Result of parsing a command line.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ pub enum Run {
 /// failures.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap::Error> {
     let mut settings = Settings::default();
-    settings.read_environment();
+    settings.environment(&Environment::of_process());
     parse_over(settings, arguments)
 }
 
@@ -82,7 +83,7 @@ fn command() -> Command {
         );
     for group in GROUPS {
         for flag in group.flags {
-            let also = flag.aliases.iter().map(|alias| argument(flag, alias).hide(true));
+            let also = flag.older.iter().map(|alias| argument(flag, alias).hide(true));
             command = command.arg(argument(flag, flag.name).help_heading(group.name)).args(also);
         }
     }
@@ -96,7 +97,7 @@ fn argument(flag: &Flag, name: &'static str) -> Arg {
         .long(name)
         .help(format!("{} [default: {shown}{remark}]", flag.help))
         .action(ArgAction::Set)
-        .hide_short_help(matches!(flag.state, FlagState::Idle(_)))
+        .hide_short_help(flag.is_idle())
         .value_name("VALUE");
     if flag.is_switch() {
         arg.num_args(0..=1).require_equals(true).default_missing_value("true")
@@ -106,7 +107,7 @@ fn argument(flag: &Flag, name: &'static str) -> Arg {
 }
 
 fn normal(argument: OsString) -> OsString {
-    mooncake_engine::flags::normal(argument, |name| flag_named(name).is_some_and(Flag::is_switch))
+    mooncake_engine::flags::normal(argument, |name| flag_named(name).is_some_and(|flag| flag.is_switch()))
 }
 
 #[cfg(test)]

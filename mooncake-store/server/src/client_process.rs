@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::settings::values::{bytes, switch};
 use mooncake_core::{ErrorKind, Result};
 use mooncake_engine::flags::normal;
 use mooncake_transport::admission::raise_descriptor_limit;
@@ -16,9 +17,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::ClientEnvironment;
-use crate::config::values::{bytes, switch};
 use mooncake_client::local::{DEFAULT_PORT, LocalServer, LocalServerConfig, default_path};
-use mooncake_client::{Client, ClientConfig, ClientPages, OffloadConfig};
+use mooncake_client::{Client, ClientPages, OffloadConfig};
 use mooncake_protocol::wire::DrainProgress;
 
 /// Offers memory to a cluster and serves the processes of this host (Python: `setup_dummy`) over a
@@ -180,7 +180,7 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => if flags.drain > 0 && !is_planted("no-drain-on-term") {
             let grace = Duration::from_secs(flags.drain.into());
-            let stays = environment.segment_file.is_some();
+            let stays = environment.config.segment_file.is_some();
             tokio::select! {
                 () = take_no_more(&client, grace), if stays => {}
                 () = drain(&client, grace), if !stays => {}
@@ -284,8 +284,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         "" | "0.0.0.0" | "::" | "[::]" => mooncake_transport::net::default_host().to_string(),
         host => host.to_owned(),
     };
-    let mut config = ClientConfig::default();
-    environment.apply(&mut config);
+    let mut config = environment.config.clone();
     config.allow_overcommit |= flags.allow_overcommit;
     let local = LocalServerConfig {
         path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port)),
@@ -306,7 +305,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         .segment(flags.segment)
         .local_buffer(flags.local_buffer)
         .protocol(&flags.protocol)
-        .wires(ClientEnvironment::wires(&flags.protocol, &flags.devices)?)
+        .transports(ClientEnvironment::wires(&flags.protocol, &flags.devices)?)
         .tenant(&flags.tenant)
         .connect()
         .await?;

@@ -93,11 +93,11 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
             if state.config.metric_reporting {
                 let stats = state.master.stats();
                 tracing::info!(
-                    target: "mooncake_store::figures",
+                    target: "mooncake_store::metrics",
                     used = stats.used(), capacity = stats.capacity(), keys = stats.keys, clients = stats.clients,
                     evicted = stats.evicted_keys, "metrics"
                 );
-                tracing::debug!(target: "mooncake_store::figures", "{}", super::summary::line(state));
+                tracing::debug!(target: "mooncake_store::metrics", "{}", super::summary::line(state));
             }
             state.rates.take(now, &state.requests);
         }

@@ -78,7 +78,7 @@ async fn get_in_parts(client: &Client, key: &str) -> Option<Bytes> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_read_often_is_read_without_a_wire() {
+async fn hot_objects_are_read_without_a_transport() {
     for kind in [Kind::Embedded, Kind::Tcp, Kind::TcpHttp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
         let (a, b) = cluster.pair().await;
@@ -287,7 +287,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
 /// Shared clients read the cache of their `mooncake_client`, in every form, and never an obsolete
 /// value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn light_clients_read_what_their_owner_keeps() {
+async fn shared_clients_read_objects_of_their_daemon() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let (a, b) = cluster.pair().await;
     let owner = cluster.builder().segment(0).hot_cache(8 << 20).connect().await.unwrap();

@@ -92,9 +92,9 @@ impl Cluster {
         let builder = match self.kind {
             Kind::Rdma => {
                 let before = self.members.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                builder.wires(rdma(["rxe0", "rxe1"][before % 2]))
+                builder.transports(rdma(["rxe0", "rxe1"][before % 2]))
             }
-            Kind::RdmaAlone => builder.wires(rdma("rxe0")),
+            Kind::RdmaAlone => builder.transports(rdma("rxe0")),
             _ => builder,
         };
         builder

@@ -16,7 +16,7 @@ async fn put_in(client: &Client, owner: &Client, key: &str, len: usize) -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_of_one_cluster_in_a_directory_of_several() {
+async fn clients_of_one_cluster_in_a_directory_of_several() {
     let cluster = Cluster::start(Kind::TcpHttp, MasterOptions::default()).await;
     let of = |id: &str| {
         let options = DirectoryOptions { cluster_id: id.into(), ..DirectoryOptions::default() };
@@ -35,13 +35,13 @@ async fn members_of_one_cluster_in_a_directory_of_several() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_answers_where_it_is_told_to() {
+async fn a_client_listens_where_it_is_configured_to() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let port = mooncake_core::testkit::free_port();
     let handshake =
         HandshakePort { ports: port..=port, host: Some("127.0.0.1".into()), ..Default::default() };
     let wires = TransportOptions::named("tcp").unwrap();
-    let a = cluster.builder().wires(wires).handshake(handshake).connect().await.unwrap();
+    let a = cluster.builder().transports(wires).handshake(handshake).connect().await.unwrap();
     let b = cluster.builder().connect().await.unwrap();
     assert_eq!(a.engine().name(), format!("127.0.0.1:{port}"));
     put_in(&b, &a, "k", 5000).await.unwrap();

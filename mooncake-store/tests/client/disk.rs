@@ -77,7 +77,7 @@ pub(crate) async fn all_written(cluster: &Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_memory_has_no_room_for_comes_back_from_disk() {
+async fn objects_beyond_memory_come_back_from_disk() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&cluster, folder.path()).connect().await.unwrap();
@@ -149,7 +149,7 @@ async fn a_disk_outlives_its_owner_and_what_was_removed_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_new_owner_finds_and_somebody_has_written_since_is_dropped() {
+async fn an_object_found_by_a_new_owner_but_written_since_is_dropped() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let other = patient_builder(&cluster).connect().await.unwrap();

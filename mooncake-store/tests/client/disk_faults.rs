@@ -118,7 +118,7 @@ async fn what_a_disk_cannot_read_is_a_miss_and_no_replica_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_does_not_answer_is_a_miss_and_holds_up_nothing() {
+async fn a_disk_that_does_not_respond_is_a_miss_and_delays_nothing() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let (builder, disk) = moody(&cluster, folder.path());

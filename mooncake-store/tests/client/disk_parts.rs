@@ -230,7 +230,7 @@ async fn an_owner_that_lends_whole_objects_only_is_asked_for_these() {
 
 #[cfg(feature = "local")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn light_clients_read_what_is_on_disks() {
+async fn shared_clients_read_objects_on_disks() {
     use mooncake_store::local::{
         LocalClient, LocalConfig, LocalRange, LocalRead, LocalServer, LocalServerConfig,
     };
@@ -288,7 +288,7 @@ async fn light_clients_read_what_is_on_disks() {
 
 #[cfg(feature = "local")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn to_a_light_client_a_disk_that_is_gone_is_a_miss() {
+async fn to_a_shared_client_a_lost_disk_is_a_miss() {
     use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
 
     let Stage { client, values, _server, cluster, .. } = Stage::new(true).await;

@@ -17,7 +17,7 @@ fn len(at: u64) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drained_member_goes_without_a_miss() {
+async fn a_drained_client_leaves_without_a_miss() {
     let lease_ttl = Duration::from_millis(500);
     let cluster = Cluster::start(Kind::Tcp, MasterOptions { lease_ttl, ..MasterOptions::default() }).await;
     let (a, b) = cluster.pair().await;

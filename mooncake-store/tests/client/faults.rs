@@ -164,7 +164,7 @@ async fn another_replica_stands_in_for_one_that_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn a_dead_member_costs_objects_and_nothing_else() {
+async fn a_killed_client_costs_its_objects_and_nothing_else() {
     let world = World::new(MasterOptions::default());
     let (_a, wire) = world.connect(1 << 20).await;
     let (b, _) = world.connect(1 << 20).await;
@@ -292,7 +292,7 @@ async fn ranges_are_read_where_the_object_has_gone_meanwhile() {
 
 /// A read never combines parts of two values.
 #[tokio::test]
-async fn a_value_that_has_taken_the_place_of_another_is_read_whole_or_not_at_all() {
+async fn a_value_that_has_replaced_another_is_read_whole_or_not_at_all() {
     let world = World::new(MasterOptions::default());
     let (a, wire) = world.connect(1 << 20).await;
     let (b, _) = world.connect(1 << 20).await;

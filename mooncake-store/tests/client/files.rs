@@ -190,7 +190,7 @@ async fn without_the_folder_objects_are_in_memory_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_oldest_files_make_room_and_the_master_hears_of_it() {
+async fn the_oldest_files_are_evicted_and_the_master_is_notified() {
     let dir = tempfile::tempdir().unwrap();
     let before = dir.path().join("lab/a/b");
     std::fs::create_dir_all(&before).unwrap();

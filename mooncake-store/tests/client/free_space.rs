@@ -79,7 +79,7 @@ async fn patience_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_what_can_never_come() {
+async fn no_wait_for_an_impossible_response() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let cluster = Cluster::start(kind, MasterOptions::default()).await;
         let client = cluster.builder().segment(1 << 20).connect().await.unwrap();

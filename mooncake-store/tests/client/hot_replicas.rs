@@ -10,7 +10,7 @@ use mooncake_store::master::{HotOptions, MasterOptions};
 use crate::cluster::{Cluster, Kind, eventually, value};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hammered_key_is_read_from_two_members() {
+async fn a_hot_key_is_read_from_two_clients() {
     for kind in [Kind::Embedded, Kind::Tcp] {
         let options = MasterOptions { hot: Some(HotOptions::default()), ..MasterOptions::default() };
         let cluster = Cluster::start(kind, options).await;

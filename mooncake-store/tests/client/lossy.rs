@@ -186,7 +186,7 @@ fn on_disk(front: &Front, key: &str) -> bool {
 
 #[cfg(feature = "disk")]
 #[tokio::test]
-async fn what_a_lost_answer_said_of_a_disk_is_said_again() {
+async fn a_disk_report_with_a_lost_response_is_sent_again() {
     let front = with_disks(false);
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&front, folder.path(), 1 << 20).await;
@@ -209,7 +209,7 @@ async fn what_a_lost_answer_said_of_a_disk_is_said_again() {
 
 #[cfg(feature = "disk")]
 #[tokio::test]
-async fn what_left_a_disk_is_told_until_it_is_heard() {
+async fn a_removal_from_a_disk_is_sent_until_acknowledged() {
     let front = with_disks(false);
     let folder = tempfile::tempdir().unwrap();
     let owner = owner(&front, folder.path(), 1 << 20).await;
@@ -257,7 +257,7 @@ async fn a_master_that_does_not_number_is_asked_as_ever() {
 }
 
 #[tokio::test]
-async fn a_put_survives_the_loss_of_an_answer() {
+async fn a_put_survives_the_loss_of_a_response() {
     let front = Front::new(false);
     let client = front.connect(1 << 20).await;
     for (key, lost) in [("start", &["start"][..]), ("end", &["end"]), ("both", &["start", "end"])] {
@@ -318,7 +318,7 @@ async fn what_was_not_written_is_not_committed() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_over_when_it_comes_is_asked_for_anew() {
+async fn a_lease_that_expired_on_the_way_is_requested_again() {
     let front = Front::new(false);
     let owner = front.connect(1 << 20).await;
     owner.put("k", &value(1, 1000)[..]).await.unwrap();

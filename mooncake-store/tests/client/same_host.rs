@@ -19,7 +19,7 @@ fn unreachable_by_tcp(cluster: &Cluster) -> ClientBuilder {
     let tcp = TcpConfig { data_host: "192.0.2.1".into(), ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
-    cluster.builder().wires(wires)
+    cluster.builder().transports(wires)
 }
 
 async fn cluster() -> Cluster {
@@ -55,7 +55,7 @@ async fn shared_memory_is_what_leads_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_that_is_not_shared_goes_over_the_wire() {
+async fn memory_that_is_not_shared_goes_over_the_network() {
     let cluster = cluster().await;
     let owner = cluster.builder().segment(0).connect().await.unwrap();
     owner.segments().mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
@@ -72,7 +72,7 @@ async fn memory_that_is_not_shared_goes_over_the_wire() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_shares_and_one_that_does_not_understand_each_other() {
+async fn a_client_with_and_one_without_shared_memory_transfer() {
     let cluster = cluster().await;
     let shares = cluster.builder().connect().await.unwrap();
     let does_not = cluster.builder().share_memory(false).connect().await.unwrap();

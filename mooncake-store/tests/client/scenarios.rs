@@ -59,7 +59,7 @@ over_every_wire! {
     what_one_puts_the_other_gets,
     a_key_is_put_once,
     an_upsert_replaces,
-    batches_answer_item_by_item,
+    batches_respond_item_by_item,
     of_one_key_in_a_batch_one_is_stored,
     registered_memory_is_used_as_it_is,
     odd_keys_and_values,
@@ -121,7 +121,7 @@ async fn an_upsert_replaces(kind: Kind) {
     assert_eq!(a.get("l").await.unwrap().unwrap(), items[1].1);
 }
 
-async fn batches_answer_item_by_item(kind: Kind) {
+async fn batches_respond_item_by_item(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
     let (a, b) = cluster.pair().await;
     let len = |i: u64| [3, 40_000, 9000, 700][i as usize % 4];

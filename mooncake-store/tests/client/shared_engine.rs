@@ -25,7 +25,7 @@ async fn engine() -> TransferEngine {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_and_its_engine_are_one_member() {
+async fn a_store_and_its_engine_are_one_node() {
     let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
     let engine = engine().await;
     let own = Arc::new(HostMemory::new(4096).unwrap());

@@ -32,7 +32,7 @@ async fn put_in(client: &Client, owner: &Client, key: &str, len: usize) -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_outlives_the_first_member() {
+async fn a_copy_outlives_the_first_client() {
     for kind in KINDS {
         let cluster = Cluster::start(kind, options()).await;
         let (a, b) = cluster.pair().await;

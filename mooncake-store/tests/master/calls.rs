@@ -105,7 +105,7 @@ fn keys_are_any_bytes() {
 }
 
 #[test]
-fn a_duplicate_put_is_told_so() {
+fn a_duplicate_put_is_refused_by_name() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     rig.start(1, "k", 10).unwrap();
@@ -263,7 +263,7 @@ fn an_upsert_preempts_another_client_but_not_itself() {
 }
 
 #[test]
-fn an_upsert_without_room_uses_the_old_space_only_when_nobody_reads_it() {
+fn an_upsert_without_space_uses_the_old_space_only_when_unread() {
     let rig = Rig::without_watermark();
     rig.mount(1, 64 * KIB);
     let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
@@ -486,7 +486,7 @@ fn a_graceful_unmount_lets_readers_finish() {
 }
 
 #[test]
-fn silent_clients_expire() {
+fn clients_without_heartbeats_expire() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     rig.mount(2, MIB);
@@ -513,7 +513,7 @@ fn silent_clients_expire() {
 }
 
 #[test]
-fn time_in_which_nobody_could_be_heard_does_not_count() {
+fn time_without_a_running_master_does_not_count() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     rig.put_with(1, "kept", 10, &ReplicateConfig::default()).unwrap();
@@ -652,7 +652,7 @@ fn eviction_in_the_background_stops_below_the_watermark() {
 }
 
 #[test]
-fn no_segment_stays_behind_when_placement_weighs_room() {
+fn no_segment_stays_behind_when_placement_weighs_space() {
     use mooncake_store::master::Placement::FreeRatioFirst;
     let rig = Rig::with(MasterOptions {
         placement: FreeRatioFirst,
@@ -757,7 +757,7 @@ fn threads_leave_nothing_behind() {
 }
 
 #[test]
-fn a_member_nobody_reaches_gets_nothing_until_it_is_heard_of() {
+fn an_unreachable_client_gets_nothing_until_it_is_reported() {
     let rig = Rig::without_watermark();
     rig.mount(1, 4 * 64 * KIB);
     rig.mount(2, 4 * 64 * KIB);

@@ -346,7 +346,7 @@ fn an_owner_hears_of_copies_that_do_not_count() {
 }
 
 #[test]
-fn what_an_owner_has_not_seen_to_is_said_again() {
+fn disk_work_without_a_result_is_sent_again() {
     let rig = eager();
     let mut owner = Counting::new(&rig);
     rig.report(1, "found", 100);
@@ -466,7 +466,7 @@ fn an_owner_that_is_back_at_once_has_what_it_had() {
 }
 
 #[test]
-fn what_another_of_the_same_host_finds_does_not_count_while_the_owner_is_heard() {
+fn a_find_of_another_client_of_the_host_is_ignored_while_the_owner_lives() {
     let rig = eager();
     rig.put(9, "k", 100).unwrap();
     assert_eq!(rig.write_all(1), 1);
@@ -666,7 +666,7 @@ fn a_promotion_that_fails_gives_its_space_back() {
 }
 
 #[test]
-fn placement_by_room_on_disk_spares_a_full_one() {
+fn placement_by_free_disk_space_spares_a_full_disk() {
     let rig = Rig::with(MasterOptions {
         disks: Some(DiskOptions::default()),
         placement: Placement::SsdFreeRatioFirst,

@@ -102,7 +102,7 @@ fn a_leaving_client_moves_only_replicas() {
 
 /// The master evicts no objects of other clients for a client that leaves.
 #[test]
-fn a_leaving_client_finds_room_or_none() {
+fn a_leaving_client_finds_free_space_or_none() {
     let rig = Rig::new();
     (1..=2).for_each(|number| drop(rig.mount(number, MIB)));
     rig.put_in(1, "only", 512 * KIB);

@@ -43,7 +43,7 @@ fn keys(stored: &[StoredReplica]) -> BTreeSet<&str> {
 }
 
 #[test]
-fn what_nobody_touched_is_served_again() {
+fn untouched_objects_are_served_again() {
     let rig = Rig::new();
     let segment = rig.mount(1, MIB);
     for key in ["kept", "removed", "replaced", "rewritten", "cleared"] {

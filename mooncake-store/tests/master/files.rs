@@ -69,7 +69,7 @@ fn path(replica: &Replica) -> Option<String> {
 }
 
 #[test]
-fn a_put_is_granted_a_file_which_counts_when_its_own_end_was_told() {
+fn a_put_is_granted_a_file_which_counts_after_its_own_put_end() {
     let rig = rig();
     let granted = rig.start(1, "k", 100).unwrap();
     assert_eq!(granted.len(), 2);
@@ -228,7 +228,7 @@ fn remove_all_takes_the_files_of_the_tenant_that_asked() {
 }
 
 #[test]
-fn without_a_folder_nothing_is_granted_and_the_folder_is_a_place() {
+fn without_a_folder_nothing_is_granted_and_the_folder_is_a_location() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     assert_eq!(rig.start(1, "k", 100).unwrap().len(), 1);

@@ -131,7 +131,7 @@ fn cxl() -> Rig {
 }
 
 #[test]
-fn a_segment_that_is_full_keeps_nobody_from_another() {
+fn a_full_segment_keeps_no_put_from_another() {
     let rig = cxl();
     for number in 1..=2 {
         rig.mount(number, 4 * 64 * KIB);
@@ -154,7 +154,7 @@ fn a_segment_that_is_full_keeps_nobody_from_another() {
 }
 
 #[test]
-fn among_many_objects_a_bound_put_gets_room_in_its_own_segment() {
+fn among_many_objects_a_bound_put_gets_space_in_its_own_segment() {
     let rig = cxl();
     for number in 1..=2 {
         rig.mount(number, MANY / 2 * 64 + (2 - number) * 4096);

@@ -58,7 +58,7 @@ fn a_group_is_evicted_as_one() {
 }
 
 #[test]
-fn one_member_that_is_read_keeps_all() {
+fn one_read_object_keeps_its_group() {
     let rig = rig();
     fill(&rig);
     rig.locate("a2").unwrap();
@@ -84,7 +84,7 @@ fn one_member_that_is_read_keeps_all() {
 }
 
 #[test]
-fn pinned_members_stay() {
+fn pinned_objects_of_a_group_stay() {
     let rig = rig();
     let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
     let softly = ReplicateConfig { soft_pin: SoftPin::Enable, ..ReplicateConfig::default() };

@@ -125,7 +125,7 @@ fn only_what_was_asked_for_is_copied() {
 }
 
 #[test]
-fn it_goes_when_nobody_reads_and_stays_while_somebody_does() {
+fn it_goes_when_unread_and_stays_while_read() {
     let rig = rig(HotOptions::default());
     with_replica(&rig);
     for _ in 0..10 {
@@ -155,7 +155,7 @@ fn it_goes_before_any_object_does() {
 }
 
 #[test]
-fn a_copy_that_nobody_makes_is_forgotten() {
+fn a_copy_that_no_client_makes_expires() {
     let rig = rig(HotOptions::default());
     rig.put(1, "k", BLOCK).unwrap();
     rig.mount(2, 8 * BLOCK);

@@ -77,7 +77,7 @@ fn a_ledger_tells_what_came_and_went_once() {
 }
 
 #[test]
-fn what_was_told_and_is_gone_before_it_is_acknowledged_is_told_to_be_gone() {
+fn a_reported_object_that_left_before_the_acknowledgement_is_reported_gone() {
     let rig = Rig::new();
     inventory(&rig, 1, 0);
     rig.mount(1, MIB);
@@ -93,7 +93,7 @@ fn what_was_told_and_is_gone_before_it_is_acknowledged_is_told_to_be_gone() {
 }
 
 #[test]
-fn announced_objects_are_served_and_their_space_is_theirs() {
+fn announced_objects_are_served_and_keep_their_space() {
     let (segment, kept) = before(&["a", "b"]);
     let rig = Rig::new();
     rig.master.mount_kept(client(1), &segment).unwrap();
@@ -203,7 +203,7 @@ fn nonsense_is_refused_by_name() {
 }
 
 #[test]
-fn a_number_nobody_told_means_that_all_is_lost() {
+fn an_unsent_number_means_that_all_is_lost() {
     let rig = Rig::new();
     for after in [0, 5, u64::MAX - 1, u64::MAX] {
         let page = rig.master.inventory(client(1), after);

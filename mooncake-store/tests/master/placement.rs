@@ -161,7 +161,7 @@ proptest! {
 
     /// `cxl` places objects in the first named segment, or nowhere.
     #[test]
-    fn cxl_goes_where_it_is_told(nodes in nodes(), puts in proptest::collection::vec(0..10u64, 1..40)) {
+    fn cxl_goes_where_it_is_configured(nodes in nodes(), puts in proptest::collection::vec(0..10u64, 1..40)) {
         let mut cluster = Cluster::new(Placement::Cxl, &nodes);
         prop_assert_eq!(cluster.put(&ReplicateConfig::default()), Err(ErrorCode::InvalidParams));
         for n in puts {
@@ -207,7 +207,7 @@ proptest! {
 
 /// Eviction for a put that may go to one segment only frees nothing elsewhere.
 #[test]
-fn cxl_evicts_where_it_is_told() {
+fn cxl_evicts_where_it_is_configured() {
     let mut cluster = Cluster::new(Placement::Cxl, &[(0, 4), (1, 4)]);
     let to = |n: u64| ReplicateConfig {
         preferred_segments: vec![format!("node{n}:1")],

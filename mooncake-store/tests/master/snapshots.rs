@@ -153,7 +153,7 @@ proptest! {
 }
 
 #[test]
-fn writing_ends_when_it_is_told_to() {
+fn writing_ends_on_request() {
     let rig = full();
     let mut calls = 0;
     let outcome = rig.master.snapshot(|_| {
@@ -319,7 +319,7 @@ fn tasks_go_on_where_they_were() {
 }
 
 #[test]
-fn what_nobody_came_with_is_forgotten_in_the_end() {
+fn unclaimed_objects_expire_in_the_end() {
     let rig = full();
     let next = next(&rig, 8);
     assert_eq!(Snapshot::read(&bytes_of(&next)).unwrap().objects(), 3);

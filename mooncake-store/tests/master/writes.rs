@@ -65,7 +65,7 @@ fn the_end_of_an_upsert_that_was_dropped_is_not_taken_for_the_one_before() {
 }
 
 #[test]
-fn ends_and_revokes_answer_to_the_right_writer() {
+fn ends_and_revokes_belong_to_the_right_writer() {
     let rig = Rig::new();
     rig.mount(1, MIB);
     assert_eq!(rig.end(1, "k"), Err(ObjectNotFound));

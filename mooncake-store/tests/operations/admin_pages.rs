@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::common::http::described::{answers_are_described, bad_input_is_answered, description};
+use crate::common::http::described::{bad_input_is_answered, description, responses_are_described};
 use crate::common::http::{Answer, ask, config, http};
 use crate::common::rig::{MIB, client, segment};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig};
@@ -176,7 +176,7 @@ async fn segments_and_their_states() {
 }
 
 #[tokio::test]
-async fn what_is_not_built_answers_as_if_switched_off() {
+async fn a_missing_feature_answers_as_if_switched_off() {
     let (server, at) = server().await;
     let failure =
         |code: i32, text: &str| json!({"success": false, "error_code": code, "error_message": text});
@@ -394,7 +394,7 @@ async fn everything_can_be_removed() {
 }
 
 #[tokio::test]
-async fn every_page_is_described() {
+async fn every_endpoint_is_described() {
     let (server, at) = server().await;
     let (document, operations) = description(at).await;
     let known: Vec<String> =
@@ -426,7 +426,7 @@ async fn every_page_is_described() {
         assert!(known.iter().any(|have| have == page), "{page} is not described");
     }
     let values = ["", "k/2", "a b", "node1:1", "1-2", "t", "true"];
-    answers_are_described(at, &document, &operations, &values).await;
+    responses_are_described(at, &document, &operations, &values).await;
     server.stop().await;
 }
 
@@ -453,12 +453,12 @@ fn everything() -> (tempfile::TempDir, MasterConfig) {
 }
 
 #[tokio::test]
-async fn every_page_is_described_with_everything_on() {
+async fn every_endpoint_is_described_with_everything_on() {
     let (_folder, config) = everything();
     let (server, at) = server_with(config).await;
     let (document, operations) = description(at).await;
     let values = ["", "k/2", "node1:1", "t", "new", "default"];
-    answers_are_described(at, &document, &operations, &values).await;
+    responses_are_described(at, &document, &operations, &values).await;
     let quotas = "/api/v1/tenant_quotas";
     let with = |name: &str| format!("{quotas}?tenant_id={name}");
     let body = r#"{"requested_quota_bytes":1000}"#;
@@ -482,13 +482,13 @@ async fn a_policy_that_cannot_be_kept_is_refused_as_described() {
     assert_eq!(http(at, "PUT", path, r#"{"requested_quota_bytes":1000}"#).await.0, 500);
     assert_eq!(http(at, "DELETE", path, "").await.0, 500);
     assert_eq!(get(at, "/api/v1/tenant_quotas").await.body, before);
-    answers_are_described(at, &document, &pages, &["t", "new"]).await;
+    responses_are_described(at, &document, &pages, &["t", "new"]).await;
     server.stop().await;
 }
 
 /// Every request gets a described response, and the master stays intact.
 #[test]
-fn bad_input_gets_a_described_answer() {
+fn bad_input_gets_a_described_response() {
     let (_folder, everything) = everything();
     for config in [config(), everything] {
         let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,6 +1,6 @@
 //! HTTP endpoints of a client: its metrics, and every endpoint against its description.
 
-use crate::common::http::described::{answers_are_described, bad_input_is_answered, description};
+use crate::common::http::described::{bad_input_is_answered, description, responses_are_described};
 use crate::common::http::used::{scraped, used_client};
 use crate::common::http::{ask, http};
 use mooncake_store::client::ClientConfig;
@@ -136,14 +136,14 @@ async fn a_client_that_does_not_count_says_so() {
 
 /// Every request gets a described response.
 #[test]
-fn every_page_is_described_and_stands_bad_input() {
+fn every_endpoint_is_described_and_stands_bad_input() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (server, client, pages) = runtime.block_on(used_client(ClientConfig::default()));
     let at = pages.address();
     let (document, operations) = runtime.block_on(description(at));
     let known: Vec<_> = operations.iter().map(|one| format!("{} {}", one.method, one.path)).collect();
     assert_eq!(known, ["GET /health", "GET /metrics", "GET /metrics/summary"]);
-    runtime.block_on(answers_are_described(at, &document, &operations, &["", "a b"]));
+    runtime.block_on(responses_are_described(at, &document, &operations, &["", "a b"]));
     bad_input_is_answered(&runtime, at, &document, &operations, 100);
     runtime.block_on(async {
         for (method, path) in [("GET", "/nothing"), ("POST", "/health"), ("PUT", "/metrics")] {

@@ -97,7 +97,7 @@ async fn every_query_finds_its_metrics() {
 /// Names and types of metrics that dashboards for Mooncake C++ use, as a running master of Mooncake
 /// C++ shows them.
 #[tokio::test]
-async fn names_and_types_of_the_existing_master() {
+async fn names_and_types_of_a_mooncake_cpp_master() {
     let (_, types) = scraped(&scrape().await);
     for (kind, names) in [("gauge", GAUGES), ("counter", COUNTERS)] {
         for name in names.split_whitespace() {

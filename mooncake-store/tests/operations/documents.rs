@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use mooncake_core::error::{ErrorCode, ErrorKind};
-use mooncake_store::config::{environment_document, flags_document};
+use mooncake_core::settings::Setting;
+use mooncake_engine::environment::VARIABLES;
+use mooncake_store::config::{ClientEnvironment, Flag, GROUPS, flags, variable_of};
+use mooncake_store::tool;
 
 fn documents() -> [(PathBuf, String); 3] {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs");
@@ -78,6 +81,142 @@ fn errors_document() -> String {
     text
 }
 
+/// Variables that only code in Python reads: name, default, effect. A test compares the names with
+/// the code.
+const PYTHON: &[(&str, &str, &str)] = &[
+    ("MC_LOG_LEVEL", "WARNING", "Log level of the native library, and of an engine in a C program"),
+    (
+        "MOONCAKE_CONFIG_PATH",
+        "",
+        "JSON file with the settings of a store; the variables below are then ignored",
+    ),
+    ("MOONCAKE_MASTER", "", "Address of the master"),
+    ("MOONCAKE_LOCAL_HOSTNAME", "localhost", "Name or address of this process for other nodes"),
+    ("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE", "Metadata service: `P2PHANDSHAKE` or a URL"),
+    ("MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200", "Bytes that the store contributes to the cluster"),
+    ("MOONCAKE_LOCAL_BUFFER_SIZE", "1073741824", "Bytes of the local buffer"),
+    ("MOONCAKE_PROTOCOL", "tcp", "Protocol"),
+    ("MOONCAKE_DEVICE", "", "RDMA devices, with commas between them"),
+    ("MOONCAKE_TENANT_ID", "default", "Tenant"),
+    ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on a disk"),
+    ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve health and metrics of the store over HTTP"),
+    ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "Port of these endpoints"),
+];
+
+const ENVIRONMENT_HEAD: &str = "# Environment variables
+
+Generated from the tables of settings by `cargo xtask docs`; do not edit. An empty variable counts
+as unset. [unread-variables.md](unread-variables.md) lists variables of Mooncake C++ that are not
+read.
+
+```sh
+mooncake_master --print_config    # each value of the master and its origin
+```
+
+## Read by the master
+
+`mooncake_master` reads a variable for each of its flags. The command line takes precedence over the
+environment, the environment over the configuration file. The master warns about unknown variables
+that begin with `MC_MASTER_`. The Rust libraries read the environment only on request.
+
+| variable | flag | default | effect |
+|---|---|---|---|
+";
+
+const ENGINE_HEAD: &str = "
+## Read by the transfer engine
+
+A transfer engine reads these variables with `TransferEngineBuilder::environment`. Engines of the C
+interface, of the Python package and of `transfer_engine_bench` do. Stores of the Python package and
+`mooncake_client` read those about TCP, RDMA and the choice of a transport. Older names follow the
+newer ones.
+";
+
+const CLIENT_HEAD: &str = "
+## Read by clients
+
+`mooncake_client` and stores of the Python package read these variables. Older names follow the
+newer ones.
+";
+
+/// Returns `docs/environment.md`.
+fn environment_document() -> String {
+    let mut text = String::from(ENVIRONMENT_HEAD);
+    for flag in flags() {
+        let names =
+            std::iter::once(variable_of(flag)).chain(flag.variables.iter().map(|name| (*name).into()));
+        let (names, default) = (list(names, ", "), code(flag.default));
+        writeln!(text, "| {names} | `--{}` | {default} | {} |", flag.name, effect(flag)).unwrap();
+    }
+    text.push_str(ENGINE_HEAD);
+    text.push_str(&variables(VARIABLES));
+    text.push_str("\n## Read by the CLI `mooncake`\n");
+    text.push_str(&variables(tool::VARIABLES));
+    text.push_str(CLIENT_HEAD);
+    text.push_str(&variables(ClientEnvironment::VARIABLES));
+    text.push_str("\n## Read by the Python package\n\n| variable | default | effect |\n|---|---|---|\n");
+    for (name, default, effect) in PYTHON {
+        writeln!(text, "| `{name}` | {} | {effect} |", code(default)).unwrap();
+    }
+    text
+}
+
+fn variables<T>(table: &[Setting<T>]) -> String {
+    let mut text = String::from("\n| variable | default | effect |\n|---|---|---|\n");
+    for variable in table {
+        let (names, default) = (list(variable.names(), ", "), code(variable.default));
+        writeln!(text, "| {names} | {default} | {} |", variable.help).unwrap();
+    }
+    text
+}
+
+const FLAGS_HEAD: &str = "# Flags of `mooncake_master`
+
+Generated from `mooncake-store/server/src/config/flags.rs` by `cargo xtask docs`;
+do not edit.
+
+```sh
+mooncake_master --rpc_port=50051 --print_config    # each value and its origin
+```
+
+Each flag is also a key of a configuration file (`--config_path=master.yaml`, `.yml`,
+`.json` or `.toml`: one flat map). In capitals after `MC_MASTER_` it is an environment
+variable ([environment.md](environment.md)). Command line > environment > file >
+default.
+
+Flags of missing features are known. A switch is accepted at its default and refused
+otherwise. Other settings are accepted without effect, and the master notes that at the
+start.
+";
+
+/// Returns `docs/flags.md`.
+fn flags_document() -> String {
+    let mut text = String::from(FLAGS_HEAD);
+    for group in GROUPS {
+        write!(text, "\n## {}\n\n| flag | default | effect |\n|---|---|---|\n", group.name).unwrap();
+        for flag in group.flags {
+            let names = list(flag.names().map(|name| format!("--{name}")), ", formerly ");
+            writeln!(text, "| {names} | {} | {} |", code(flag.default), effect(flag)).unwrap();
+        }
+    }
+    text
+}
+
+fn list(names: impl Iterator<Item: std::fmt::Display>, between: &str) -> String {
+    names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(between)
+}
+
+fn code(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!("`{value}`") }
+}
+
+fn effect(flag: &Flag) -> String {
+    match flag.remark() {
+        None => flag.help.into(),
+        Some(remark) => format!("{} ({remark})", flag.help),
+    }
+}
+
 #[test]
 fn documents_are_up_to_date() {
     for (path, text) in documents() {
@@ -100,8 +239,7 @@ fn write() {
 fn what_python_reads_is_listed() {
     let package = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../mooncake-python/python/mooncake");
     let name = regex::Regex::new(r#"["']((?:MC|MOONCAKE)_[A-Z0-9_]+)["']"#).unwrap();
-    let document = environment_document();
-    let read = document.split("\n## Variables").next().unwrap();
+    let read = environment_document();
     let mut count = 0;
     for file in std::fs::read_dir(package).unwrap().map(|file| file.unwrap().path()) {
         if file.extension().is_none_or(|extension| extension != "py") {
@@ -114,9 +252,34 @@ fn what_python_reads_is_listed() {
                 line.strip_prefix("| ").and_then(|line| line.split(" | ").next().map(str::to_owned))
             };
             let listed = read.lines().filter_map(names).any(|names| names.contains(&format!("`{found}`")));
-            assert!(listed, "{found} of {} is missing in config/environment.rs", file.display());
+            assert!(listed, "{found} of {} is missing in docs/environment.md", file.display());
             count += 1;
         }
     }
     assert!(count > 15, "only {count} were found");
+}
+
+/// A variable is read, or `unread-variables.md` says why not. Only variables with several readers
+/// are listed several times.
+#[test]
+fn no_variable_is_listed_twice() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/unread-variables.md");
+    let unread = std::fs::read_to_string(path).unwrap();
+    let name = regex::Regex::new(r"`([A-Z][A-Z0-9_]+\*?)`").unwrap();
+    let first_column = unread.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let mut names: Vec<String> =
+        first_column.flat_map(|names| name.captures_iter(names)).map(|found| found[1].to_owned()).collect();
+    assert!(names.len() > 50, "only {} were found", names.len());
+    // Flags set by variables of other programs, and the transports of a client and its engine.
+    let shared = |name: &str| name == "MC_FORCE_TCP" || flags().any(|flag| flag.variables.contains(&name));
+    let engine = VARIABLES.iter().flat_map(Setting::names);
+    let client = ClientEnvironment::VARIABLES.iter().flat_map(Setting::names);
+    let python = PYTHON.iter().map(|(name, ..)| *name);
+    names.extend(engine.chain(client).chain(python).filter(|name| !shared(name)).map(Into::into));
+    names.extend(flags().map(variable_of));
+    names.extend(flags().flat_map(|flag| flag.variables).map(|name| (*name).into()));
+    let count = names.len();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), count);
 }

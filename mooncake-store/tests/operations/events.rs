@@ -197,7 +197,7 @@ async fn what_is_lost_leaves_a_gap() {
 }
 
 #[tokio::test]
-async fn a_silent_or_senseless_peer_harms_nobody() {
+async fn a_stalled_or_malformed_peer_harms_no_other() {
     let server = MasterServer::start(with_events(|_| {})).await.unwrap();
     server.master().mount(client(1), &segment(1, 16 * MIB)).unwrap();
     let at = server.addresses().events.unwrap();

@@ -17,6 +17,7 @@ mod servers;
 mod admin_pages;
 mod client_pages;
 mod dashboards;
+#[cfg(feature = "cli")]
 mod documents;
 mod events;
 mod master_server;

@@ -45,7 +45,7 @@ async fn put(master: &MasterClient, key: &[u8], len: u64) {
 }
 
 #[tokio::test]
-async fn calls_pages_and_metrics() {
+async fn calls_endpoints_and_metrics() {
     let server = MasterServer::start(config()).await.unwrap();
     let at = server.addresses();
     let admin = at.admin.unwrap();
@@ -139,7 +139,7 @@ async fn metadata_keys_are_the_same_escaped_and_raw() {
 }
 
 #[tokio::test]
-async fn the_dead_leave_no_metadata() {
+async fn expired_clients_leave_no_metadata() {
     let clock = Arc::new(ManualClock::new());
     let server = MasterServer::start_with_clock(config(), clock.clone()).await.unwrap();
     server.master().mount(client(1), &segment(1, MIB)).unwrap();
@@ -207,7 +207,7 @@ async fn until(done: impl Fn() -> bool) {
 
 /// A name belongs to the first client that published it, as long as that client lives.
 #[tokio::test]
-async fn the_name_of_a_dead_process_can_be_taken() {
+async fn the_name_of_a_killed_process_can_be_taken() {
     let clock = Arc::new(ManualClock::new());
     let server = MasterServer::start_with_clock(config(), clock.clone()).await.unwrap();
     let at = server.addresses().metadata.unwrap();
@@ -274,7 +274,7 @@ async fn a_port_in_use_is_named_with_its_flag() {
 }
 
 #[tokio::test]
-async fn garbage_on_any_port_harms_nobody() {
+async fn garbage_on_any_port_harms_no_client() {
     let server = MasterServer::start(config()).await.unwrap();
     let at = server.addresses();
     let mut huge = vec![21, 0, 0, 0, 1, 0, 0, 0];

@@ -71,7 +71,7 @@ async fn puts(client: &Client, keys: std::ops::Range<u64>, config: &PutOptions) 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_member_is_only_misses() {
+async fn a_killed_client_is_only_misses() {
     let (_, _master, mut members, client) = cluster(&["--client_ttl=2"]).await;
     let (second, name) = members.pop().unwrap();
     assert_eq!(puts(&client, 0..20, &in_segment_of(&name)).await, 20);
@@ -92,7 +92,7 @@ async fn a_killed_member_is_only_misses() {
 /// After the owner of located objects dies, their ranges are read from the copies that were made
 /// meanwhile, also those of a partly read object. A client and a shared client do so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ranges_of_what_was_looked_up_at_a_killed_member() {
+async fn ranges_of_located_objects_of_a_killed_client() {
     let (_, _master, mut members, client) =
         cluster(&["--client_ttl=600", "--default_kv_lease_ttl=60000"]).await;
     let (first, name) = members.remove(0);
@@ -153,7 +153,7 @@ fn bytes_of(slice: &SliceMut<TransportSet>) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_member_keeps_nobody_waiting() {
+async fn a_frozen_client_delays_no_other_client() {
     let (_, _master, members, client) = cluster(&["--client_ttl=2"]).await;
     let (frozen, name) = &members[1];
     assert_eq!(puts(&client, 0..5, &in_segment_of(name)).await, 5);
@@ -213,7 +213,7 @@ async fn a_master_that_was_away_for_long_serves_again_as_soon() {
 /// The task fails in its time, and its object can be replaced as soon as no byte of the copy can
 /// land any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_to_a_frozen_member_does_not_keep_its_object() {
+async fn a_copy_to_a_frozen_client_does_not_keep_its_object() {
     for (ttl, comes_back) in [("--client_ttl=60", true), ("--client_ttl=3", false)] {
         let (port, _master, members, client) = cluster(&[ttl]).await;
         // The copy goes over the network, because into shared memory no byte arrives late.
@@ -265,7 +265,7 @@ async fn a_frozen_master_fails_calls_in_time() {
 /// must not expire its clients. The client is set to announce nothing again, like those of Mooncake
 /// C++.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_blames_nobody() {
+async fn a_frozen_master_expires_no_client() {
     let port = free_port();
     let server = master(port, &["--client_ttl=2"]);
     let config = ClientConfig { outlive_master: false, ..ClientConfig::default() };

@@ -118,7 +118,8 @@ async fn owner() {
     let tcp = TcpConfig { bind, data_host, ports: port..=port, ..TcpConfig::default() };
     let wires =
         TransportOptions { tcp: Some(tcp), shm: Some(ShmConfig::default()), ..TransportOptions::default() };
-    let client = builder(&master, argument("TEST_SEGMENT").unwrap()).wires(wires).connect().await.unwrap();
+    let client =
+        builder(&master, argument("TEST_SEGMENT").unwrap()).transports(wires).connect().await.unwrap();
     println!("\nready");
     let _ = until_end_of_input().await;
     client.close().await.unwrap();
@@ -352,7 +353,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
     // The client must wait for a stalled connection.
     let tcp = TcpConfig { probe_after: PATIENCE, ..TcpConfig::default() };
     let wires = TransportOptions { tcp: Some(tcp), ..TransportOptions::default() };
-    let reader = builder(&format!("127.0.0.1:{}", stage.master), 0).wires(wires).share_memory(false);
+    let reader = builder(&format!("127.0.0.1:{}", stage.master), 0).transports(wires).share_memory(false);
     let reader = reader.timeout(LONGEST).connect().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("owner.sock");

@@ -457,7 +457,7 @@ fn same_host_name(process: u32) -> String {
 /// clients that have joined find slots for their calls, however many others try to join. The others
 /// get the reason of the refusal.
 #[test]
-fn control_connections_leave_places_for_calls() {
+fn control_connections_leave_slots_for_calls() {
     const MOST: usize = 16;
     raise_descriptor_limit();
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
@@ -491,7 +491,7 @@ fn control_connections_leave_places_for_calls() {
 /// Connections of the same host that have received regions keep their slots. A further connection
 /// is refused at once without harm to others, and is accepted when one has closed.
 #[test]
-fn peers_beyond_the_places_of_the_same_host_are_refused() {
+fn peers_beyond_the_slots_of_the_same_host_are_refused() {
     const PLACES: usize = 32;
     raise_descriptor_limit();
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);

@@ -163,7 +163,7 @@ async fn mixed(client: &LocalClient) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_processes_share_one_member() {
+async fn eight_processes_share_one_client() {
     let host = Host::new(&[]);
     let watcher = connect(host.config()).await;
     let mut processes: Vec<Process> = (0..8).map(|_| host.start_client("mixed")).collect();
@@ -179,7 +179,7 @@ async fn eight_processes_share_one_member() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_process_leaves_nothing_and_harms_nobody() {
+async fn a_killed_process_leaves_nothing_and_harms_no_other() {
     let host = Host::new(&[]);
     let other = connect(host.config()).await;
     other.put("shared", value_of("shared", 3 << 20)).await.unwrap();

@@ -127,7 +127,7 @@ fn what_is_wrong_ends_the_start_with_a_sentence() {
 }
 
 #[test]
-fn a_master_that_serves_everybody_says_so() {
+fn a_master_that_serves_every_user_warns() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("mooncake_master.INFO");
     let mut command = master();

@@ -26,7 +26,7 @@ async fn the_other_process() {
     let (Some(master), Some(device)) = (master_address(), argument::<String>("TEST_DEVICE")) else { return };
     let rdma = RdmaConfig { devices: vec![device], timeout: 17, attempts: 1, ..RdmaConfig::default() };
     let wires = TransportOptions { rdma: Some(rdma), ..TransportOptions::default() };
-    let builder = builder(&master, SEGMENT).wires(wires).share_memory(false).timeout(LIMIT);
+    let builder = builder(&master, SEGMENT).transports(wires).share_memory(false).timeout(LIMIT);
     let client = builder.connect().await.unwrap();
     println!("\n> {}", client.hostname());
     // The loop has the thread of the test; the client has others.
@@ -158,7 +158,7 @@ const PLACES: [(&str, &str); 2] = [("rxe0", "rxe1"), ("rxe0", "rxe0")];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs RDMA devices: cargo xtask rdma-test"]
-async fn members_in_processes_of_their_own() {
+async fn clients_in_processes_of_their_own() {
     for (first, second) in PLACES {
         let port = free_port();
         let _master = master(port, &["--client_ttl=15"]);

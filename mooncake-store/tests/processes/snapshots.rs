@@ -164,7 +164,7 @@ fn counts(master: &Master) -> [Option<u64>; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_gives_the_same_answers() {
+async fn a_killed_master_gives_the_same_responses() {
     let mut master = Master::start();
     let (members, clients) = filled(&master).await;
     // The client of this task is gone, so no client fetches it.

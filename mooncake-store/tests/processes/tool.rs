@@ -240,7 +240,7 @@ fn finding(document: &Value, subject: &str) -> [String; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_names_a_member_that_does_not_answer() {
+async fn doctor_names_a_client_that_does_not_respond() {
     let cluster = Cluster::start(MasterOptions::default()).await;
     // The master knows an owner that does not listen, as after a freeze or behind a firewall.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).unwrap();
@@ -267,7 +267,7 @@ async fn doctor_names_a_member_that_does_not_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_names_a_port_and_a_host_that_do_not_answer() {
+async fn doctor_names_a_port_and_a_host_that_do_not_respond() {
     let nobody = "127.0.0.1:1";
     let said = tool(&["--json", "--master", nobody, "--admin", nobody, "doctor"], b"");
     assert_eq!(said.status, 1);
@@ -315,7 +315,7 @@ async fn doctor_names_a_master_of_another_version() {
 
 /// The master is at another address than that of this machine, and a client published this address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_names_an_address_that_means_another_machine_to_everybody_else() {
+async fn doctor_names_an_address_that_means_another_machine_elsewhere() {
     let config = MasterConfig {
         rpc_address: "127.0.0.2".into(),
         rpc_port: 0,

@@ -58,7 +58,7 @@ async fn the_missing_etcd_is_named() {
         settings.command_line(name, value).unwrap();
     }
     let master = MasterServer::start(settings.config().unwrap()).await.unwrap_err();
-    let client = mooncake_store::client::programs::master_place("etcd://127.0.0.1:1", "").err().unwrap();
+    let client = mooncake_store::client::programs::locate_master("etcd://127.0.0.1:1", "").err().unwrap();
     for (error, place) in [(master, "--tenant_quota_connector_uri"), (client, "etcd://127.0.0.1:1")] {
         assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
         let said = error.to_string();

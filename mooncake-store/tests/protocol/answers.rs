@@ -16,7 +16,7 @@ use mooncake_store::protocol::service::MasterService;
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
 
 #[tokio::test]
-async fn what_is_off_is_answered_as_the_existing_master_answers() {
+async fn a_disabled_feature_answers_like_mooncake_cpp() {
     let master = Arc::new(Master::new(MasterOptions::default()).unwrap());
     let client = ClientId(Uuid::new(1, 2));
     let segment = Segment {

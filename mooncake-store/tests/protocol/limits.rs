@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use mooncake_store::protocol::frame;
-use mooncake_store::protocol::literal::Literal;
 use mooncake_store::protocol::message::TABLE;
+use mooncake_store::protocol::type_signature::TypeSignature;
 use proptest::prelude::*;
 
 /// Allocator that counts the held bytes of each thread, and their maximum.
@@ -70,7 +70,7 @@ fn check(body: &[u8]) {
 
 /// Returns a body of this type signature with lengths of eight bytes.
 fn body(spelling: &[u8], payload: &[u8]) -> Vec<u8> {
-    let mut body = (Literal::new(spelling).hash() | 1).to_le_bytes().to_vec();
+    let mut body = (TypeSignature::new(spelling).hash() | 1).to_le_bytes().to_vec();
     body.push(0b1_1000);
     body.extend_from_slice(payload);
     body
@@ -117,7 +117,7 @@ fn many_empty_items_cost_what_they_take() {
 }
 
 #[test]
-fn a_frame_is_looked_at_in_place() {
+fn a_frame_is_read_in_place() {
     let mut bytes = vec![21, 0, 0, 0];
     bytes.resize(20, 0xff);
     assert_eq!(most_held(|| frame::parse_request(&bytes, 64 << 20).is_err()), 0);

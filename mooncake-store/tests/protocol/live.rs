@@ -50,7 +50,7 @@ fn code<T: std::fmt::Debug>(outcome: &mooncake_core::Result<T>) -> Result<(), Er
 
 #[tokio::test]
 #[ignore = "needs a master of Mooncake C++; cargo xtask interop runs it"]
-async fn an_existing_master_answers_every_call() {
+async fn a_mooncake_cpp_master_answers_every_call() {
     let master = peer();
     assert_eq!(master.version().await.unwrap(), MASTER_VERSION);
     session_calls(&master).await;
@@ -244,7 +244,7 @@ async fn unmount_calls(master: &MasterClient) {
 /// other test uses the master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a master of Mooncake C++ without clients; cargo xtask interop runs it"]
-async fn a_client_waits_for_room_on_an_existing_master() {
+async fn a_client_waits_for_free_space_on_a_mooncake_cpp_master() {
     let address = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
     let member = |segment, patience| {
         let builder =

@@ -206,13 +206,13 @@ async fn overload(span: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_taken_for_dead_under_ten_times_the_load() {
+async fn no_client_expires_under_ten_times_the_load() {
     overload(Duration::from_secs(6)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a minute"]
-async fn nobody_is_taken_for_dead_under_ten_times_the_load_for_60_s() {
+async fn no_client_expires_under_ten_times_the_load_for_60_s() {
     overload(Duration::from_secs(60)).await;
 }
 

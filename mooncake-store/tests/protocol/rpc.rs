@@ -196,7 +196,7 @@ impl Service for Waits {
 }
 
 #[tokio::test]
-async fn a_call_that_waits_holds_up_nobody_else() {
+async fn a_call_that_waits_delays_no_other_call() {
     let (word, waits) = tokio::sync::watch::channel(false);
     let running =
         Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(Arc::new(Waits(waits)));
@@ -432,7 +432,7 @@ fn version_reply(seq: u32) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn answers_that_are_none_are_refused_by_name() {
+async fn invalid_responses_are_refused_by_name() {
     let mut claims = version_reply(1);
     claims[8..12].fill(0xff);
     let mut wrong_type = Vec::new();
@@ -459,7 +459,7 @@ async fn answers_that_are_none_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn half_an_answer_is_not_asked_for_again() {
+async fn half_a_response_is_not_requested_again() {
     // The first connection serves one call and is then idle; the second call gets half a response
     // on it.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -552,7 +552,7 @@ async fn calls_share_a_bounded_number_of_connections() {
 /// At the limit, idle connections of live clients are closed, and no call is lost: the client of a
 /// closed connection opens another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn more_clients_than_places_lose_no_call() {
+async fn more_clients_than_slots_lose_no_call() {
     let options = ServerOptions { listener: "crowded", max_connections: 4, ..ServerOptions::default() };
     let running = start("127.0.0.1:0", options).await;
     let address = running.local_addr().to_string();
@@ -579,7 +579,7 @@ async fn more_clients_than_places_lose_no_call() {
 }
 
 #[tokio::test]
-async fn requests_and_answers_of_megabytes() {
+async fn requests_and_responses_of_megabytes() {
     let (running, master) = master().await;
     let keys: Vec<Vec<u8>> = (0..2000u32).map(|i| i.to_string().repeat(2000).into_bytes()).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
@@ -599,7 +599,7 @@ async fn requests_and_answers_of_megabytes() {
 }
 
 #[tokio::test]
-async fn silent_connections_are_closed_when_asked_to() {
+async fn idle_connections_are_closed_when_configured() {
     let options = ServerOptions { idle_timeout: Some(SECOND / 20), ..ServerOptions::default() };
     let running = start("127.0.0.1:0", options).await;
     let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();

@@ -1,8 +1,8 @@
 //! Table of calls, compared with records of a master and a client of Mooncake C++ 0.3.13.post1.
 
-use mooncake_store::protocol::literal::Literal;
 use mooncake_store::protocol::message::{ADDED, DISK_TABLE, TABLE};
 use mooncake_store::protocol::server::Class;
+use mooncake_store::protocol::type_signature::TypeSignature;
 
 /// Call, function number, type signature and hash of the arguments, type signature and hash of the
 /// response.
@@ -89,10 +89,10 @@ fn every_call_is_as_recorded() {
         assert_eq!(ours.function, function, "function number of {name}");
         assert_eq!(hex(ours.arguments), arguments, "arguments of {name}");
         assert_eq!(hex(ours.reply), reply, "answer of {name}");
-        assert_eq!(Literal::new(ours.reply).hash(), reply_hash, "hash of the answer of {name}");
+        assert_eq!(TypeSignature::new(ours.reply).hash(), reply_hash, "hash of the answer of {name}");
         if !arguments.is_empty() {
             assert_eq!(
-                Literal::new(ours.arguments).hash(),
+                TypeSignature::new(ours.arguments).hash(),
                 arguments_hash,
                 "hash of the arguments of {name}"
             );

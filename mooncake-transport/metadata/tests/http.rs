@@ -112,7 +112,7 @@ async fn an_absent_or_broken_server_is_an_error_with_its_address() {
 }
 
 #[tokio::test]
-async fn engines_publish_in_the_existing_layout_and_leave_nothing() {
+async fn engines_publish_in_the_layout_of_mooncake_cpp_and_leave_nothing() {
     let (url, store) = server().await;
     let net = LoopbackNet::new();
     let handshake = || HandshakePort {
@@ -152,7 +152,7 @@ async fn engines_publish_in_the_existing_layout_and_leave_nothing() {
 /// Runs against a server of Mooncake C++: `METADATA_URL=http://host:8080/metadata cargo test --
 /// --ignored`.
 #[tokio::test]
-#[ignore = "needs a metadata server of the existing system"]
+#[ignore = "needs a metadata server of Mooncake C++"]
 async fn the_client_conforms_on_a_real_server() {
     #[allow(clippy::disallowed_methods, reason = "a test's own argument")]
     let url = std::env::var("METADATA_URL").expect("METADATA_URL names the server");
@@ -224,7 +224,7 @@ mod own_server {
     }
 
     #[tokio::test]
-    async fn an_address_is_replaced_when_nobody_listens_there() {
+    async fn an_address_is_replaced_when_no_process_listens_there() {
         let (url, metadata) = own().await;
         let client = HttpMetadata::new(&url).unwrap();
         let alive = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -64,7 +64,7 @@ async fn redis_conforms() {
 }
 
 #[tokio::test]
-async fn redis_is_told_who_we_are() {
+async fn redis_receives_the_credentials() {
     let Some(server) = start(redis_with_password) else { return };
     let login = RedisLogin { password: "open sesame".into(), database: 3, ..RedisLogin::default() };
     let backend = redis_backend(&server, &login).await;
@@ -96,7 +96,7 @@ async fn a_watch_in_etcd_outlives_a_restart_of_the_server() {
 }
 
 #[tokio::test]
-async fn a_member_of_etcd_that_is_gone_is_passed_over() {
+async fn an_endpoint_of_etcd_that_is_gone_is_passed_over() {
     let Some(server) = start(etcd) else { return };
     ready(&*etcd_backend(&server).await).await;
     let nobody = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).unwrap();

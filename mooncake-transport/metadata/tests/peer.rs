@@ -43,8 +43,7 @@ struct Peer {
 impl Peer {
     fn start(name: &str, metadata: &str) -> Self {
         #[allow(clippy::disallowed_methods, reason = "the test's own argument")]
-        let python =
-            std::env::var("PEER_PYTHON").expect("PEER_PYTHON names a Python with the existing system");
+        let python = std::env::var("PEER_PYTHON").expect("PEER_PYTHON names a Python with Mooncake C++");
         let mut child = Command::new(python)
             .args(["-c", SCRIPT, name, metadata])
             .stdin(Stdio::piped())
@@ -119,7 +118,7 @@ async fn engine(name: &str, directory: Directory) -> Engine<Staged<Mute>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs the existing system, see above"]
+#[ignore = "needs Mooncake C++, see above"]
 async fn each_side_reads_the_others_descriptor_by_handshake() {
     let mut peer = Peer::start("127.0.0.1:1", "P2PHANDSHAKE");
     let ours = engine("", Directory::P2p).await;
@@ -141,7 +140,7 @@ async fn each_side_reads_the_others_descriptor_by_handshake() {
 
 #[cfg(feature = "metadata-http")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs the existing system and METADATA_URL, its metadata server"]
+#[ignore = "needs Mooncake C++ and METADATA_URL, its metadata server"]
 async fn each_side_reads_the_others_descriptor_in_a_metadata_server() {
     #[allow(clippy::disallowed_methods, reason = "the test's own argument")]
     let url = std::env::var("METADATA_URL").expect("METADATA_URL names a metadata server");

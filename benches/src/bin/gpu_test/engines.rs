@@ -146,7 +146,9 @@ async fn put_and_get(machine: Machine, longest: usize) -> Result<()> {
         let member = || {
             let member = Client::builder().master(master.clone()).segment(256 << 20).checksum(true);
             match &wires {
-                Some(wires) => member.wires(wires.clone()).copy_in_process(false).local_hostname("127.0.0.1"),
+                Some(wires) => {
+                    member.transports(wires.clone()).copy_in_process(false).local_hostname("127.0.0.1")
+                }
                 None => member,
             }
         };

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from mooncake import _environment, _log, _mooncake
+from mooncake import _log, _mooncake
 from mooncake._mooncake import InnerTransferEngine
 from mooncake._segments import SharedSegment
 
@@ -322,8 +322,7 @@ class TransferEngine(_mooncake.Engine):
 
         `device_name` restricts the RDMA devices to those named, separated by commas.
         """
-        only, without, custom = _environment.topology()
-        return _mooncake.local_topology([only, _environment.names(device_name or "")], without, custom)
+        return _mooncake.local_topology(device_name or "")
 
     def warmup_efa_segment(self, segment_name: str) -> int:
         """Does nothing and returns 0. There is no EFA transport."""

@@ -11,7 +11,7 @@ import difflib
 import operator
 from typing import Any, Self
 
-from mooncake import _environment, _log
+from mooncake import _log
 from mooncake._mooncake import (
     BufferHandle,
     BufferLease,
@@ -136,14 +136,8 @@ class MooncakeDistributedStore(TensorCalls):
         _log.start()
         if enable_client_http_server and not 1 <= client_http_port <= 65535:
             return self._note(_INVALID_PARAMS, f"setup: invalid client_http_port {client_http_port}")
-        first_port, last_port = _environment.client_ports()
-        metrics, metrics_interval, cluster_id = _environment.metrics()
-        timeout_ms, connect_timeout_ms = _environment.rpc_timeouts()
-        hot_bytes, hot_longest, hot_admission = _environment.hot_cache()
         return self._setup(
             {
-                "first_port": first_port,
-                "last_port": last_port,
                 "local_hostname": local_hostname,
                 "metadata_server": metadata_server,
                 "global_segment_size": global_segment_size,
@@ -152,22 +146,8 @@ class MooncakeDistributedStore(TensorCalls):
                 "rdma_devices": rdma_devices,
                 "master_server_addr": master_server_addr,
                 "tenant_id": tenant_id,
-                "checksum": _environment.checksum(),
-                "share_memory": not _environment.force_tcp(),
-                "metrics": metrics,
-                "metrics_interval": metrics_interval,
-                "cluster_id": cluster_id,
                 "http_port": client_http_port if enable_client_http_server else None,
-                "copy_in_process": _environment.copy_in_process(),
-                "score_replicas": _environment.score_replicas(),
-                "numa_node": _environment.numa_node(),
-                "timeout_ms": timeout_ms,
-                "connect_timeout_ms": connect_timeout_ms,
-                "hot_bytes": hot_bytes,
-                "hot_longest": hot_longest,
-                "hot_admission": hot_admission,
                 "offload_path": ssd_offload_path if enable_ssd_offload else None,
-                "allow_overcommit": _environment.allow_overcommit(),
             },
             engine,
         )

@@ -1,9 +1,11 @@
 //! Settings of a client.
 
+mod environment;
 mod hot_cache;
 mod offload;
 mod segment_file;
 
+pub use self::environment::ClientEnvironment;
 pub use self::hot_cache::HotCacheConfig;
 pub use self::offload::{DiskFaults, OffloadConfig};
 pub use self::segment_file::SegmentFile;

@@ -116,11 +116,11 @@ fn read_records(mut rest: &[u8]) -> Option<Found> {
     let mut found = Found { header, epoch: 0, heard: 0, objects: BTreeMap::new() };
     while let Some(change) = next::<Change>(&mut rest) {
         (found.epoch, found.heard) = (change.epoch, change.heard);
-        for place in change.went {
-            found.objects.remove(&place);
+        for position in change.went {
+            found.objects.remove(&position);
         }
-        for place in change.offered {
-            found.objects.entry(place).and_modify(|object| object.offered = true);
+        for position in change.offered {
+            found.objects.entry(position).and_modify(|object| object.offered = true);
         }
         found.objects.extend(change.came.into_iter().map(|came| (came.stored.offset, came)));
     }

@@ -28,10 +28,10 @@ pub(crate) struct Inventory {
     /// Objects whose checksum was computed since the last request to the master.
     pub(crate) summed: Vec<ReplicaId>,
     /// Objects that earlier masters reported. They are announced to the present master, or will be.
-    pub(crate) kept: HashMap<Place, Entry>,
+    pub(crate) kept: HashMap<ReplicaPosition, Entry>,
     /// Checksums of objects that the present master may list as expired. Each has the epoch and the
     /// number of its value, and the CRC-64.
-    pub(crate) sums: HashMap<Place, ((u64, u64), u64)>,
+    pub(crate) sums: HashMap<ReplicaPosition, ((u64, u64), u64)>,
     /// Number of objects that the present master has accepted since the last ping.
     pub(crate) fresh: usize,
     /// Number of objects that the master had accepted before the last ping, since the last request
@@ -41,7 +41,8 @@ pub(crate) struct Inventory {
     pub(crate) journal: Option<Journal>,
 }
 
-pub(crate) type Place = (SegmentId, u64);
+/// Segment and offset of a replica.
+pub(crate) type ReplicaPosition = (SegmentId, u64);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -81,10 +82,11 @@ impl Inventory {
                 }
                 continue;
             };
-            let place = (stored.segment, stored.offset);
+            let position = (stored.segment, stored.offset);
             let same =
                 |kept: &Entry| (kept.stored.epoch, kept.stored.number) == (stored.epoch, stored.number);
-            let before = self.kept.get(&place).is_some_and(same).then(|| self.kept.remove(&place)).flatten();
+            let before =
+                self.kept.get(&position).is_some_and(same).then(|| self.kept.remove(&position)).flatten();
             let sum = before.and_then(|kept| kept.sum).or(stored.checksum);
             if sum.is_none() {
                 self.unseen.push_back(change.replica);
@@ -115,14 +117,14 @@ impl Inventory {
     /// Called when all reports of the master have been received.
     pub(crate) fn heard_all(&mut self) {
         let gone = self.kept.extract_if(|_, entry| entry.announced);
-        let gone = gone.map(|(place, _)| place).collect::<Vec<_>>();
-        gone.into_iter().for_each(|place| self.went(place));
+        let gone = gone.map(|(position, _)| position).collect::<Vec<_>>();
+        gone.into_iter().for_each(|position| self.went(position));
     }
 
     /// Removes an object from those that are kept.
-    pub(crate) fn went(&mut self, place: Place) {
-        self.kept.remove(&place);
-        self.journal.iter_mut().for_each(|journal| journal.went(place.0, place.1));
+    pub(crate) fn went(&mut self, position: ReplicaPosition) {
+        self.kept.remove(&position);
+        self.journal.iter_mut().for_each(|journal| journal.went(position.0, position.1));
     }
 
     /// Discards everything, because no master reports changes.
@@ -173,16 +175,18 @@ impl Inventory {
 
     /// Adds a replica that the master lists as held by this client when it expired.
     pub(crate) fn list_expired(&mut self, stored: StoredReplica, now: Moment) {
-        let place = (stored.segment, stored.offset);
+        let position = (stored.segment, stored.offset);
         let value = (stored.epoch, stored.number);
-        let known = self.sums.get(&place).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
+        let known = self.sums.get(&position).filter(|(of, _)| *of == value).map(|(_, sum)| *sum);
         // An object whose checksum was not computed in time is unchanged, too: the master has
         // granted no space in an expired segment.
         let sum = known.or(stored.checksum);
         let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
         let (announced, offered, expired) = (false, false, true);
-        self.kept
-            .insert(place, Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired });
+        self.kept.insert(
+            position,
+            Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired },
+        );
     }
 
     /// Marks objects as offered, before they are sent to the master. Later reports of the master

@@ -76,7 +76,7 @@ impl Inventory {
         (self.epoch, self.heard) = (Some(found.epoch), found.heard);
         for Came { replica, stored, sum, offered } in found.objects.values().cloned() {
             let pinned = now.after(std::time::Duration::from_millis(stored.soft_pin_ms));
-            let place = (stored.segment, stored.offset);
+            let position = (stored.segment, stored.offset);
             let entry = Entry {
                 stored,
                 pinned,
@@ -87,7 +87,7 @@ impl Inventory {
                 expired: false,
             };
             if replica == ReplicaId(0) {
-                self.kept.insert(place, entry);
+                self.kept.insert(position, entry);
             } else {
                 self.entries.insert(replica, entry);
             }

@@ -11,7 +11,7 @@ use mooncake_transport::Transport;
 use super::{Lent, Range};
 use crate::deadline::{Deadline, late};
 use crate::disk::{BYTES_BORROWED, Loan, Wanted};
-use crate::located::{Place, Verdict, name};
+use crate::located::{ObjectLocation, Verdict, name};
 use crate::replicas::on_disk;
 use crate::state::Inner;
 
@@ -27,7 +27,7 @@ struct Asking {
 }
 
 struct Piece {
-    place: Arc<Place>,
+    location: Arc<ObjectLocation>,
     start: u64,
     end: u64,
     of: Vec<usize>,
@@ -35,7 +35,7 @@ struct Piece {
 
 impl Piece {
     fn wanted(&self) -> Wanted<'_> {
-        Wanted { key: &self.place.key, size: self.place.size, range: self.start..self.end }
+        Wanted { key: &self.location.key, size: self.location.size, range: self.start..self.end }
     }
 }
 
@@ -58,7 +58,7 @@ impl<T: Transport> Range<T> {
     }
 
     pub(super) fn take_from_disk(&mut self, lent: Lent, now: Moment) -> Result<()> {
-        match self.object.place.give_from_disk(&self.answer, lent.version.as_ref(), now)? {
+        match self.object.location.give_from_disk(&self.answer, lent.version.as_ref(), now)? {
             Verdict::Given => {}
             Verdict::Ask => self.came = Some(lent),
         }
@@ -119,23 +119,23 @@ impl<T: Transport> Inner<T> {
     /// Asks the master to confirm bytes from disks that may belong to another value than its
     /// response.
     pub(super) async fn confirm(&self, ranges: &mut [Range<T>], deadline: &Deadline) {
-        let mut places: Vec<Arc<Place>> = Vec::new();
+        let mut locations: Vec<Arc<ObjectLocation>> = Vec::new();
         for range in ranges.iter().filter(|range| range.came.is_some()) {
-            if !places.iter().any(|place| Arc::ptr_eq(place, &range.object.place)) {
-                places.push(range.object.place.clone());
+            if !locations.iter().any(|location| Arc::ptr_eq(location, &range.object.location)) {
+                locations.push(range.object.location.clone());
             }
         }
-        if places.is_empty() {
+        if locations.is_empty() {
             return;
         }
-        let later = self.ask(&places, deadline).await;
+        let later = self.ask(&locations, deadline).await;
         let now = self.config.clock.now();
         for range in ranges {
             let Some(Lent { copy, version, .. }) = range.came.take() else { continue };
-            let place = &range.object.place;
-            let at = places.iter().position(|asked| Arc::ptr_eq(asked, place));
+            let location = &range.object.location;
+            let at = locations.iter().position(|asked| Arc::ptr_eq(asked, location));
             let counts = match at.and_then(|at| later.get(at)) {
-                Some(Ok((_, later))) => place.confirm(&range.answer, (&copy, version), later, now),
+                Some(Ok((_, later))) => location.confirm(&range.answer, (&copy, version), later, now),
                 _ => Err(Error::from(ErrorCode::LeaseExpired)),
             };
             match counts {
@@ -158,7 +158,7 @@ fn plan<T: Transport>(ranges: &mut [Range<T>]) -> Vec<Asking> {
             }
         }
     }
-    open.sort_by_key(|&i| (name(&ranges[i].object.place), ranges[i].offset));
+    open.sort_by_key(|&i| (name(&ranges[i].object.location), ranges[i].offset));
     let most = open.iter().map(|&i| ranges[i].company.max(1)).min().unwrap_or(1);
     let mut asked: Vec<Asking> = Vec::new();
     for i in open {
@@ -179,10 +179,10 @@ impl Asking {
     /// Adds a range to the request, which has at most `most` pieces. Returns whether the range
     /// fits.
     fn take<T: Transport>(&mut self, i: usize, range: &Range<T>, most: usize) -> bool {
-        let (place, start, end) = (&range.object.place, range.offset, range.end());
+        let (location, start, end) = (&range.object.location, range.offset, range.end());
         if let Some(last) = self.pieces.last_mut()
             && range.company > 0
-            && Arc::ptr_eq(&last.place, place)
+            && Arc::ptr_eq(&last.location, location)
             && start <= last.end.saturating_add(GAP)
         {
             let more = end.saturating_sub(last.end);
@@ -197,7 +197,7 @@ impl Asking {
         if full && !self.pieces.is_empty() {
             return false;
         }
-        self.pieces.push(Piece { place: place.clone(), start, end, of: vec![i] });
+        self.pieces.push(Piece { location: location.clone(), start, end, of: vec![i] });
         self.bytes += end - start;
         true
     }

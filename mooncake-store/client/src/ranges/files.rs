@@ -20,13 +20,13 @@ impl<T: Transport> Range<T> {
     /// Records that bytes of a file are returned to the caller, if that is allowed. `number`
     /// identifies the version of the file.
     fn give_from_file(&self, copy: &Replica, number: u64, now: Moment) -> Result<()> {
-        let place = &self.object.place;
+        let location = &self.object.location;
         if copy.id.is_of_one_value() {
             // The file of such a replica belongs to one value, too.
-            return place.give(&self.answer, now);
+            return location.give(&self.answer, now);
         }
         let path = in_file(copy).map_or("", |(_, path)| path);
-        match place.give_from_disk(&self.answer, Some(&(path.to_owned(), number)), now)? {
+        match location.give_from_disk(&self.answer, Some(&(path.to_owned(), number)), now)? {
             Verdict::Given => Ok(()),
             Verdict::Ask => Err(Error::from(ErrorCode::LeaseExpired)),
         }

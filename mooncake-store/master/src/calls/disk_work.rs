@@ -39,7 +39,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         (state.enabled, state.announcing, state.seen) = (true, false, now);
         match state.assigned.number == done {
             true => state.assign_next(now, write_out),
-            false => state.assign_again(now),
+            false => state.assign_again(now, write_out),
         }
         let AssignedWork { number, clear, dropped, write } = &state.assigned;
         let dropped = dropped.iter().map(|key| self.jobs.offload_item(key, 0)).collect();

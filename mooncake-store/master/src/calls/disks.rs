@@ -72,7 +72,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut state = owner.state.lock();
         let now = self.space().clock.now();
         (state.enabled, state.announcing, state.seen) = (enabled, false, now);
-        let jobs = state.send_jobs(now, self.space().options.put_release);
+        let jobs = state.send_offloads(now, self.space().options.put_release);
         Ok(jobs.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect())
     }
 

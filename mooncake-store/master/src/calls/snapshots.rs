@@ -120,7 +120,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
         self.space().directory.raise_use_number(head.uses.max(used));
         self.note_promise(Duration::from_millis(head.promise_ms), &"snapshot");
-        self.jobs.tasks.lock().restore(tasks, now, &self.space().options.tasks);
+        self.jobs.tasks.lock().restore(tasks, now);
         self.jobs.restore_drains(drains, now);
         let _ = self
             .jobs

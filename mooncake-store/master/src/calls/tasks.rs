@@ -36,13 +36,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if !tasks.has_waiting() {
             return Vec::new();
         }
-        tasks.fetch(
-            client,
-            limit,
-            self.space().clock.now(),
-            self.space().clock.wall_ms(),
-            &self.space().options.tasks,
-        )
+        tasks.fetch(client, limit, self.clock().now(), self.clock().wall_ms())
     }
 
     /// Returns the state of a task.
@@ -65,8 +59,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 report.status
             )));
         }
-        let wall_ms = self.clock().wall_ms();
-        self.jobs.tasks.lock().complete(client, report, wall_ms, &self.options().tasks)?;
+        self.jobs.tasks.lock().complete(client, report, self.clock().wall_ms())?;
         self.jobs.drains.wake();
         Ok(())
     }

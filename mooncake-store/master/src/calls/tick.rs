@@ -49,9 +49,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         if self.space().timers.abandoned.load(SeqCst) <= now.0 {
             self.space().timers.abandoned.store(now.after(ABANDONED_EVERY).0, SeqCst);
-            self.take_back_writes(now);
-            self.jobs.take_back_copies(now);
-            self.jobs.tasks.lock().expire(now, self.space().clock.wall_ms(), &self.space().options.tasks);
+            self.take_back_space(now);
+            self.jobs.tasks.lock().expire(now, self.space().clock.wall_ms());
         }
         if self.space().reclaim_all(now) {
             self.space().eviction.end_backoff();
@@ -67,15 +66,20 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         report
     }
 
-    /// Takes back the writes that no writer ended in time.
-    fn take_back_writes(&self, now: Moment) {
+    /// Takes back the space of writes and copies that no client ended in time.
+    fn take_back_space(&self, now: Moment) {
+        let is_over = |started: Moment| started.after(self.space().options.put_release) <= now;
         for mut shard in self.space().directory.shards() {
             shard.expired.forget_ended(now);
-            let due = |slot: &SlotId| {
-                shard[*slot]
-                    .write()
-                    .is_some_and(|write| write.started.after(self.space().options.put_release) <= now)
-            };
+            let of_copy = |slot: SlotId| shard[slot].copying().or(shard[slot].lost_copy());
+            let due = |slot: &SlotId| of_copy(*slot).is_some_and(|copying| is_over(copying.started));
+            let overdue: Vec<_> = shard.copying().iter().copied().filter(due).collect();
+            for slot in overdue {
+                if let Some(copying) = shard.take_copy(slot) {
+                    copying.quarantine(self.space().quarantine_end(now), now);
+                }
+            }
+            let due = |slot: &SlotId| shard[*slot].write().is_some_and(|write| is_over(write.started));
             let overdue: Vec<_> = shard.writing().iter().copied().filter(due).collect();
             for slot in overdue {
                 if let Some(write) = shard.take_write(slot) {

@@ -25,7 +25,8 @@ const SPARE_WRITES: usize = 1024;
 /// Objects under one lock.
 ///
 /// An object has a position in the order of eviction exactly while it has a value that is not
-/// hard-pinned. It is listed in `writing` exactly while it has a write.
+/// hard-pinned. It is listed in `writing` exactly while it has a write, and in `copying` exactly
+/// while it has a copy.
 pub(crate) struct Shard<A, E: MergeableOrder> {
     keys: Tables,
     pub(crate) objects: Slots<Object<A>>,
@@ -33,6 +34,7 @@ pub(crate) struct Shard<A, E: MergeableOrder> {
     tenants: Arc<Tenants>,
     groups: Arc<Groups>,
     writing: Vec<SlotId>,
+    copying: Vec<SlotId>,
     /// Freed allocations of writes, for reuse. Writes come and go in large numbers, and at other
     /// times than objects.
     #[allow(clippy::vec_box, reason = "the boxes are reused")]
@@ -65,6 +67,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             tenants,
             groups,
             writing: Vec::new(),
+            copying: Vec::new(),
             spare: Vec::new(),
             values: 0,
             journal: None,
@@ -210,7 +213,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             drop_retired(&mut copying.targets, until, now);
             copying.lost |= had_targets && copying.targets.is_empty();
             if object.value.is_none()
-                && let Some(copying) = object.copying.take()
+                && let Some(copying) = self.remove_copy(slot)
             {
                 copying.quarantine(until, now);
             }
@@ -220,12 +223,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     /// Begins a copy of the readable value.
     pub(crate) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
         debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
-        self.with_charge(slot, |shard| shard.objects[slot].copying = Some(Box::new(copying)));
+        self.with_charge(slot, |shard| {
+            // A copy whose targets are gone gives way.
+            shard.remove_copy(slot);
+            shard.copying.push(slot);
+            shard.objects[slot].copying = Some(Box::new(copying));
+        });
     }
 
     /// Ends the copy in progress and returns it.
     pub(crate) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
-        self.with_charge(slot, |shard| shard.objects[slot].copying.take().map(|copying| *copying))
+        self.with_charge(slot, |shard| shard.remove_copy(slot))
+    }
+
+    fn remove_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
+        let copying = self.objects[slot].copying.take()?;
+        if let Some(at) = self.copying.iter().position(|other| *other == slot) {
+            self.copying.swap_remove(at);
+        }
+        Some(*copying)
     }
 
     /// Changes the replicas of the readable value. One must remain.
@@ -316,6 +332,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
             self.keys.remove(tag(object.hash), |other| other == slot.0);
+            self.remove_copy(slot);
             let Some(mut object) = self.objects.remove(slot) else { return };
             object.drop_disk_replicas();
             self.read_rates.forget(slot);
@@ -388,6 +405,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         &self.writing
     }
 
+    /// Returns the slots with a copy in progress, or with one whose targets are gone.
+    pub(crate) fn copying(&self) -> &[SlotId] {
+        &self.copying
+    }
+
     /// Returns the number of objects that have a value.
     pub(crate) fn values(&self) -> usize {
         self.values
@@ -423,7 +445,9 @@ mod tests {
 
     use mooncake_core::alloc::BuiltinAllocator;
     use mooncake_core::evict::{BuiltinPolicy, PolicyKind};
-    use mooncake_core::ids::{ClientId, ObjectKey};
+    use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
+    use mooncake_protocol::api::CopyToken;
+    use mooncake_protocol::wire::TaskKind;
 
     use super::*;
     use crate::directory::order::AT_ONCE;
@@ -528,5 +552,41 @@ mod tests {
         }
         assert_eq!(next(&mut shard, Pass::SoftPinned, 99, |_| true), (None, 0));
         assert!(!shard.order.has_pins() && shard.len() == 0);
+    }
+
+    #[test]
+    fn the_list_of_copies_names_the_objects_with_a_copy() {
+        let mut shard = shard();
+        let slots = [1, 2, 3, 4].map(|number| put(&mut shard, number, Moment(0)));
+        let copying = |lost| Copying {
+            client: ClientId::default(),
+            kind: TaskKind::Copy,
+            token: CopyToken::default(),
+            started: Moment(0),
+            source: ReplicaId(0),
+            targets: Replicas::new(),
+            lost,
+        };
+        let listed = |shard: &Tried| {
+            let mut listed = shard.copying().to_vec();
+            listed.sort();
+            listed
+        };
+        slots.iter().for_each(|slot| shard.begin_copy(*slot, copying(*slot == slots[1])));
+        assert_eq!(listed(&shard), slots);
+        assert!(shard.take_copy(slots[0]).is_some() && shard.take_copy(slots[0]).is_none());
+        // A copy whose targets are gone gives way to the next one.
+        shard.begin_copy(slots[1], copying(true));
+        assert_eq!(listed(&shard), slots[1..]);
+        // The slot of a removed object may hold another object.
+        shard.take_value(slots[1]);
+        shard.remove_if_empty(slots[1]);
+        assert_eq!(put(&mut shard, 5, Moment(0)), slots[1]);
+        assert_eq!(listed(&shard), slots[2..]);
+        assert!(shard[slots[1]].lost_copy().is_none());
+        // A copy ends with its value.
+        shard.objects[slots[2]].value = None;
+        shard.prune(slots[2], Moment(0), Duration::ZERO);
+        assert_eq!(listed(&shard), slots[3..]);
     }
 }

@@ -4,7 +4,7 @@
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId};
+use mooncake_core::ids::{ClientId, ReplicaId, SlotId};
 use mooncake_core::replica::ReplicaStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::CopyToken;
@@ -62,13 +62,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             source: from.describe(value.len, ReplicaStatus::Complete),
             targets: space.iter().map(|held| held.describe(value.len, ReplicaStatus::Processing)).collect(),
         };
-        let key = object.key.clone();
         shard.begin_copy(
             slot,
             Copying { client, kind, token, started: now, source, targets: space, lost: false },
         );
-        drop(shard);
-        self.copies.lock().insert((now.after(self.space.options.put_release), key));
         Ok(plan)
     }
 
@@ -78,13 +75,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         match names.iter().find(|name| registry.named(name).is_empty()) {
             None => Ok(()),
             Some(name) => Err(unknown(name)),
-        }
-    }
-
-    /// Removes a copy from the list of those that will be taken back.
-    fn forget_copy(&self, started: Moment, key: &[u8]) {
-        if let Ok(key) = ObjectKey::new(key) {
-            self.copies.lock().remove(&(started.after(self.space.options.put_release), key));
         }
     }
 
@@ -135,9 +125,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let slot = self.find_copy(&mut shard, hash, key, (client, kind, token), now)?;
         let _held = self.space.tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
-        let started = copying.started;
         if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.space.hot, copying.targets.first()) {
-            hot.record_made(&shard[slot].key, token, (held.id, held.extent.len), now);
+            hot.record_made(token, (held.id, held.extent.len), now);
         }
         let lease = self.space.quarantine_end(self.space.in_use_until(&shard[slot]));
         shard.change_replicas(slot, |replicas| {
@@ -151,7 +140,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             }
         });
         drop(shard);
-        self.forget_copy(started, key);
         self.space.eviction.end_backoff();
         Ok(())
     }
@@ -175,10 +163,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             // Bytes that the client gave up on may still arrive.
             let abandoned = copying.started.after(self.space.options.put_release);
             let rest = now.after(self.space.options.revoke_rest).min(abandoned);
-            let started = copying.started;
             copying.quarantine(self.space.quarantine_end(rest), now);
-            drop(shard);
-            self.forget_copy(started, key);
         }
         Ok(())
     }
@@ -223,31 +208,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             return Err(Error::new(ErrorCode::InvalidVersion, text));
         }
         Ok(slot)
-    }
-
-    /// Takes back the copies that no client ended in time.
-    pub(crate) fn take_back_copies(&self, now: Moment) {
-        loop {
-            let due = {
-                let mut copies = self.copies.lock();
-                match copies.first() {
-                    Some((at, _)) if *at <= now => copies.pop_first(),
-                    _ => None,
-                }
-            };
-            let Some((_, key)) = due else { return };
-            let hash = self.space.directory.hash(key.as_bytes());
-            let mut shard = self.space.directory.lock(hash);
-            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
-            let abandoned =
-                |copying: &Copying<A>| copying.started.after(self.space.options.put_release) <= now;
-            let object = &shard[slot];
-            if object.copying().or(object.lost_copy()).is_some_and(abandoned)
-                && let Some(copying) = shard.take_copy(slot)
-            {
-                copying.quarantine(self.space.quarantine_end(now), now);
-            }
-        }
     }
 }
 

@@ -11,7 +11,6 @@ use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::replica::SegmentStatus;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_protocol::wire::TaskStatus;
 
 use super::drain_table::{ActiveMove, DrainJob, DrainJobs, DrainUnit};
 use super::state::Jobs;
@@ -77,29 +76,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let wall = self.space.clock.wall_ms();
         let id = jobs.new_id();
         tracing::info!(job = %id, segments = ?request.segments, "drain started");
-        jobs.add(DrainJob {
+        let info = DrainInfo {
             id,
             status: DrainStatus::Created,
             created_ms: wall,
             updated_ms: wall,
-            sources,
-            awaited: None,
-            names: request.segments.to_vec(),
-            targets: request.targets.to_vec(),
-            at_once: usize::try_from(request.max_concurrency).unwrap_or(usize::MAX),
-            ready: VecDeque::new(),
-            blocked: VecDeque::new(),
-            active: Vec::new(),
+            segments: request.segments.to_vec(),
             succeeded: 0,
             failed: 0,
+            blocked: 0,
+            active: 0,
             migrated_bytes: 0,
             message: "Drain job created".into(),
-            left: 0,
-            hold: Moment(0),
-            leaving,
-            recheck: Moment(0),
-            emptied: None,
-        });
+        };
+        let job = DrainJob::new(info, request.targets.to_vec(), request.max_concurrency);
+        jobs.add(DrainJob { sources, leaving, ..job });
         id
     }
 
@@ -138,7 +129,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     pub(crate) fn drain_cancel(&self, id: Uuid) -> Result<()> {
         let mut jobs = self.drains.jobs.lock();
         let job = jobs.find(id)?;
-        if job.status.is_over() {
+        if job.info.status.is_over() {
             return Err(ErrorCode::UnavailableInCurrentStatus.into());
         }
         let (now, wall) = (self.space.clock.now(), self.space.clock.wall_ms());
@@ -167,7 +158,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         self.drains.due.store(u64::MAX, SeqCst);
         let running: Vec<_> = {
             let jobs = self.drains.jobs.lock();
-            jobs.list.iter().filter(|job| !job.status.is_over()).map(|job| job.id).collect()
+            jobs.list.iter().filter(|job| !job.info.status.is_over()).map(|job| job.info.id).collect()
         };
         for id in &running {
             if !self.collect_sources(*id, now) {
@@ -175,7 +166,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             }
             self.plan(*id);
             if let Ok(job) = self.drains.jobs.lock().find(*id)
-                && !job.status.is_over()
+                && !job.info.status.is_over()
             {
                 self.advance(job, now);
             }
@@ -191,10 +182,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let sources = {
             let mut jobs = self.drains.jobs.lock();
             let Ok(job) = jobs.find(id) else { return };
-            if !matches!(job.status, DrainStatus::Created | DrainStatus::Planning) {
+            if !matches!(job.info.status, DrainStatus::Created | DrainStatus::Planning) {
                 return;
             }
-            job.status = DrainStatus::Planning;
+            job.info.status = DrainStatus::Planning;
             job.sources.clone()
         };
         let (mut ready, mut blocked) = (VecDeque::new(), VecDeque::new());
@@ -208,7 +199,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             }
         });
         if let Ok(job) = self.drains.jobs.lock().find(id)
-            && job.status == DrainStatus::Planning
+            && job.info.status == DrainStatus::Planning
         {
             // Some moves may have begun under an earlier master.
             let moving: HashSet<_> = job.active.iter().map(|one| (&one.unit.key, one.unit.source)).collect();
@@ -216,7 +207,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             ready.retain(rests);
             blocked.retain(rests);
             (job.ready, job.blocked) = (ready, blocked);
-            job.status = DrainStatus::Running;
+            job.info.status = DrainStatus::Running;
             job.touch("Drain job running".into(), self.space.clock.wall_ms());
         }
     }
@@ -252,23 +243,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
 
     /// Records the outcomes of moves that have ended.
     fn poll_moves(&self, job: &mut DrainJob<A>, wall: u64) {
+        let tasks = self.tasks.lock();
         for active in std::mem::take(&mut job.active) {
-            let failed = match self.tasks.lock().info(active.task) {
-                Ok(task) if task.status == TaskStatus::Success => None,
-                Ok(task) if task.status == TaskStatus::Failed => Some(task.message),
-                Ok(_) => {
-                    job.active.push(active);
-                    continue;
-                }
-                Err(forgotten) => Some(forgotten.to_string()),
-            };
-            match failed {
-                None => {
-                    job.succeeded += 1;
-                    job.migrated_bytes = job.migrated_bytes.saturating_add(active.bytes);
+            match tasks.outcome(active.task) {
+                None => job.active.push(active),
+                Some(Ok(())) => {
+                    job.info.succeeded += 1;
+                    job.info.migrated_bytes = job.info.migrated_bytes.saturating_add(active.bytes);
                     job.touch("Drain job running".into(), wall);
                 }
-                Some(why) => job.retry(active.unit, &why, wall),
+                Some(Err(why)) => job.retry(active.unit, &why, wall),
             }
         }
     }
@@ -377,8 +361,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
 
     /// Ends the job if all its units are done.
     fn finish_if_empty(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
-        if job.failed > 0 {
-            let message = format!("{} replicas could not be moved: {}", job.failed, job.message);
+        if job.info.failed > 0 {
+            let message = format!("{} replicas could not be moved: {}", job.info.failed, job.info.message);
             job.end(DrainStatus::Failed, message, wall);
             return;
         }
@@ -386,7 +370,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         if job.leaving.is_none() && job.sources.iter().any(is_used) {
             // An object became readable that the search did not find.
             job.emptied = None;
-            job.status = DrainStatus::Planning;
+            job.info.status = DrainStatus::Planning;
             return;
         }
         // Readers that received the old replicas may finish, so that the segment can be unmounted

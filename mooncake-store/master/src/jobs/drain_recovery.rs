@@ -1,6 +1,5 @@
 //! Drain jobs across masters: written to a snapshot, and restored from one.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::SeqCst;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -12,7 +11,7 @@ use mooncake_core::replica::SegmentStatus;
 use super::drain_table::{ActiveMove, AwaitedSegments, DrainJob, DrainUnit};
 use super::recovery::PATIENCE;
 use super::state::Jobs;
-use crate::model::drain::DrainStatus;
+use crate::model::drain::{DrainInfo, DrainStatus};
 use crate::model::snapshot::{SnapshotDrain, SnapshotDrains, SnapshotMove};
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
@@ -63,21 +62,22 @@ impl<A: SegmentAllocator> DrainJob<A> {
             task: active.task,
             bytes: active.bytes,
         });
+        let info = self.info.clone();
         SnapshotDrain {
-            id: self.id,
-            status: self.status,
-            created_ms: self.created_ms,
-            updated_ms: self.updated_ms,
-            names: self.names.clone(),
+            id: info.id,
+            status: info.status,
+            created_ms: info.created_ms,
+            updated_ms: info.updated_ms,
+            names: info.segments,
             targets: self.targets.clone(),
             at_once: self.at_once as u64,
             sources,
             moves: moves.collect(),
-            succeeded: self.succeeded,
-            failed: self.failed,
-            migrated_bytes: self.migrated_bytes,
-            message: self.message.clone(),
-            left: self.left,
+            succeeded: info.succeeded,
+            failed: info.failed,
+            migrated_bytes: info.migrated_bytes,
+            message: info.message,
+            left: info.blocked,
         }
     }
 
@@ -89,29 +89,24 @@ impl<A: SegmentAllocator> DrainJob<A> {
             let unit = DrainUnit { key: ObjectKey::new(one.key).ok()?, source, tries: one.tries };
             Some(ActiveMove { unit, task: one.task, bytes: one.bytes })
         };
-        Self {
+        let info = DrainInfo {
             id: saved.id,
             status: if over { saved.status } else { DrainStatus::Planning },
             created_ms: saved.created_ms,
             updated_ms: saved.updated_ms,
-            sources: Vec::new(),
-            awaited: (!over).then_some(AwaitedSegments { segments: saved.sources, from, until }),
-            names: saved.names,
-            targets: saved.targets,
-            at_once: usize::try_from(saved.at_once.max(1)).unwrap_or(usize::MAX),
-            ready: VecDeque::new(),
-            blocked: VecDeque::new(),
-            active: saved.moves.into_iter().filter_map(taken).collect(),
+            segments: saved.names,
             succeeded: saved.succeeded,
             // Replicas that could not be moved are searched and tried again.
             failed: if over { saved.failed } else { 0 },
+            blocked: saved.left,
+            active: 0,
             migrated_bytes: saved.migrated_bytes,
             message: if over { saved.message } else { WAITS.into() },
-            left: saved.left,
-            hold: Moment(0),
-            leaving: None,
-            recheck: Moment(0),
-            emptied: None,
+        };
+        Self {
+            awaited: (!over).then_some(AwaitedSegments { segments: saved.sources, from, until }),
+            active: saved.moves.into_iter().filter_map(taken).collect(),
+            ..Self::new(info, saved.targets, saved.at_once.max(1))
         }
     }
 }

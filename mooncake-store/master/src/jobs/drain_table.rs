@@ -37,25 +37,16 @@ pub(crate) struct ActiveMove {
 
 /// Drain job with its progress.
 pub(crate) struct DrainJob<A> {
-    pub(crate) id: Uuid,
-    pub(crate) status: DrainStatus,
-    pub(crate) created_ms: u64,
-    pub(crate) updated_ms: u64,
+    /// State that callers see, without the blocked and active replicas of a job in progress.
+    pub(crate) info: DrainInfo,
     pub(crate) sources: Vec<Arc<MountedSegment<A>>>,
     /// Source segments that are not mounted again yet.
     pub(crate) awaited: Option<AwaitedSegments>,
-    pub(crate) names: Vec<String>,
     pub(crate) targets: Vec<String>,
     pub(crate) at_once: usize,
     pub(crate) ready: VecDeque<DrainUnit>,
     pub(crate) blocked: VecDeque<DrainUnit>,
     pub(crate) active: Vec<ActiveMove>,
-    pub(crate) succeeded: u64,
-    pub(crate) failed: u64,
-    pub(crate) migrated_bytes: u64,
-    pub(crate) message: String,
-    /// Number of blocked replicas when the job ended.
-    pub(crate) left: u64,
     /// Time before which no move begins.
     pub(crate) hold: Moment,
     /// Client that leaves, if it requested the job. Then objects with another replica stay, nothing
@@ -119,7 +110,7 @@ impl<A: SegmentAllocator> DrainTable<A> {
 
 impl<A> DrainJobs<A> {
     pub(crate) fn find(&mut self, id: Uuid) -> Result<&mut DrainJob<A>> {
-        self.list.iter_mut().find(|job| job.id == id).ok_or_else(|| ErrorCode::JobNotFound.into())
+        self.list.iter_mut().find(|job| job.info.id == id).ok_or_else(|| ErrorCode::JobNotFound.into())
     }
 
     /// Draws an id that no job has.
@@ -135,17 +126,34 @@ impl<A> DrainJobs<A> {
     /// Adds a job, and forgets the oldest of many jobs that have ended.
     pub(crate) fn add(&mut self, job: DrainJob<A>) {
         self.list.push_back(job);
-        while self.list.len() > REMEMBERED && self.list.front().is_some_and(|job| job.status.is_over()) {
+        while self.list.len() > REMEMBERED && self.list.front().is_some_and(|job| job.info.status.is_over()) {
             self.list.pop_front();
         }
     }
 }
 
 impl<A: SegmentAllocator> DrainJob<A> {
+    /// Creates a job that has begun nothing.
+    pub(crate) fn new(info: DrainInfo, targets: Vec<String>, at_once: u64) -> Self {
+        Self {
+            info,
+            sources: Vec::new(),
+            awaited: None,
+            targets,
+            at_once: usize::try_from(at_once).unwrap_or(usize::MAX),
+            ready: VecDeque::new(),
+            blocked: VecDeque::new(),
+            active: Vec::new(),
+            hold: Moment(0),
+            leaving: None,
+            recheck: Moment(0),
+            emptied: None,
+        }
+    }
+
     /// Sets the message and the time of the last change.
     pub(crate) fn touch(&mut self, message: String, wall: u64) {
-        self.message = message;
-        self.updated_ms = wall;
+        (self.info.message, self.info.updated_ms) = (message, wall);
     }
 
     /// Blocks a unit whose move failed, or gives it up after several tries.
@@ -155,7 +163,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
         if unit.tries < TRIES {
             self.blocked.push_back(unit);
         } else {
-            self.failed += 1;
+            self.info.failed += 1;
         }
     }
 
@@ -164,28 +172,18 @@ impl<A: SegmentAllocator> DrainJob<A> {
         let is_drained = status == DrainStatus::Succeeded || self.leaving.is_some();
         let then = if is_drained { SegmentStatus::Drained } else { SegmentStatus::Ok };
         self.sources.iter().for_each(|source| source.set_drain(then));
-        tracing::info!(job = %self.id, ?status, moved = self.succeeded, failed = self.failed, "drain ended: {message}");
-        self.status = status;
+        let DrainInfo { id, succeeded, failed, .. } = self.info;
+        tracing::info!(job = %id, ?status, moved = succeeded, failed, "drain ended: {message}");
+        self.info.status = status;
         self.touch(message, wall);
         // A retired segment keeps its memory as long as it is referenced.
         self.sources.clear();
         self.ready = VecDeque::new();
-        self.left = std::mem::take(&mut self.blocked).len() as u64;
+        self.info.blocked = std::mem::take(&mut self.blocked).len() as u64;
     }
 
     pub(crate) fn info(&self) -> DrainInfo {
-        DrainInfo {
-            id: self.id,
-            status: self.status,
-            created_ms: self.created_ms,
-            updated_ms: self.updated_ms,
-            segments: self.names.clone(),
-            succeeded: self.succeeded,
-            failed: self.failed,
-            blocked: self.blocked.len() as u64 + self.left,
-            active: self.active.len() as u64,
-            migrated_bytes: self.migrated_bytes,
-            message: self.message.clone(),
-        }
+        let blocked = self.blocked.len() as u64 + self.info.blocked;
+        DrainInfo { blocked, active: self.active.len() as u64, ..self.info.clone() }
     }
 }

@@ -9,7 +9,6 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey, Uuid};
-use mooncake_protocol::api::CopyToken;
 
 use super::state::Jobs;
 use crate::directory::Object;
@@ -42,16 +41,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             let mut table = hot.table.lock();
             let candidates = std::mem::take(&mut table.candidates);
             table.pauses.retain(|_, until| *until > now);
-            let over = |extras: &Vec<ExtraReplica>| extras.iter().any(|extra| extra.until <= now);
-            let over: Vec<_> =
-                table.extras.iter().filter(|(_, e)| over(e)).map(|(key, _)| key.clone()).collect();
+            let over = table.extras.iter().filter(|(_, extra)| extra.until <= now);
+            let over: Vec<_> = over.map(|(id, extra)| (*id, extra.key.clone())).collect();
             let prune = table.prune_at <= now;
             if prune {
                 table.prune_at = now.after(hot.options.window);
             }
             (candidates, over, prune)
         };
-        over.iter().for_each(|key| self.renew_or_drop(hot, key, now));
+        over.iter().for_each(|(id, key)| self.renew_or_drop(hot, *id, key, now));
         for key in candidates {
             self.propose(hot, &key, now);
         }
@@ -72,19 +70,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             tracing::info!(key = %key.as_bytes().escape_ascii(), to = plan.target, "hot object would get a replica");
             return;
         }
-        let lease = Uuid::new(table.rng.next_u64() | 1, table.rng.next_u64());
-        let token = CopyToken { lease, epoch: plan.epoch };
         drop(table);
-        match self.add_hot_copy(key.as_bytes(), &plan.source, plan.client, &plan.target, token) {
+        let HotCopyPlan { source, client, target, epoch } = plan;
+        match self.add_copy(client, key.as_bytes(), &source, &[&target], Some(epoch)) {
             Ok(task) => {
-                let extra = ExtraReplica {
-                    token,
-                    client: plan.client,
-                    task,
-                    until: now.after(KEPT_FOR),
-                    replica: None,
-                };
-                hot.table.lock().extras.entry(key.clone()).or_default().push(extra);
+                let until = now.after(KEPT_FOR);
+                let extra = ExtraReplica { key: key.clone(), epoch, client, until, replica: None };
+                hot.table.lock().extras.insert(task, extra);
             }
             Err(error) => tracing::debug!(%error, "cannot create task for replica of hot object"),
         }
@@ -121,9 +113,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         Some(HotCopyPlan { source, client, target, epoch })
     }
 
-    /// Renews the time of replicas whose time has ended if the object is hot, and drops them if
-    /// not.
-    fn renew_or_drop(&self, hot: &HotTable, key: &ObjectKey, now: Moment) {
+    /// Renews a replica whose time has ended if the object is hot, and drops it if not.
+    fn renew_or_drop(&self, hot: &HotTable, task: Uuid, key: &ObjectKey, now: Moment) {
         let hash = self.space.directory.hash(key.as_bytes());
         let still = {
             let shard = self.space.directory.lock(hash);
@@ -131,33 +122,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                 .find(hash, key.as_bytes())
                 .is_some_and(|slot| shard.read_rates.is_hot(slot, &hot.options, now))
         };
-        let mut gone = Vec::new();
-        {
+        let replica = {
             let mut table = hot.table.lock();
-            let Some(extras) = table.extras.get_mut(key) else { return };
-            extras.retain_mut(|extra| {
-                if extra.until > now {
-                    return true;
-                }
-                if still && extra.replica.is_some() {
-                    extra.until = now.after(KEPT_FOR);
-                    return true;
-                }
-                gone.push((extra.task, extra.replica));
-                false
-            });
-            if extras.is_empty() {
-                table.extras.remove(key);
+            let Some(extra) = table.extras.get_mut(&task).filter(|extra| extra.until <= now) else { return };
+            let replica = extra.replica;
+            if still && replica.is_some() {
+                extra.until = now.after(KEPT_FOR);
+                return;
             }
-            if !gone.is_empty() {
-                table.pauses.insert(key.clone(), now.after(PAUSE_AFTER_DROP));
-            }
-        }
-        for (task, replica) in gone {
-            match replica {
-                Some((replica, _)) => self.space.drop_replica(hot, key, replica, now),
-                None => drop(self.withdraw_task(task, "a hot object cooled down")),
-            }
+            table.extras.remove(&task);
+            table.pauses.insert(key.clone(), now.after(PAUSE_AFTER_DROP));
+            replica
+        };
+        match replica {
+            Some((replica, _)) => self.space.drop_replica(hot, key, replica, now),
+            None => drop(self.withdraw_task(task, "a hot object cooled down")),
         }
     }
 }

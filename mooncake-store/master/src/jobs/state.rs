@@ -1,12 +1,10 @@
 //! State of the jobs.
 
-use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::clock::Rng;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::ObjectKey;
 use mooncake_core::sketch::Sketch;
 use parking_lot::Mutex;
 
@@ -30,8 +28,6 @@ impl Default for DiskReads {
 /// Jobs of a master, on top of its space.
 pub(crate) struct Jobs<A: SegmentAllocator, E: MergeableOrder> {
     pub(crate) space: Space<A, E>,
-    /// Copies in progress, by the moment at which each counts as abandoned.
-    pub(crate) copies: Mutex<BTreeSet<(Moment, ObjectKey)>>,
     pub(crate) tasks: Mutex<TaskTable>,
     pub(crate) drains: DrainTable<A>,
     pub(crate) disk_reads: DiskReads,
@@ -41,10 +37,10 @@ pub(crate) struct Jobs<A: SegmentAllocator, E: MergeableOrder> {
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     pub(crate) fn new(space: Space<A, E>, rng: &mut Rng) -> Self {
+        let tasks = TaskTable::new(rng.next_u64(), space.options.tasks);
         Self {
             space,
-            copies: Mutex::default(),
-            tasks: Mutex::new(TaskTable::new(rng.next_u64())),
+            tasks: Mutex::new(tasks),
             drains: DrainTable::new(rng.next_u64()),
             disk_reads: DiskReads::default(),
             recovery: OnceLock::new(),

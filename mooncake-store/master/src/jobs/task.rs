@@ -26,40 +26,32 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         // Each target once: a task is kept for a while, however long its list is.
         let mut seen = HashSet::new();
         let once: Vec<&str> = targets.iter().copied().filter(|target| seen.insert(*target)).collect();
-        self.add_copy(key, &source, client, &once, CopyToken::default())
+        self.add_copy(client, key, &source, &once, None)
     }
 
-    /// Requests a copy of a hot object from the client of one of its replicas.
-    pub(crate) fn add_hot_copy(
+    /// Queues a copy for the client of the source. A copy of a hot object is for the value of an
+    /// `epoch`; the lease of its token is the id of the task.
+    pub(crate) fn add_copy(
         &self,
+        client: ClientId,
         key: &[u8],
         source: &str,
-        client: ClientId,
-        target: &str,
-        token: CopyToken,
-    ) -> Result<Uuid> {
-        self.add_copy(key, source, client, &[target], token)
-    }
-
-    fn add_copy(
-        &self,
-        key: &[u8],
-        source: &str,
-        client: ClientId,
         targets: &[&str],
-        token: CopyToken,
+        epoch: Option<u64>,
     ) -> Result<Uuid> {
         let (tenant_id, key) = self.key_text(key)?;
-        let payload = CopyPayload {
-            tenant_id,
-            key,
-            source,
-            targets,
-            dynamic_replication_lease_id_high: token.lease.first,
-            dynamic_replication_lease_id_low: token.lease.second,
-            dynamic_replication_version_epoch: token.epoch,
-        };
-        self.add_task(TaskKind::Copy, client, &payload)
+        self.add_task(TaskKind::Copy, client, |id| {
+            let token = epoch.map(|epoch| CopyToken { lease: id, epoch }).unwrap_or_default();
+            CopyPayload {
+                tenant_id,
+                key,
+                source,
+                targets,
+                dynamic_replication_lease_id_high: token.lease.first,
+                dynamic_replication_lease_id_low: token.lease.second,
+                dynamic_replication_version_epoch: token.epoch,
+            }
+        })
     }
 
     /// Creates a task for the move of a replica.
@@ -70,14 +62,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let (tenant_id, text) = self.key_text(key)?;
         self.check_target(target)?;
         let (source, client) = self.source_of(key, Some(source))?;
-        let payload = MovePayload { tenant_id, key: text, source: &source, target };
-        self.add_task(TaskKind::Move, client, &payload)
+        self.add_task(TaskKind::Move, client, |_| MovePayload {
+            tenant_id,
+            key: text,
+            source: &source,
+            target,
+        })
     }
 
     /// Ends a task that no client has fetched. Returns whether there was one.
     pub(crate) fn withdraw_task(&self, id: Uuid, message: &str) -> bool {
-        let wall_ms = self.space.clock.wall_ms();
-        self.tasks.lock().withdraw(id, message, wall_ms, &self.space.options.tasks)
+        self.tasks.lock().withdraw(id, message, self.space.clock.wall_ms())
     }
 
     fn check_target(&self, name: &str) -> Result<()> {
@@ -122,11 +117,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         }
     }
 
-    fn add_task(&self, kind: TaskKind, client: ClientId, payload: &impl Serialize) -> Result<Uuid> {
-        let payload = serde_json::to_string(payload)
+    fn add_task<P: Serialize>(
+        &self,
+        kind: TaskKind,
+        client: ClientId,
+        payload: impl FnOnce(Uuid) -> P,
+    ) -> Result<Uuid> {
+        let id = self.tasks.lock().new_id();
+        let payload = serde_json::to_string(&payload(id))
             .map_err(|e| Error::internal(format!("cannot encode payload of task: {e}")))?;
         let (now, wall) = (self.space.clock.now(), self.space.clock.wall_ms());
-        self.tasks.lock().add(kind, client, payload, now, wall, &self.space.options.tasks)
+        self.tasks.lock().add(id, kind, client, payload, now, wall)?;
+        Ok(id)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Disk of one client: objects that the client is to write there, and objects that it is to
 //! promote.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -11,9 +11,11 @@ use mooncake_core::ids::{ClientId, ObjectKey};
 use mooncake_core::{Error, ErrorCode};
 use parking_lot::Mutex;
 
-/// Time for which an object stays in memory until the owner of the disk fetches it: several
-/// heartbeats.
-const OFFLOAD_PATIENCE: Duration = Duration::from_secs(60);
+use super::copy_jobs::{CopyJobs, JobState};
+
+/// Time for which an object stays in memory until the owner of the disk fetches it, and for which
+/// an owner may promote an object: several heartbeats.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Maximum number of stale replicas that the owner has not been notified of. With more, the owner
 /// is to clear its disk.
@@ -56,8 +58,7 @@ pub(crate) struct DiskOwner {
 
 impl Drop for DiskOwner {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let left = state.promote.len() + state.promoting.len();
+        let left = self.state.get_mut().promotions.len();
         self.promotions.cancelled.fetch_add(left as u64, Relaxed);
     }
 }
@@ -72,17 +73,12 @@ pub(crate) struct DiskOwnerState {
     pub(crate) must_clear: bool,
     pub(crate) joined: Moment,
     pub(crate) seen: Moment,
-    /// Keys in the order of their writes. A key without a job is ignored.
-    pub(crate) queue: VecDeque<ObjectKey>,
-    pub(crate) jobs: HashMap<ObjectKey, OffloadJob>,
-    /// Bytes of all jobs.
+    /// Objects to be written to disk.
+    pub(crate) offloads: CopyJobs<ObjectKey, Offload, ()>,
+    /// Bytes of all offloads.
     pub(crate) under_way: u64,
-    /// Number of jobs that were not sent to the owner.
-    pub(crate) unsent: usize,
-    pub(crate) promote: VecDeque<ObjectKey>,
-    /// Keys in `promote`.
-    pub(crate) to_promote: HashSet<ObjectKey>,
-    pub(crate) promoting: HashMap<ObjectKey, Moment>,
+    /// Objects to be read back into memory.
+    pub(crate) promotions: CopyJobs<ObjectKey, (), ()>,
     /// True if the owner uses `FetchDiskWork`, which also lists stale replicas.
     pub(crate) asks_for_work: bool,
     /// Keys whose replicas on the disk are stale, if the owner uses `FetchDiskWork`.
@@ -91,12 +87,9 @@ pub(crate) struct DiskOwnerState {
     pub(crate) assigned: AssignedWork,
 }
 
-/// Object to be written to disk.
-pub(crate) struct OffloadJob {
+/// Value to be written to disk.
+pub(crate) struct Offload {
     pub(crate) len: u64,
-    pub(crate) since: Moment,
-    /// True if the job was sent to the owner.
-    pub(crate) sent: bool,
     /// True if the value is still the one that the owner was asked to write.
     pub(crate) valid: bool,
     /// Length of the value that replaced the one of this job.
@@ -157,35 +150,30 @@ impl DiskOwner {
         self.alive.load(Relaxed)
     }
 
-    /// Returns whether the job of an object is recent enough for the object to stay in memory: it
-    /// waits for the owner, or is being written since less than `write_out`.
-    pub(crate) fn is_offloading(&self, key: &[u8], now: Moment, write_out: Duration) -> bool {
+    /// Returns whether the offload of an object is recent enough for the object to stay in memory.
+    pub(crate) fn is_offloading(&self, key: &[u8], now: Moment) -> bool {
         let state = self.state.lock();
-        let patience = |job: &OffloadJob| if job.sent { write_out } else { OFFLOAD_PATIENCE };
-        self.is_alive()
-            && state.jobs.get(key).is_some_and(|job| job.valid && now < job.since.after(patience(job)))
+        self.is_alive() && state.offloads.get(key).is_some_and(|job| job.work.valid && now < job.deadline)
     }
 
-    /// Returns the time until which the owner may read an object that it was asked to write, at
-    /// most `write_out` from then on.
-    pub(crate) fn reads_until(&self, key: &[u8], write_out: Duration) -> Moment {
+    /// Returns the time until which the owner may read an object that it was asked to write.
+    pub(crate) fn reads_until(&self, key: &[u8]) -> Moment {
         let state = self.state.lock();
-        let sent = state.jobs.get(key).filter(|job| job.sent && self.is_alive());
-        sent.map_or(Moment(0), |job| job.since.after(write_out))
+        let sent = state.offloads.get(key).filter(|job| job.is_handed_out() && self.is_alive());
+        sent.map_or(Moment(0), |job| job.deadline)
     }
 
-    /// Cancels the job of a value that is gone.
+    /// Cancels the jobs of a value that is gone.
     pub(crate) fn cancel(&self, key: &[u8]) {
         let mut state = self.state.lock();
-        if let Some(job) = state.jobs.get_mut(key) {
-            (job.valid, job.next_len) = (false, None);
-            if !job.sent {
-                state.end_job(key);
-                state.unsent -= 1;
+        if let Some(job) = state.offloads.get_mut(key) {
+            (job.work.valid, job.work.next_len) = (false, None);
+            if !job.is_handed_out() {
+                state.end_offload(key);
             }
         }
-        if state.promoting.remove(key).is_some() {
-            self.promotions.cancelled.fetch_add(1, Relaxed);
+        if state.end_promotion(key) {
+            count(&self.promotions.cancelled);
         }
     }
 
@@ -195,33 +183,33 @@ impl DiskOwner {
         if !state.enabled || !self.is_alive() {
             return false;
         }
-        if let Some(job) = state.jobs.get_mut(key.as_bytes()) {
+        if let Some(job) = state.offloads.get_mut(key.as_bytes()) {
             // The owner is writing the value before. The new one follows.
-            if !job.valid {
-                job.next_len = Some(len);
+            if !job.work.valid {
+                job.work.next_len = Some(len);
             }
             return true;
         }
-        if state.unsent >= limit {
+        if state.offloads.queued() >= limit {
             return false;
         }
-        state.add_job(key, len, now);
+        state.add_offload(key, len, now);
         true
     }
 
-    /// Ends a job. Returns the subject of the report.
+    /// Ends an offload. Returns the subject of the report.
     pub(crate) fn end_offload(&self, key: &ObjectKey, now: Moment) -> OffloadReport {
         let mut state = self.state.lock();
-        if state.jobs.get(key.as_bytes()).is_some_and(|job| !job.sent) {
+        if state.offloads.get(key.as_bytes()).is_some_and(|job| !job.is_handed_out()) {
             // The report is about the value before: this one was not sent yet.
             return OffloadReport::Stale;
         }
-        match state.end_job(key.as_bytes()) {
+        match state.end_offload(key.as_bytes()) {
             None => OffloadReport::Unasked,
-            Some(job) if job.valid => OffloadReport::Current,
-            Some(job) => {
-                if let Some(len) = job.next_len {
-                    state.add_job(key, len, now);
+            Some(Offload { valid: true, .. }) => OffloadReport::Current,
+            Some(Offload { next_len, .. }) => {
+                if let Some(len) = next_len {
+                    state.add_offload(key, len, now);
                 }
                 OffloadReport::Stale
             }
@@ -231,82 +219,66 @@ impl DiskOwner {
     /// Queues a promotion, unless `limit` promotions wait or are in progress.
     pub(crate) fn queue_promotion(&self, key: &ObjectKey, limit: usize) {
         let mut state = self.state.lock();
-        let known = state.to_promote.contains(key) || state.promoting.contains_key(key.as_bytes());
-        if known || !state.enabled {
+        if state.promotions.get(key).is_some() || !state.enabled {
             return;
         }
-        if state.promote.len() + state.promoting.len() >= limit {
-            self.promotions.over_limit.fetch_add(1, Relaxed);
-            return;
+        if state.promotions.len() >= limit {
+            return count(&self.promotions.over_limit);
         }
-        state.promote.push_back(key.clone());
-        state.to_promote.insert(key.clone());
-        self.promotions.admitted.fetch_add(1, Relaxed);
+        state.promotions.add(key.clone(), (), JobState::Queued, Moment(u64::MAX), ());
+        count(&self.promotions.admitted);
     }
 
     /// Takes the next objects to promote.
     pub(crate) fn next_promotions(&self, most: usize, now: Moment) -> Vec<ObjectKey> {
         let mut state = self.state.lock();
-        let before = state.promoting.len();
-        state.promoting.retain(|_, since| now < since.after(OFFLOAD_PATIENCE));
-        self.promotions.expired.fetch_add((before - state.promoting.len()) as u64, Relaxed);
-        let most = most.min(state.promote.len());
-        let keys: Vec<_> = state.promote.drain(..most).collect();
-        for key in &keys {
-            state.to_promote.remove(key);
-        }
-        state.promoting.extend(keys.iter().map(|key| (key.clone(), now)));
-        keys
+        let expired = state.promotions.expire(JobState::HandedOut, now).len();
+        self.promotions.expired.fetch_add(expired as u64, Relaxed);
+        state.promotions.hand_out((), most, now.after(PATIENCE))
     }
 
     /// Returns whether a promotion of the object is in progress.
     pub(crate) fn is_promoting(&self, key: &[u8]) -> bool {
-        self.state.lock().promoting.contains_key(key)
+        self.state.lock().promotions.get(key).is_some_and(|job| job.is_handed_out())
     }
 
     /// Ends a promotion. Returns whether it was in progress. The caller counts the outcome.
     pub(crate) fn end_promotion(&self, key: &[u8]) -> bool {
-        self.state.lock().promoting.remove(key).is_some()
+        self.state.lock().end_promotion(key)
     }
 }
 
 impl DiskOwnerState {
-    fn add_job(&mut self, key: &ObjectKey, len: u64, now: Moment) {
-        if self.queue.len() > 2 * self.unsent + 1024 {
-            let (queue, jobs) = (&mut self.queue, &self.jobs);
-            queue.retain(|key| jobs.get(key.as_bytes()).is_some_and(|job| !job.sent));
-        }
-        self.jobs
-            .insert(key.clone(), OffloadJob { len, since: now, sent: false, valid: true, next_len: None });
-        self.queue.push_back(key.clone());
-        self.unsent += 1;
+    fn add_offload(&mut self, key: &ObjectKey, len: u64, now: Moment) {
+        let work = Offload { len, valid: true, next_len: None };
+        self.offloads.add(key.clone(), (), JobState::Queued, now.after(PATIENCE), work);
         self.under_way += len;
     }
 
-    /// Takes the jobs that were not sent to the owner, to send them now.
-    pub(crate) fn send_jobs(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
-        let keys = std::mem::take(&mut self.queue);
-        self.unsent = 0;
-        // Jobs that were sent and never reported on.
-        self.jobs.retain(|_, job| !job.sent || now < job.since.after(write_out));
-        self.under_way = self.jobs.values().map(|job| job.len).sum();
-        let mut sent = Vec::new();
-        for key in keys {
-            let Some(job) = self.jobs.get_mut(key.as_bytes()).filter(|job| job.valid && !job.sent) else {
-                continue;
-            };
-            (job.sent, job.since) = (true, now);
-            // The new write replaces the stale replica.
-            self.dropped.remove(&key);
-            sent.push((key, job.len));
-        }
-        sent
+    fn end_offload(&mut self, key: &[u8]) -> Option<Offload> {
+        let offload = self.offloads.end(key)?.work;
+        self.under_way -= offload.len;
+        Some(offload)
     }
 
-    fn end_job(&mut self, key: &[u8]) -> Option<OffloadJob> {
-        let job = self.jobs.remove(key)?;
-        self.under_way -= job.len;
-        Some(job)
+    /// Ends a promotion that the owner has received. Returns whether there was one.
+    fn end_promotion(&mut self, key: &[u8]) -> bool {
+        self.promotions.get(key).is_some_and(|job| job.is_handed_out()) && self.promotions.end(key).is_some()
+    }
+
+    /// Takes the offloads that were not sent to the owner, to send them now.
+    pub(crate) fn send_offloads(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
+        // Offloads that were sent and never reported on.
+        let lost = self.offloads.expire(JobState::HandedOut, now);
+        self.under_way -= lost.iter().map(|(_, job)| job.work.len).sum::<u64>();
+        let keys = self.offloads.hand_out((), usize::MAX, now.after(write_out));
+        let send = |key: ObjectKey| {
+            // The new write replaces the stale replica.
+            self.dropped.remove(&key);
+            let len = self.offloads.get(&key)?.work.len;
+            Some((key, len))
+        };
+        keys.into_iter().filter_map(send).collect()
     }
 
     /// Marks the replica of that key on the disk as stale.
@@ -323,7 +295,7 @@ impl DiskOwnerState {
 
     /// Assigns the next work, after the last assignment is done.
     pub(crate) fn assign_next(&mut self, now: Moment, write_out: Duration) {
-        let write = self.send_jobs(now, write_out);
+        let write = self.send_offloads(now, write_out);
         let dropped: Vec<_> = self.dropped.iter().take(DROPPED_AT_ONCE).cloned().collect();
         for key in &dropped {
             self.dropped.remove(key);
@@ -334,25 +306,25 @@ impl DiskOwnerState {
     }
 
     /// Repeats the last assignment. The owner may not have received it, or has not finished it.
-    pub(crate) fn assign_again(&mut self, now: Moment) {
+    pub(crate) fn assign_again(&mut self, now: Moment, write_out: Duration) {
         let mut write = std::mem::take(&mut self.assigned.write);
-        write.retain(|(key, _)| match self.jobs.get_mut(key.as_bytes()) {
-            Some(job) if job.sent && job.valid => {
-                job.since = now;
+        write.retain(|(key, _)| match self.offloads.get_mut(key).filter(|job| job.is_handed_out()) {
+            Some(job) if job.work.valid => {
+                job.deadline = now.after(write_out);
                 true
             }
             // The value is gone. The owner may have written it, or may hold an older one.
-            Some(job) if job.sent => {
-                let next_len = job.next_len;
-                self.end_job(key.as_bytes());
+            Some(job) => {
+                let next_len = job.work.next_len;
+                self.end_offload(key.as_bytes());
                 if let Some(len) = next_len {
-                    self.add_job(key, len, now);
+                    self.add_offload(key, len, now);
                 }
                 self.mark_dropped(key);
                 false
             }
             // The owner has reported it; it may be in the queue again.
-            _ => false,
+            None => false,
         });
         self.assigned.write = write;
     }
@@ -361,4 +333,70 @@ impl DiskOwnerState {
 /// Returns the error for a client without a disk.
 pub(crate) fn not_offered() -> Error {
     Error::new(ErrorCode::SegmentNotFound, "the client has no mounted disk; call MountLocalDiskSegment first")
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ids::Uuid;
+
+    use super::*;
+
+    const WRITE_OUT: Duration = Duration::from_secs(600);
+
+    fn owner(enabled: bool) -> Arc<DiskOwner> {
+        let state = DiskOwnerState { enabled, ..DiskOwnerState::default() };
+        DiskOwner::new(ClientId(Uuid::new(1, 2)), 0, Arc::default(), state)
+    }
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::new(name).unwrap()
+    }
+
+    #[test]
+    fn each_promotion_is_counted_by_one_outcome() {
+        let owner = owner(true);
+        let counters = owner.promotions.clone();
+        for name in ["a", "a", "b", "c", "d", "e"] {
+            owner.queue_promotion(&key(name), 4);
+        }
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
+        assert_eq!((read(&counters.admitted), read(&counters.over_limit)), (4, 1), "a is queued once");
+        assert!(!owner.end_promotion(b"a"), "the owner has not received it");
+        assert_eq!(owner.next_promotions(3, Moment(0)), [key("a"), key("b"), key("c")]);
+        assert!(owner.is_promoting(b"a") && !owner.is_promoting(b"d"));
+        assert!(owner.end_promotion(b"a") && !owner.end_promotion(b"a"));
+        owner.cancel(b"b");
+        owner.cancel(b"d");
+        assert_eq!(read(&counters.cancelled), 1, "d is cancelled when it is handed out");
+        assert_eq!(owner.next_promotions(0, Moment(0).after(PATIENCE)), []);
+        assert!(!owner.is_promoting(b"c"), "a late report finds nothing");
+        drop(owner);
+        assert_eq!((read(&counters.expired), read(&counters.cancelled)), (1, 2), "d went with its disk");
+    }
+
+    #[test]
+    fn a_value_that_is_replaced_during_its_write_is_followed_by_the_next() {
+        let owner = owner(true);
+        let (first, second) = (key("first"), key("second"));
+        let send = |now| owner.state.lock().send_offloads(now, WRITE_OUT);
+        assert!(
+            owner.queue_offload(&first, 10, Moment(0), 2) && owner.queue_offload(&second, 20, Moment(0), 2)
+        );
+        assert!(!owner.queue_offload(&key("third"), 1, Moment(0), 2), "the queue is full");
+        assert_eq!(owner.end_offload(&first, Moment(0)), OffloadReport::Stale, "it was not sent");
+        assert_eq!(owner.reads_until(b"first"), Moment(0));
+        assert_eq!(send(Moment(5)), [(first.clone(), 10), (second.clone(), 20)]);
+        assert_eq!(owner.reads_until(b"first"), Moment(5).after(WRITE_OUT));
+        owner.cancel(b"first");
+        assert!(!owner.is_offloading(b"first", Moment(5)) && owner.is_offloading(b"second", Moment(5)));
+        assert!(owner.queue_offload(&first, 30, Moment(6), 2));
+        assert_eq!(owner.end_offload(&first, Moment(7)), OffloadReport::Stale);
+        assert_eq!((send(Moment(8)), owner.state.lock().under_way), (vec![(first.clone(), 30)], 50));
+        assert_eq!(owner.end_offload(&second, Moment(9)), OffloadReport::Current);
+        assert_eq!(owner.end_offload(&second, Moment(9)), OffloadReport::Unasked, "reported twice");
+        // An owner that never reports loses the job, and the object may leave memory.
+        let late = Moment(8).after(WRITE_OUT);
+        assert!(!owner.is_offloading(b"first", late));
+        assert_eq!((send(late), owner.state.lock().under_way), (vec![], 0));
+    }
 }

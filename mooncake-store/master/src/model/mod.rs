@@ -3,6 +3,7 @@
 //!
 //! Nothing here knows an object of the directory or another layer.
 
+pub(crate) mod copy_jobs;
 pub(crate) mod counters;
 pub(crate) mod disk;
 pub(crate) mod disk_replicas;

@@ -93,10 +93,7 @@ impl ClientDisks {
             objects: sum(|owner| owner.objects.load(Relaxed)) + read(&self.files.objects),
             used: sum(|owner| owner.used.load(Relaxed)) + read(&self.files.used),
             capacity: sum(|owner| owner.capacity.load(Relaxed)).saturating_add(file_capacity),
-            promotions_in_flight: sum(|owner| {
-                let state = owner.state.lock();
-                (state.promote.len() + state.promoting.len()) as u64
-            }),
+            promotions_in_flight: sum(|owner| owner.state.lock().promotions.len() as u64),
             promotions_admitted: read(&promotions.admitted),
             promotions_completed: read(&promotions.completed),
             promoted_bytes: read(&promotions.bytes),

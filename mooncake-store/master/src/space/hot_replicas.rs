@@ -7,7 +7,7 @@ use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, ReplicaId};
 
-use super::hot_table::{HotTable, PAUSE_AFTER_DROP};
+use super::hot_table::{ExtraReplica, HotTable, PAUSE_AFTER_DROP};
 use super::state::Space;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
@@ -38,23 +38,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let mut freed = 0;
         {
             let mut table = hot.table.lock();
-            let made = table.extras.iter().flat_map(|(key, extras)| extras.iter().map(move |e| (key, e)));
-            let mut made: Vec<_> =
-                made.filter_map(|(key, extra)| Some((extra.until, key.clone(), extra.replica?))).collect();
+            let made = table.extras.iter().filter_map(|(id, e)| Some((e.until, *id, e.replica?)));
+            let mut made: Vec<_> = made.collect();
             made.sort_by_key(|(until, ..)| *until);
-            for (_, key, (replica, len)) in made {
+            for (_, id, (replica, len)) in made {
                 if freed >= bytes {
                     break;
                 }
                 freed = len.saturating_add(freed);
-                if let Some(extras) = table.extras.get_mut(&key) {
-                    extras.retain(|extra| extra.replica.is_none_or(|(other, _)| other != replica));
-                    if extras.is_empty() {
-                        table.extras.remove(&key);
-                    }
+                if let Some(ExtraReplica { key, .. }) = table.extras.remove(&id) {
+                    table.pauses.insert(key.clone(), now.after(PAUSE_AFTER_DROP));
+                    going.push((key, replica));
                 }
-                table.pauses.insert(key.clone(), now.after(PAUSE_AFTER_DROP));
-                going.push((key, replica));
             }
         }
         for (key, replica) in going {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use mooncake_core::clock::{Moment, Rng};
+use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::CopyToken;
@@ -28,10 +28,11 @@ const MAX_CANDIDATES: usize = 1024;
 /// Additional replica that was requested.
 #[derive(Debug)]
 pub(crate) struct ExtraReplica {
-    pub(crate) token: CopyToken,
+    pub(crate) key: ObjectKey,
+    /// Version of the value at the request.
+    pub(crate) epoch: u64,
     /// Client that is to make the replica.
     pub(crate) client: ClientId,
-    pub(crate) task: Uuid,
     pub(crate) until: Moment,
     /// Number and size of the replica once it exists.
     pub(crate) replica: Option<(ReplicaId, u64)>,
@@ -39,9 +40,9 @@ pub(crate) struct ExtraReplica {
 
 #[derive(Debug)]
 pub(crate) struct HotTableState {
-    pub(crate) rng: Rng,
     pub(crate) candidates: Vec<ObjectKey>,
-    pub(crate) extras: HashMap<ObjectKey, Vec<ExtraReplica>>,
+    /// Additional replicas by the ids of their tasks, which are the leases of their tokens.
+    pub(crate) extras: HashMap<Uuid, ExtraReplica>,
     /// Time until which no decision is made about a key.
     pub(crate) pauses: HashMap<ObjectKey, Moment>,
     pub(crate) prune_at: Moment,
@@ -59,9 +60,8 @@ pub(crate) struct HotTable {
 }
 
 impl HotTable {
-    pub(crate) fn new(options: HotOptions, seed: u64) -> Self {
+    pub(crate) fn new(options: HotOptions) -> Self {
         let table = HotTableState {
-            rng: Rng::seeded(seed),
             candidates: Vec::new(),
             extras: HashMap::new(),
             pauses: HashMap::new(),
@@ -96,13 +96,13 @@ impl HotTable {
         now: Moment,
     ) -> Result<()> {
         let table = self.table.lock();
-        let asked = table.extras.iter().find(|(other, _)| other.as_bytes() == key).map(|(_, extras)| extras);
-        let open =
-            || asked.into_iter().flatten().filter(|extra| extra.replica.is_none() && extra.until > now);
-        match open().find(|extra| extra.token == token) {
+        let is_open = |extra: &&ExtraReplica| {
+            extra.key.as_bytes() == key && extra.replica.is_none() && extra.until > now
+        };
+        match table.extras.get(&token.lease).filter(is_open).filter(|extra| extra.epoch == token.epoch) {
             Some(extra) if extra.client == client => Ok(()),
             Some(_) => Err(ErrorCode::IllegalClient.into()),
-            None if open().next().is_some() => {
+            None if table.extras.values().any(|extra| is_open(&extra)) => {
                 Err(Error::new(ErrorCode::InvalidVersion, "copy token differs from the requested one"))
             }
             None => Err(copy_not_requested()),
@@ -110,16 +110,8 @@ impl HotTable {
     }
 
     /// Records that the copy with this token is complete.
-    pub(crate) fn record_made(
-        &self,
-        key: &ObjectKey,
-        token: CopyToken,
-        replica: (ReplicaId, u64),
-        now: Moment,
-    ) {
-        let mut table = self.table.lock();
-        let extras = table.extras.get_mut(key);
-        if let Some(extra) = extras.into_iter().flatten().find(|extra| extra.token == token) {
+    pub(crate) fn record_made(&self, token: CopyToken, replica: (ReplicaId, u64), now: Moment) {
+        if let Some(extra) = self.table.lock().extras.get_mut(&token.lease) {
             extra.replica = Some(replica);
             extra.until = now.after(KEPT_FOR);
             self.made.fetch_add(1, Relaxed);
@@ -129,18 +121,13 @@ impl HotTable {
     /// Records that the copy with this token failed.
     pub(crate) fn record_failed(&self, key: &ObjectKey, token: CopyToken, now: Moment) {
         let mut table = self.table.lock();
-        if let Some(extras) = table.extras.get_mut(key) {
-            extras.retain(|extra| extra.token != token);
-            if extras.is_empty() {
-                table.extras.remove(key);
-            }
-        }
+        table.extras.remove(&token.lease);
         table.pauses.insert(key.clone(), now.after(PAUSE));
     }
 
     /// Returns the numbers of proposed, made, dropped and existing replicas.
     pub(crate) fn counts(&self) -> [u64; 4] {
-        let there = self.table.lock().extras.values().flatten().filter(|e| e.replica.is_some()).count();
+        let there = self.table.lock().extras.values().filter(|e| e.replica.is_some()).count();
         let [proposed, made, dropped] = [&self.proposed, &self.made, &self.dropped].map(|c| c.load(Relaxed));
         [proposed, made, dropped, there as u64]
     }

@@ -46,8 +46,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// lease, or by the owner of a disk that was asked to write it there.
     pub(crate) fn in_use_until(&self, object: &Object<A>) -> Moment {
         let owner = object.offload();
-        let write_out = self.options.put_release;
-        object.lease.max(owner.map_or(Moment(0), |owner| owner.reads_until(object.key.as_bytes(), write_out)))
+        object.lease.max(owner.map_or(Moment(0), |owner| owner.reads_until(object.key.as_bytes())))
     }
 
     /// Returns the first client that has an object on its disk.

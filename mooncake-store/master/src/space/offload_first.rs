@@ -118,7 +118,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             return MemoryExit::Now;
         }
         if let Some(owner) = object.offload() {
-            let held = owner.is_offloading(object.key.as_bytes(), now, self.options.put_release);
+            let held = owner.is_offloading(object.key.as_bytes(), now);
             return if held { MemoryExit::Later } else { MemoryExit::Now };
         }
         let takes = |client| self.disks.get(client).is_some_and(|owner| owner.state.lock().enabled);

@@ -76,7 +76,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             eviction: EvictionBackoff::default(),
             timers: Timers::default(),
             counters: Counters::default(),
-            hot: options.hot.map(|hot| HotTable::new(hot, rng.next_u64())),
+            hot: options.hot.map(HotTable::new),
             disks: ClientDisks::default(),
             epoch: rng.next_u64(),
             next_replica: AtomicU64::new(ReplicaId::first(rng.next_u64()).0),

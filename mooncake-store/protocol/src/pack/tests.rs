@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use mooncake_core::ids::Uuid;
 use proptest::prelude::*;
 
-use super::super::literal::{Literal, symbol};
 use super::super::message::{MountSegment, Ping, PutStart, Shape, TABLE};
+use super::super::type_signature::{TypeSignature, symbol};
 use super::*;
 
 /// Writer of random values of a type that follows its signature and does not know the type itself.
@@ -150,11 +150,11 @@ fn scribble(
         Scribe { spelling, at: 0, width, longest, widest: 0, random: &mut random, out: Vec::new() };
     scribe.one();
     assert_eq!(scribe.at, spelling.len(), "the spelling is read whole");
-    let hash = Literal::new(spelling).hash();
+    let hash = TypeSignature::new(spelling).hash();
     let mut body = Vec::new();
     if spelled || width != Width::One {
         body.extend((hash | OPTIONS_FOLLOW).to_le_bytes());
-        body.push((width as u8) << OPTION_WIDTH_SHIFT | if spelled { OPTION_LITERAL } else { 0 });
+        body.push((width as u8) << OPTION_WIDTH_SHIFT | if spelled { OPTION_SIGNATURE } else { 0 });
         if spelled {
             body.extend_from_slice(spelling);
             body.push(0);
@@ -228,7 +228,7 @@ proptest! {
             for (_, spelling, rewrite) in sides(shape) {
                 let _ = rewrite(shape, &bytes, false);
                 if bytes.len() > 5 {
-                    bytes[..4].copy_from_slice(&(Literal::new(spelling).hash() | 1).to_le_bytes());
+                    bytes[..4].copy_from_slice(&(TypeSignature::new(spelling).hash() | 1).to_le_bytes());
                     bytes[4] = options;
                     let _ = rewrite(shape, &bytes, true);
                 }
@@ -255,7 +255,7 @@ fn lengths_are_as_wide_as_the_longest_container_needs() {
 }
 
 fn body_of<T: Wire>(options: Option<u8>, payload: &[u8]) -> Vec<u8> {
-    let mut body = (T::LITERAL.hash() | u32::from(options.is_some())).to_le_bytes().to_vec();
+    let mut body = (T::SIGNATURE.hash() | u32::from(options.is_some())).to_le_bytes().to_vec();
     body.extend(options);
     body.extend_from_slice(payload);
     body

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use mooncake_core::error::{Error, ErrorCode};
 use mooncake_core::ids::{ClientId, ReplicaId, SegmentId, Uuid};
 
-use super::super::literal::{Literal, symbol};
+use super::super::type_signature::{TypeSignature, symbol};
 use super::{Pack, PackError, Reader, Unpack, Wire, Writer};
 
 macro_rules! numbers {
     ($($number:ty = $symbol:ident;)*) => {$(
         impl Wire for $number {
-            const LITERAL: Literal = Literal::new(&[symbol::$symbol]);
+            const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::$symbol]);
             const MIN_LEN: usize = size_of::<$number>();
         }
 
@@ -46,7 +46,7 @@ numbers! {
 pub struct Byte(pub u8);
 
 impl Wire for Byte {
-    const LITERAL: Literal = Literal::new(&[symbol::U8]);
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::U8]);
     const MIN_LEN: usize = 1;
 }
 
@@ -72,8 +72,8 @@ impl<'a> Unpack<'a> for Byte {
 macro_rules! written_as {
     ($($outer:ty as $inner:ty: $value:pat => $to:expr, $from:expr;)*) => {$(
         impl $crate::pack::Wire for $outer {
-            const LITERAL: $crate::literal::Literal =
-                <$inner as $crate::pack::Wire>::LITERAL;
+            const SIGNATURE: $crate::type_signature::TypeSignature =
+                <$inner as $crate::pack::Wire>::SIGNATURE;
             const MIN_LEN: usize = <$inner as $crate::pack::Wire>::MIN_LEN;
         }
 
@@ -108,7 +108,7 @@ written_as! {
 }
 
 impl Wire for bool {
-    const LITERAL: Literal = Literal::new(&[symbol::BOOL]);
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::BOOL]);
     const MIN_LEN: usize = 1;
 }
 
@@ -133,7 +133,7 @@ impl<'a> Unpack<'a> for bool {
 }
 
 impl Wire for () {
-    const LITERAL: Literal = Literal::new(&[symbol::VOID]);
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::VOID]);
     const MIN_LEN: usize = 0;
 }
 
@@ -154,7 +154,7 @@ impl<'a> Unpack<'a> for () {
 /// Encoding of a pair of numbers as in memory, so that its packing and alignment are part of its
 /// signature.
 impl Wire for Uuid {
-    const LITERAL: Literal = Literal::new(&[
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[
         symbol::STRUCT,
         symbol::U64,
         symbol::U64,
@@ -186,7 +186,7 @@ macro_rules! strings {
     ($($string:ty: $value:ident => $bytes:expr, $from:expr;)*) => {$(
         #[allow(unused_lifetimes)]
         impl<'a> Wire for $string {
-            const LITERAL: Literal = Literal::new(&[symbol::STRING, symbol::CHAR]);
+            const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::STRING, symbol::CHAR]);
             const MIN_LEN: usize = 1;
         }
 
@@ -225,7 +225,7 @@ strings! {
 }
 
 impl<T: Wire> Wire for Vec<T> {
-    const LITERAL: Literal = Literal::new(&[symbol::VECTOR]).then(T::LITERAL);
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::VECTOR]).then(T::SIGNATURE);
     const MIN_LEN: usize = 1;
 }
 
@@ -254,7 +254,7 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Vec<T> {
 pub type List<'a, T> = Cow<'a, [T]>;
 
 impl<T: Wire + Clone> Wire for List<'_, T> {
-    const LITERAL: Literal = Vec::<T>::LITERAL;
+    const SIGNATURE: TypeSignature = Vec::<T>::SIGNATURE;
     const MIN_LEN: usize = Vec::<T>::MIN_LEN;
 }
 
@@ -276,7 +276,7 @@ impl<'a, T: Unpack<'a> + Clone> Unpack<'a> for List<'a, T> {
 
 /// Encoding of a value that is borrowed by the sender and owned by the receiver.
 impl<T: Wire + Clone> Wire for Cow<'_, T> {
-    const LITERAL: Literal = T::LITERAL;
+    const SIGNATURE: TypeSignature = T::SIGNATURE;
     const MIN_LEN: usize = T::MIN_LEN;
 }
 
@@ -310,7 +310,7 @@ fn pack_items<T: Pack>(items: &[T], out: &mut Writer<'_>) {
 pub struct Pairs<K, V>(pub Vec<(K, V)>);
 
 impl<K: Wire, V: Wire> Wire for Pairs<K, V> {
-    const LITERAL: Literal = Literal::new(&[symbol::MAP]).then(K::LITERAL).then(V::LITERAL);
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::MAP]).then(K::SIGNATURE).then(V::SIGNATURE);
     const MIN_LEN: usize = 1;
 }
 
@@ -341,7 +341,7 @@ impl<'a, K: Unpack<'a>, V: Unpack<'a>> Unpack<'a> for Pairs<K, V> {
 }
 
 impl<T: Wire> Wire for Option<T> {
-    const LITERAL: Literal = Literal::new(&[symbol::OPTIONAL]).then(T::LITERAL);
+    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::OPTIONAL]).then(T::SIGNATURE);
     const MIN_LEN: usize = 1;
 }
 
@@ -386,7 +386,8 @@ impl Numbered for Error {
 }
 
 impl<T: Wire, E: Numbered> Wire for Result<T, E> {
-    const LITERAL: Literal = Literal::new(&[symbol::EXPECTED]).then(T::LITERAL).then(ErrorCode::LITERAL);
+    const SIGNATURE: TypeSignature =
+        TypeSignature::new(&[symbol::EXPECTED]).then(T::SIGNATURE).then(ErrorCode::SIGNATURE);
     const MIN_LEN: usize = 1 + if T::MIN_LEN < ErrorCode::MIN_LEN { T::MIN_LEN } else { ErrorCode::MIN_LEN };
 }
 

@@ -75,7 +75,7 @@ pub(super) async fn metrics(State(state): Shared) -> Response {
     path = "/metrics/summary",
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
-pub(super) async fn figures(State(state): Shared) -> Response {
+pub(super) async fn metrics_summary(State(state): Shared) -> Response {
     let master = summary::line(&state);
     text(format!(
         "role={}, state={}, service_ready={}, master={{{master}}}, ha={{{}}}",

@@ -43,7 +43,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(cluster::ha_status))
         .routes(routes!(cluster::leader))
         .routes(routes!(cluster::metrics))
-        .routes(routes!(cluster::figures))
+        .routes(routes!(cluster::metrics_summary))
         .routes(routes!(objects::query_key))
         .routes(routes!(objects::batch_query_keys))
         .routes(routes!(objects::leases))

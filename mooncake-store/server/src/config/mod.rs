@@ -1,29 +1,28 @@
 //! Configuration of a master process: the table of flags with their defaults, effects and sources.
 
 mod document;
-mod draft;
-pub(crate) mod environment;
 #[cfg(feature = "cli")]
 mod file;
-mod flag;
 mod flags;
 mod master;
+mod parts;
 mod settings;
 pub(crate) mod tenants;
-pub(crate) mod values;
+mod values;
 
-pub use self::environment::{ClientEnvironment, environment_document, flags_document};
-pub use self::flag::{Flag, FlagState, Group};
-pub use self::flags::{GROUPS, flag_named, flags};
+pub use self::flags::{Flag, GROUPS, Group, flag_named, flags, variable_of};
 pub use self::master::{
     CleanUpConfig, EventsConfig, MasterConfig, MastersConfig, MetadataServerConfig, SnapshotConfig,
 };
-pub use self::settings::{Origin, Setting, Settings};
+pub use self::settings::{FlagValue, Origin, Settings};
 pub use self::tenants::TenantPolicy;
+pub use mooncake_client::ClientEnvironment;
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use mooncake_core::settings::{Effect, Environment};
 
     use super::*;
 
@@ -213,5 +212,58 @@ mod tests {
         assert_eq!(port(&[("rpc_port", "2"), ("port", "1")]), 2);
         assert_eq!(port(&[("rpc_port", "0")]), 50051);
         assert_eq!(port(&[("rpc_port", "auto")]), 0);
+    }
+
+    fn from_environment(variables: &[(&str, &str)]) -> Settings {
+        let mut settings = Settings::default();
+        settings.environment(&Environment::from_iter(variables.iter().copied()));
+        settings
+    }
+
+    #[test]
+    fn every_flag_has_a_variable() {
+        let set = from_environment(&[("MC_MASTER_RPC_PORT", "7"), ("MC_MASTER_EVICTION_RATIO", "")]);
+        let config = set.config().unwrap();
+        assert_eq!(config.rpc_port, 7);
+        assert_eq!(config.options.eviction_ratio, 0.05, "empty is not set");
+        assert_eq!(set.value("rpc_port").unwrap().origin, Origin::Environment("MC_MASTER_RPC_PORT".into()));
+        let error = from_environment(&[("MC_MASTER_RPC_PORT", "x")]).config().unwrap_err();
+        assert!(error.message().contains("MC_MASTER_RPC_PORT=x"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_the_existing_system_count_after_ours() {
+        let cluster = |variables: &[(&str, &str)]| from_environment(variables).config().unwrap().cluster_id;
+        assert_eq!(cluster(&[("MC_STORE_CLUSTER_ID", "a")]), "a");
+        assert_eq!(cluster(&[("MC_MASTER_CLUSTER_ID", "b"), ("MC_STORE_CLUSTER_ID", "a")]), "b");
+        assert_eq!(from_environment(&[("RUST_LOG", "debug")]).config().unwrap().log_filter(), "debug");
+        let clean_up = from_environment(&[
+            ("MC_MASTER_ENABLE_METADATA_CLEANUP_ON_TIMEOUT", "1"),
+            ("MC_METADATA_CLUSTER_ID", "c"),
+            ("MOONCAKE_TE_META_DATA_SERVER", "http://h:1/metadata"),
+        ]);
+        let clean_up = clean_up.config().unwrap().clean_up.unwrap();
+        assert_eq!(clean_up.cluster_id, "c");
+        assert_eq!(clean_up.server.as_deref(), Some("http://h:1/metadata"));
+    }
+
+    #[test]
+    fn what_sets_nothing_is_said() {
+        // As Kubernetes sets them for a service called mc-master.
+        let set =
+            from_environment(&[("MC_MASTER_PORT", "tcp://10.0.0.1:50051"), ("MC_MASTER_RPC_PROT", "7")]);
+        assert_eq!(set.config().unwrap(), Default::default());
+        let notes = set.notes();
+        assert!(notes[0].contains("MC_MASTER_PORT in the environment sets nothing"), "{notes:?}");
+        assert!(notes[1].ends_with("did you mean MC_MASTER_RPC_PORT?"), "{notes:?}");
+    }
+
+    #[test]
+    fn flags_that_set_no_field_are_read() {
+        let code = include_str!("parts.rs");
+        for flag in flags().filter(|flag| matches!(flag.effect, Effect::Read)) {
+            let read = code.contains(&format!("(\"{}\"", flag.name)) || flag.name == "config_path";
+            assert!(read, "--{} has no effect", flag.name);
+        }
     }
 }

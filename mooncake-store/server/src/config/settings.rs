@@ -4,12 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use mooncake_core::settings::Effect;
+use mooncake_core::settings::Environment;
+use mooncake_core::settings::values::Parsed;
 use mooncake_core::{Error, Result};
 
 use super::MasterConfig;
-use super::draft::Draft;
-use super::flag::{Flag, FlagState};
-use super::flags::{flag_named, flags};
+use super::flags::{Flag, PREFIX, flag_named, flags, variable_of};
 use super::values::nearest;
 use mooncake_client::MAX_TIMEOUT;
 use mooncake_master::GRANT_USE;
@@ -40,7 +41,7 @@ impl fmt::Display for Origin {
 
 /// A flag and its value.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct FlagValue {
     /// The flag.
     pub flag: &'static Flag,
     /// Value as text.
@@ -54,13 +55,13 @@ pub struct Setting {
 /// Values of all flags. The `Display` output is a YAML file with the same values.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    settings: Vec<Setting>,
+    settings: Vec<FlagValue>,
     notes: Vec<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        let unset = |flag: &'static Flag| Setting {
+        let unset = |flag: &'static Flag| FlagValue {
             flag,
             value: flag.default.into(),
             origin: Origin::Default,
@@ -98,14 +99,25 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets a value from an environment variable.
-    pub(super) fn environment(&mut self, flag: &'static Flag, variable: String, value: &str) {
-        self.set(flag, flag.name, value, Origin::Environment(variable));
-    }
-
-    /// Adds a note for the log of the start.
-    pub(super) fn note(&mut self, note: String) {
-        self.notes.push(note);
+    /// Sets values from the environment.
+    pub fn environment(&mut self, environment: &Environment) {
+        for flag in flags() {
+            // The variable of this project is specific, so it overrides those of Mooncake C++.
+            let theirs = flag.variables.iter().rev().map(|name| (*name).to_owned());
+            for name in theirs.chain([variable_of(flag)]) {
+                if let Some(value) = environment.get(&name) {
+                    self.set(flag, flag.name, value, Origin::Environment(name));
+                }
+            }
+        }
+        let known: Vec<String> = flags().map(variable_of).collect();
+        for name in environment.names().filter(|name| name.starts_with(PREFIX)) {
+            if !known.iter().any(|flag| flag == name) {
+                let hint = nearest(name, known.iter().map(String::as_str))
+                    .map_or(String::new(), |known| format!("; did you mean {known}?"));
+                self.notes.push(format!("{name} in the environment sets nothing{hint}"));
+            }
+        }
     }
 
     fn set(&mut self, flag: &'static Flag, name: &str, value: &str, origin: Origin) {
@@ -118,25 +130,25 @@ impl Settings {
             return;
         };
         if (rank(&origin), !by_alias) >= (rank(&setting.origin), !setting.by_alias) {
-            *setting = Setting { flag, value: value.into(), origin, by_alias };
+            *setting = FlagValue { flag, value: value.into(), origin, by_alias };
         }
     }
 
     /// Returns the value of a flag.
-    pub fn value(&self, name: &str) -> Option<&Setting> {
+    pub fn value(&self, name: &str) -> Option<&FlagValue> {
         self.settings.iter().find(|setting| setting.flag.name == name)
     }
 
     /// Returns all flags with their values, in the order of the table.
-    pub fn all(&self) -> &[Setting] {
+    pub fn all(&self) -> &[FlagValue] {
         &self.settings
     }
 
     /// Returns notes for the start: settings without effect or with another meaning, and unknown
     /// variables.
     pub fn notes(&self) -> Vec<String> {
-        let idle = self.settings.iter().filter_map(|setting| match setting.flag.state {
-            FlagState::Idle(why) if setting.value != setting.flag.default => {
+        let idle = self.settings.iter().filter_map(|setting| match setting.flag.effect {
+            Effect::Idle(why, _) if setting.value != setting.flag.default => {
                 Some(format!("{} ({}) has no effect: {why}", setting.flag.name, setting.origin))
             }
             _ => None,
@@ -164,30 +176,41 @@ impl Settings {
         self.notes.iter().cloned().chain(idle).chain(older).chain(short).collect()
     }
 
-    /// Assembles the configuration.
+    /// Parses the value of a flag.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` with flag and origin: a value is invalid, contradicts another one, or
-    /// requires a missing feature.
-    pub fn config(&self) -> Result<MasterConfig> {
-        let mut draft = Draft::default();
+    /// `INVALID_PARAMS` with flag and origin if the value is invalid.
+    pub(super) fn read<T>(&self, name: &str, parse: impl Fn(&str) -> Parsed<T>) -> Result<T> {
+        let setting = self.value(name).ok_or_else(|| Error::invalid(format!("unknown flag --{name}")))?;
+        parse(&setting.value).map_err(|why| setting.refused(&why))
+    }
+
+    /// Applies the flags that set a field of the configuration.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` with flag and origin if a value is invalid.
+    pub(super) fn apply(&self, config: &mut MasterConfig) -> Result<()> {
         for setting in self.settings.iter().filter(|setting| setting.origin != Origin::Default) {
-            let Setting { flag, value, origin, .. } = setting;
-            flag.apply(&mut draft, value).map_err(|why| {
-                Error::invalid(match origin {
-                    Origin::CommandLine | Origin::Default => format!("--{}={value}: {why}", flag.name),
-                    Origin::File(path) => format!("{}: {}: {value}: {why}", path.display(), flag.name),
-                    Origin::Environment(name) => format!("{name}={value} in the environment: {why}"),
-                })
-            })?;
+            setting.flag.apply(config, &setting.value).map_err(|why| setting.refused(&why))?;
         }
-        draft.finish()
+        Ok(())
+    }
+}
+
+impl FlagValue {
+    fn refused(&self, why: &str) -> Error {
+        let Self { flag, value, origin, .. } = self;
+        Error::invalid(match origin {
+            Origin::CommandLine | Origin::Default => format!("--{}={value}: {why}", flag.name),
+            Origin::File(path) => format!("{}: {}: {value}: {why}", path.display(), flag.name),
+            Origin::Environment(name) => format!("{name}={value} in the environment: {why}"),
+        })
     }
 }
 
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Setting { flag, value, origin, .. } in &self.settings {
+        for FlagValue { flag, value, origin, .. } in &self.settings {
             // The name of the file does not belong into the file.
             let hidden = if flag.name == "config_path" { "# " } else { "" };
             // A JSON string is a YAML string.
@@ -218,7 +241,7 @@ fn rank(origin: &Origin) -> u8 {
 
 /// Returns the error about an unknown name, with the nearest known name.
 fn unknown(what: &str, name: &str, before: &str, otherwise: &str) -> Error {
-    let hint = match nearest(name, flags().flat_map(Flag::names)) {
+    let hint = match nearest(name, flags().flat_map(|flag| flag.names())) {
         Some(known) => format!("did you mean {before}{known}?"),
         None => otherwise.into(),
     };

@@ -1,94 +1,12 @@
-//! Parsers for values of flags.
+//! Parsers for values of flags of the master.
 
 use std::time::Duration;
 
-pub(crate) type Parsed<T> = Result<T, String>;
-
-pub(super) fn text(text: &str) -> Parsed<String> {
-    if text.is_empty() { Err("must not be empty".into()) } else { Ok(text.into()) }
-}
-
-/// Accepts any text, including the empty one.
-pub(super) fn any(text: &str) -> Parsed<String> {
-    Ok(text.into())
-}
-
-pub(super) fn number<T: std::str::FromStr>(text: &str) -> Parsed<T>
-where
-    T::Err: std::fmt::Display,
-{
-    text.parse().map_err(said)
-}
-
-pub(super) fn said(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-pub(crate) fn switch(text: &str) -> Parsed<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "t" | "1" | "yes" | "y" | "on" => Ok(true),
-        "false" | "f" | "0" | "no" | "n" | "off" => Ok(false),
-        _ => Err("must be true or false".into()),
-    }
-}
-
-/// Parses a size: a number, optionally with a fraction and a unit (`4 GB`, `512m`, `1.5GiB`). Units
-/// are powers of 1024.
-pub(crate) fn bytes(text: &str) -> Parsed<u64> {
-    let refuse = || "must be a size such as 1048576, 512MB or 4 GB".to_owned();
-    let text = text.trim().to_ascii_lowercase();
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (count, unit) = text.split_at(digits);
-    let power = match unit.trim().trim_end_matches("ib").trim_end_matches('b') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(refuse()),
-    };
-    if let Ok(count) = count.parse::<u64>() {
-        return count.checked_mul(1 << power).ok_or_else(refuse);
-    }
-    let count: f64 = count.parse().map_err(|_| refuse())?;
-    let bytes = count * f64::from(1u32 << (power / 2)) * f64::from(1u32 << (power - power / 2));
-    // A float represents sizes in this range exactly enough; larger ones are refused.
-    if (0.0..=1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(refuse()) }
-}
-
-pub(super) fn ratio(text: &str) -> Parsed<f64> {
-    match text.parse() {
-        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-        _ => Err("must be a number between 0 and 1".into()),
-    }
-}
-
-pub(super) fn millis(text: &str) -> Parsed<Duration> {
-    duration(text, "ms")
-}
-
-pub(super) fn seconds(text: &str) -> Parsed<Duration> {
-    duration(text, "s")
-}
+use mooncake_core::settings::values::{Parsed, seconds};
 
 /// Parses seconds, where 0 stands for no limit.
 pub(super) fn limit(text: &str) -> Parsed<Duration> {
     seconds(text).map(|limit| if limit.is_zero() { Duration::MAX } else { limit })
-}
-
-/// Parses a whole number with a unit, or in the given unit.
-fn duration(text: &str, unit: &str) -> Parsed<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (count, given) = text.split_at(digits);
-    let factor = match if given.is_empty() { unit } else { given } {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err("must be a whole number with ms, s, m or h".into()),
-    };
-    let count: u64 = count.parse().map_err(|_| "must be a whole number with ms, s, m or h".to_owned())?;
-    count.checked_mul(factor).map(Duration::from_millis).ok_or_else(|| "is too long".into())
 }
 
 /// Parses a cluster id: 1 to 128 characters that are valid in directory keys.
@@ -128,28 +46,4 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_in_words() {
-        for (text, size) in [
-            ("0", 0),
-            ("1048576", 1 << 20),
-            ("4 GB", 4 << 30),
-            ("512MB", 512 << 20),
-            ("16k", 16 << 10),
-            ("1.5GiB", 3 << 29),
-            ("2tb", 2 << 40),
-            (" 7 b ", 7),
-        ] {
-            assert_eq!(bytes(text), Ok(size), "{text}");
-        }
-        for bad in ["", "GB", "-1", "4 XB", "1.2.3", "99999999999 TB", "4 GB more"] {
-            assert!(bytes(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -46,7 +46,7 @@ pub(super) struct Replica {
 
 #[derive(Deserialize)]
 struct Queried {
-    data: BTreeMap<String, Places>,
+    data: BTreeMap<String, QueriedReplicas>,
 }
 
 #[derive(Deserialize)]
@@ -55,7 +55,7 @@ struct Leases {
 }
 
 #[derive(Deserialize)]
-struct Places {
+struct QueriedReplicas {
     values: Option<Vec<Replica>>,
 }
 
@@ -146,7 +146,7 @@ impl Admin {
     }
 
     /// Returns the replicas of each key; none for a missing object.
-    pub(super) fn places(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Vec<Replica>>> {
+    pub(super) fn replicas(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Vec<Replica>>> {
         let list: Vec<String> = keys.iter().map(|key| escaped(key)).collect();
         let path = format!("/batch_query_keys?keys={}&tenant_id={}", list.join(","), escaped(tenant));
         let queried: Queried = self.document(&path)?;

@@ -5,7 +5,32 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
-use crate::config::environment::tool_default;
+use mooncake_core::settings;
+use mooncake_core::settings::Effect::Read;
+use mooncake_core::settings::{Environment, Setting};
+
+/// Environment variables of the CLI `mooncake`.
+pub const VARIABLES: &[Setting<()>] = settings! {
+    /// Address of the master
+    MOONCAKE_MASTER: "127.0.0.1:50051" => Read,
+    /// Metadata service: `P2PHANDSHAKE` or a URL
+    MOONCAKE_TE_META_DATA_SERVER: "P2PHANDSHAKE" => Read,
+    /// Tenant
+    MOONCAKE_TENANT_ID: "default" => Read,
+    /// Name or address of this process for other nodes
+    MOONCAKE_LOCAL_HOSTNAME: "127.0.0.1" => Read,
+    /// Log levels; the log goes to standard error
+    RUST_LOG: "error" => Read,
+    /// `doctor`: check for reserved huge pages, unless 0, false, no or off
+    MC_STORE_USE_HUGEPAGE: "" => Read,
+};
+
+/// Returns the value of a variable, or its default.
+pub(super) fn default_of(name: &str) -> String {
+    let default = || VARIABLES.iter().find(|variable| variable.name == name).map(|found| found.default);
+    let environment = Environment::of_process();
+    environment.get(name).or_else(default).unwrap_or_default().to_owned()
+}
 
 /// Operates a Mooncake cluster: shows its state, reads and writes objects, measures it, and
 /// diagnoses it.
@@ -26,7 +51,7 @@ pub(super) struct Args {
 #[command(next_help_heading = "Cluster")]
 pub(super) struct To {
     /// RPC address of the master, or etcd://HOST:PORT[,HOST:PORT..] to find the leader [environment: MOONCAKE_MASTER]
-    #[arg(long, global = true, value_name = "ADDRESS", default_value_t = tool_default("MOONCAKE_MASTER"))]
+    #[arg(long, global = true, value_name = "ADDRESS", default_value_t = default_of("MOONCAKE_MASTER"))]
     pub(super) master: String,
     /// Cluster id for --master etcd://.. [default: mooncake_cluster]
     #[arg(long, global = true, value_name = "NAME", default_value = "", hide_default_value = true)]
@@ -35,13 +60,13 @@ pub(super) struct To {
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub(super) admin: Option<String>,
     /// P2PHANDSHAKE, or the URL of the metadata server [environment: MOONCAKE_TE_META_DATA_SERVER]
-    #[arg(long, global = true, value_name = "URL", default_value_t = tool_default("MOONCAKE_TE_META_DATA_SERVER"))]
+    #[arg(long, global = true, value_name = "URL", default_value_t = default_of("MOONCAKE_TE_META_DATA_SERVER"))]
     pub(super) metadata: String,
     /// Tenant [environment: MOONCAKE_TENANT_ID]
-    #[arg(long, global = true, default_value_t = tool_default("MOONCAKE_TENANT_ID"))]
+    #[arg(long, global = true, default_value_t = default_of("MOONCAKE_TENANT_ID"))]
     pub(super) tenant: String,
     /// Name or address of this process for other nodes [environment: MOONCAKE_LOCAL_HOSTNAME]
-    #[arg(long, global = true, value_name = "HOST", default_value_t = tool_default("MOONCAKE_LOCAL_HOSTNAME"))]
+    #[arg(long, global = true, value_name = "HOST", default_value_t = default_of("MOONCAKE_LOCAL_HOSTNAME"))]
     pub(super) hostname: String,
     /// Timeout of an operation in seconds, at most 25
     #[arg(long, global = true, value_name = "SECONDS", default_value = "5", value_parser = seconds)]

@@ -22,7 +22,7 @@ pub(super) fn examine() -> Vec<Finding> {
     let usable = devices.iter().any(|device| device.fault.is_none());
     let mut findings = vec![memlock(limit(&limits, "Max locked memory"), usable)];
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let wanted = ClientEnvironment::read().huge_pages != HugePages::Off;
+    let wanted = ClientEnvironment::read().config.memory.huge_pages != HugePages::Off;
     findings.extend([huge_pages(&read("/proc/meminfo"), wanted), shared_memory()]);
     let current = fs::read_to_string(format!("{CLOCK}/current_clocksource")).ok();
     let cpus = read("/proc/cpuinfo");

@@ -20,7 +20,8 @@ use clap::Parser;
 use mooncake_core::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
-use self::args::{Args, Task};
+pub use self::args::VARIABLES;
+use self::args::{Args, Task, default_of};
 use self::session::Session;
 
 /// Runs the tool; the first argument is the name of the program. Returns the exit status: 0; 1
@@ -35,7 +36,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(crate::config::environment::tool_default("RUST_LOG")))
+        .with_env_filter(EnvFilter::new(default_of("RUST_LOG")))
         .with_writer(std::io::stderr)
         .init();
     let outcome = tokio::runtime::Builder::new_multi_thread()

@@ -29,10 +29,10 @@ pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
     let mut found = Vec::new();
     for some in keys.chunks(AT_ONCE) {
         let some: Vec<&str> = some.iter().map(String::as_str).collect();
-        let mut places = admin.places(&session.to.tenant, &some)?;
+        let mut replicas = admin.replicas(&session.to.tenant, &some)?;
         // Objects that were removed meanwhile are not listed.
         found.extend(
-            some.iter().filter_map(|key| Some((*key, places.remove(*key).filter(|at| !at.is_empty())?))),
+            some.iter().filter_map(|key| Some((*key, replicas.remove(*key).filter(|at| !at.is_empty())?))),
         );
     }
     if session.to.json {

@@ -37,8 +37,8 @@ impl Session {
             return Ok(known);
         }
         let found = self.runtime.block_on(async {
-            let place = mooncake_client::programs::master_place(&self.to.master, &self.to.cluster)?;
-            place.now(self.to.timeout).await.map_err(|error| {
+            let master = mooncake_client::programs::locate_master(&self.to.master, &self.to.cluster)?;
+            master.now(self.to.timeout).await.map_err(|error| {
                 let hint = format!(
                     "{} names no leader: check that address (--master) and --cluster",
                     self.to.master

@@ -61,7 +61,7 @@ async fn calls_beyond_the_limit_wait_for_their_turn() {
 }
 
 #[tokio::test]
-async fn who_is_silent_is_forgotten() {
+async fn clients_without_heartbeats_are_forgotten() {
     let host = Host::with(|config| config.silence = Duration::from_secs(3)).await;
     let shared = host.connect().await;
     let name = key();

@@ -128,7 +128,7 @@ async fn a_devices_memory_is_copied() {
 }
 
 #[tokio::test]
-async fn batches_answer_item_by_item() {
+async fn batches_respond_item_by_item() {
     let host = Host::new().await;
     let shared = host.connect().await;
     let keys: Vec<String> = (0..100).map(|_| key()).collect();

@@ -60,7 +60,7 @@ pub(crate) async fn description(at: SocketAddr) -> (Value, Vec<Operation>) {
 }
 
 /// Requests every endpoint, with each of the values in place of every parameter.
-pub(crate) async fn answers_are_described(
+pub(crate) async fn responses_are_described(
     at: SocketAddr,
     document: &Value,
     operations: &[Operation],

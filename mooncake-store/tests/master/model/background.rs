@@ -7,7 +7,7 @@ use mooncake_store::api::CopyToken;
 use mooncake_store::master::DrainRequest;
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt, TaskKind, TaskReport, TaskStatus};
 
-use super::world::{CHUNK, GRANT, LATE, Place, World, take};
+use super::world::{CHUNK, GRANT, LATE, LocatedReplica, World, take};
 use crate::common::rig::{client, endpoint};
 
 /// Bytes that a node moves for the master.
@@ -17,7 +17,7 @@ pub(crate) struct Work {
     client: u64,
     key: Vec<u8>,
     from: From,
-    to: Vec<Place>,
+    to: Vec<LocatedReplica>,
     /// Number of bytes moved, over all targets.
     done: usize,
     len: usize,
@@ -41,7 +41,7 @@ enum Kind {
 }
 
 enum From {
-    Memory(Place),
+    Memory(LocatedReplica),
     File(Vec<u8>),
 }
 

@@ -52,7 +52,7 @@ impl Value {
 
 /// Replica, and the process at its endpoint at the time of the lookup.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LocatedReplica {
     pub(crate) replica: Replica,
     instance: u64,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Place {
 struct Write {
     key: u64,
     writer: Writer,
-    places: Vec<Place>,
+    places: Vec<LocatedReplica>,
     value: Value,
     /// Number of bytes written, over all replicas.
     done: usize,
@@ -70,7 +70,7 @@ struct Write {
 }
 
 struct Read {
-    place: Place,
+    place: LocatedReplica,
     /// Bytes of every value that the read may show.
     allowed: Vec<Vec<u8>>,
     done: usize,
@@ -227,9 +227,9 @@ impl World {
         self.rig.master.scoped(tenant, key).map_or_else(|_| key.to_vec(), |key| key.into_owned())
     }
 
-    pub(crate) fn place(&self, replica: &Replica) -> Place {
+    pub(crate) fn place(&self, replica: &Replica) -> LocatedReplica {
         let node = self.nodes.iter().find(|node| node.segment.endpoint == endpoint(replica));
-        Place { replica: replica.clone(), instance: node.map_or(0, |node| node.instance) }
+        LocatedReplica { replica: replica.clone(), instance: node.map_or(0, |node| node.instance) }
     }
 
     fn start(&mut self, key: u64, len: u64, upsert: bool, replicas: u64, pinned: bool) -> Verdict {
@@ -533,7 +533,7 @@ impl World {
     }
 
     /// Returns the bytes of a replica, if its process still lives and accepts others.
-    pub(crate) fn memory(&mut self, place: &Place) -> Option<&mut [u8]> {
+    pub(crate) fn memory(&mut self, place: &LocatedReplica) -> Option<&mut [u8]> {
         let any_instance = self.is(Mistake::NoInstance);
         let of = |node: &&mut Node| {
             node.segment.endpoint == endpoint(&place.replica)

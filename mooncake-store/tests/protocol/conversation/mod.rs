@@ -2,7 +2,7 @@
 //! `recorded.txt`. Each step with another response is a row of `docs/compatibility.md`.
 #![allow(
     clippy::disallowed_methods,
-    reason = "the existing master has its own time; its address comes from the environment"
+    reason = "a Mooncake C++ master has its own time; its address comes from the environment"
 )]
 
 mod steps;
@@ -80,7 +80,7 @@ fn listed() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn our_master_answers_as_the_existing_one_but_for_what_is_listed() {
+async fn our_master_answers_like_mooncake_cpp_but_for_the_list() {
     let (ours, theirs) = (ours().await, recorded());
     let steps = |said: &Said| said.iter().map(|(step, _)| step.clone()).collect::<Vec<_>>();
     assert_eq!(steps(&ours), steps(&theirs), "recorded from another conversation");
@@ -90,7 +90,7 @@ async fn our_master_answers_as_the_existing_one_but_for_what_is_listed() {
     for ((step, here), (_, there)) in ours.iter().zip(&theirs).filter(|(a, b)| a != b) {
         otherwise.insert(step.clone());
         if !listed.contains(step) {
-            unlisted.push(format!("{step}: {here}; the existing master: {there}"));
+            unlisted.push(format!("{step}: {here}; Mooncake C++: {there}"));
         }
     }
     assert!(unlisted.is_empty(), "not in docs/compatibility.md:\n{}", unlisted.join("\n"));
@@ -102,7 +102,7 @@ async fn our_master_answers_as_the_existing_one_but_for_what_is_listed() {
 /// record.
 #[tokio::test]
 #[ignore = "needs a master of Mooncake C++; cargo xtask interop runs it"]
-async fn the_existing_master_answers_as_recorded() {
+async fn a_mooncake_cpp_master_answers_as_recorded() {
     let address = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
     let said = talk(&RpcClient::new(address, RpcOptions::default()), Real).await;
     if let Ok(file) = std::env::var("MOONCAKE_RECORD") {

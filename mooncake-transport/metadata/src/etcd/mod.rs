@@ -4,7 +4,7 @@
 //! The client does not use gRPC: the crates for it need `protoc` on every build machine, and four
 //! times as many dependencies as this crate has.
 
-pub mod answer;
+pub mod response;
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tracing::warn;
 
 use crate::web::{CONNECT, Verb, Web, excerpt};
-use answer::{Entries, Said, entries, number};
+use response::{Entries, WatchLine, entries, number};
 
 /// Port of an endpoint without a port.
 const PORT: u16 = 2379;
@@ -85,7 +85,7 @@ impl EtcdMetadata {
             match self.web.call(Verb::Post(body.clone()), url).await {
                 Ok(reply) if reply.status == 200 => {
                     self.current.store(at, Ordering::Relaxed);
-                    return answer::json(&reply.body);
+                    return response::json(&reply.body);
                 }
                 Ok(reply) => {
                     self.current.store(at, Ordering::Relaxed);
@@ -135,9 +135,9 @@ impl MetadataBackend for EtcdMetadata {
             }
         };
         let put = json!({"request_put": {"key": key64, "value": encode(&value)}});
-        let answer = self.post("kv/txn", &json!({"compare": compare, "success": [put]})).await?;
-        if answer["succeeded"] == true {
-            return Ok(number(&answer["header"]["revision"]));
+        let response = self.post("kv/txn", &json!({"compare": compare, "success": [put]})).await?;
+        if response["succeeded"] == true {
+            return Ok(number(&response["header"]["revision"]));
         }
         Err(Error::new(
             ErrorCode::ObjectAlreadyExists,
@@ -146,8 +146,8 @@ impl MetadataBackend for EtcdMetadata {
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
-        let answer = self.post("kv/deleterange", &json!({"key": encode(key)})).await?;
-        Ok(number(&answer["deleted"]) > 0)
+        let response = self.post("kv/deleterange", &json!({"key": encode(key)})).await?;
+        Ok(number(&response["deleted"]) > 0)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
@@ -194,19 +194,19 @@ impl Leases for EtcdMetadata {
         let key64 = encode(key);
         let absent = json!({"key": key64, "target": "CREATE", "result": "EQUAL", "create_revision": "0"});
         let put = json!({"request_put": {"key": key64, "value": encode(&value), "lease": lease.to_string()}});
-        let answer = self.post("kv/txn", &json!({"compare": [absent], "success": [put]})).await?;
-        if answer["succeeded"] == true {
-            return Ok(Some(Hold { revision: number(&answer["header"]["revision"]), ..hold }));
+        let response = self.post("kv/txn", &json!({"compare": [absent], "success": [put]})).await?;
+        if response["succeeded"] == true {
+            return Ok(Some(Hold { revision: number(&response["header"]["revision"]), ..hold }));
         }
         self.let_go(hold).await?;
         Ok(None)
     }
 
     async fn keep(&self, hold: &Hold) -> Result<bool> {
-        let answer = self.post("lease/keepalive", &json!({"ID": hold.lease.to_string()})).await?;
+        let response = self.post("lease/keepalive", &json!({"ID": hold.lease.to_string()})).await?;
         // A lease without a time to live has expired. A lease outlives its key if another client
         // deletes or writes the key.
-        Ok(number(&answer["result"]["TTL"]) > 0
+        Ok(number(&response["result"]["TTL"]) > 0
             && self.get(&hold.key).await?.is_some_and(|there| there.revision == hold.revision))
     }
 
@@ -283,12 +283,12 @@ impl Watch {
                 Err(error) if is_silence(&error) => return Ok(End::Again),
                 Err(error) => return Err(error.into()),
             }
-            match answer::said(&line)? {
-                Said::Over(reason) => {
+            match response::watch_line(&line)? {
+                WatchLine::Over(reason) => {
                     warn!(reason, "etcd ended a watch");
                     return Ok(End::Over);
                 }
-                Said::Events(events, newest) => {
+                WatchLine::Events(events, newest) => {
                     self.next = self.next.max(newest.saturating_add(1));
                     if events.into_iter().any(|event| self.sender.blocking_send(event).is_err()) {
                         return Ok(End::Over);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_read_as_the_existing_system_reads_them() {
+    fn endpoints_are_parsed_as_in_mooncake_cpp() {
         let urls = |text: &str| EtcdMetadata::new(text).map(|etcd| etcd.endpoints);
         assert_eq!(urls("etcd://a:1,b:2").unwrap(), ["http://a:1", "http://b:2"]);
         assert_eq!(urls("a:1;b").unwrap(), ["http://a:1", "http://b:2379"]);

@@ -12,7 +12,7 @@ use mooncake_disk::{FileStore, StoreStats};
 use mooncake_transport::Transport;
 use parking_lot::Mutex;
 
-use super::shelf::{Place, Shelf};
+use super::shelf::{LentBuffer, Shelf};
 use super::split;
 use crate::config::OffloadConfig;
 use crate::disk::scoped;
@@ -51,7 +51,7 @@ pub(crate) struct Disk<T: Transport> {
 #[derive(Debug)]
 pub(crate) struct Loans<T: Transport> {
     pub(crate) rng: Rng,
-    pub(crate) batches: HashMap<u64, (Moment, Vec<Place<T>>)>,
+    pub(crate) batches: HashMap<u64, (Moment, Vec<LentBuffer<T>>)>,
 }
 
 /// Part of an object, with the length of the whole object as the caller knows it.
@@ -196,20 +196,20 @@ impl<T: Transport> Disk<T> {
             names.push(name);
         }
         let lens: Vec<u64> = wanted.iter().map(Wanted::len).collect();
-        let mut places = self.shelf.take(&lens, self.readers_wait()).await?;
+        let mut buffers = self.shelf.take(&lens, self.readers_wait()).await?;
         // Each part is copied while others are still being read.
-        let reads = names.iter().zip(wanted).zip(&mut places).map(|((name, wanted), place)| async move {
+        let reads = names.iter().zip(wanted).zip(&mut buffers).map(|((name, wanted), buffer)| async move {
             let part = self.store.read_part(name, wanted.range.clone()).await?;
             // The object may have been replaced while this call waited for space in the buffer.
             is_long(part.value_len(), wanted.size)?;
-            place.copy_from(&part)?;
+            buffer.copy_from(&part)?;
             Ok::<_, Error>(part.version())
         });
         let versions = futures::future::try_join_all(reads).await?;
-        let addresses = places.iter().map(Place::address).collect();
+        let addresses = buffers.iter().map(LentBuffer::address).collect();
         let mut lent = self.lent.lock();
         let batch = lent.rng.next_u64();
-        lent.batches.insert(batch, (self.clock.now().after(self.config.lend), places));
+        lent.batches.insert(batch, (self.clock.now().after(self.config.lend), buffers));
         let ttl_ms = u64::try_from(self.config.lend.as_millis()).unwrap_or(u64::MAX);
         let lent = Lent { batch, addresses, endpoint: self.memory.clone(), ttl_ms };
         Ok(LentParts { lent, versions })
@@ -279,13 +279,13 @@ impl<T: Transport> Disk<T> {
     }
 
     /// Reads an object into registered memory.
-    pub(crate) async fn shelve(&self, key: &[u8], len: u64) -> Result<Place<T>> {
-        let mut places = self.shelf.take(&[len], self.readers_wait()).await?;
+    pub(crate) async fn shelve(&self, key: &[u8], len: u64) -> Result<LentBuffer<T>> {
+        let mut buffers = self.shelf.take(&[len], self.readers_wait()).await?;
         let value = self.store.read_part(key, 0..len).await?;
         is_long(value.value_len(), len)?;
-        let mut place = places.pop().ok_or(ErrorCode::InternalError)?;
-        place.copy_from(&value)?;
-        Ok(place)
+        let mut buffer = buffers.pop().ok_or(ErrorCode::InternalError)?;
+        buffer.copy_from(&value)?;
+        Ok(buffer)
     }
 
     /// Ends a loan. Returns whether the loan existed.

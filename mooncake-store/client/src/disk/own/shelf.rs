@@ -29,19 +29,19 @@ struct Space {
 
 /// Part of the buffer that belongs to one holder.
 #[derive(Debug)]
-pub(crate) struct Place<T: Transport> {
+pub(crate) struct LentBuffer<T: Transport> {
     slice: SliceMut<T>,
-    _room: Room,
+    _extent: ReservedExtent,
 }
 
 /// Extent that is released on drop.
 #[derive(Debug)]
-struct Room {
+struct ReservedExtent {
     extent: Extent,
     space: Arc<Space>,
 }
 
-impl Drop for Room {
+impl Drop for ReservedExtent {
     fn drop(&mut self) {
         self.space.allocator.lock().release(self.extent);
         self.space.freed.notify_waiters();
@@ -64,7 +64,7 @@ impl<T: Transport> Shelf<T> {
     /// # Errors
     /// Returns `BUFFER_OVERFLOW` if the buffer is too small for all of them, and
     /// `NO_AVAILABLE_HANDLE` if not enough space was freed within `patience`.
-    pub(crate) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<Place<T>>> {
+    pub(crate) async fn take(&self, lens: &[u64], patience: Duration) -> Result<Vec<LentBuffer<T>>> {
         let bytes = lens.iter().fold(0u64, |sum, len| sum.saturating_add(len.next_multiple_of(ALIGN)));
         if bytes > self.region.len() as u64 {
             let text = format!("{bytes} bytes are read at once, the buffer has {}", self.region.len());
@@ -77,8 +77,8 @@ impl<T: Transport> Shelf<T> {
                 // The notification is enabled before the attempt, so that space freed after the
                 // attempt is noticed.
                 freed.as_mut().enable();
-                if let Some(places) = self.try_take(lens) {
-                    return places;
+                if let Some(buffers) = self.try_take(lens) {
+                    return buffers;
                 }
                 freed.await;
             }
@@ -88,37 +88,37 @@ impl<T: Transport> Shelf<T> {
         tokio::time::timeout(patience, taken).await.map_err(none)?
     }
 
-    fn try_take(&self, lens: &[u64]) -> Option<Result<Vec<Place<T>>>> {
-        let mut rooms = Vec::with_capacity(lens.len());
+    fn try_take(&self, lens: &[u64]) -> Option<Result<Vec<LentBuffer<T>>>> {
+        let mut extents = Vec::with_capacity(lens.len());
         {
             let mut allocator = self.space.allocator.lock();
             for len in lens {
                 match allocator.allocate(*len, ALIGN) {
-                    Ok(extent) => rooms.push(extent),
+                    Ok(extent) => extents.push(extent),
                     Err(_) => {
-                        rooms.into_iter().for_each(|extent| allocator.release(extent));
+                        extents.into_iter().for_each(|extent| allocator.release(extent));
                         return None;
                     }
                 }
             }
         }
-        let rooms: Vec<_> =
-            rooms.into_iter().map(|extent| Room { extent, space: self.space.clone() }).collect();
-        Some(rooms.into_iter().zip(lens).map(|(room, len)| self.place(room, *len)).collect())
+        let extents: Vec<_> =
+            extents.into_iter().map(|extent| ReservedExtent { extent, space: self.space.clone() }).collect();
+        Some(extents.into_iter().zip(lens).map(|(extent, len)| self.lend(extent, *len)).collect())
     }
 
-    fn place(&self, room: Room, len: u64) -> Result<Place<T>> {
+    fn lend(&self, reserved: ReservedExtent, len: u64) -> Result<LentBuffer<T>> {
         // The offset lies inside a region, so it fits in `usize`.
-        let start = room.extent.offset as usize;
+        let start = reserved.extent.offset as usize;
         // SAFETY: the allocator has granted these bytes to no other holder. They return to the
         // allocator after the slice is dropped, because the field `slice` precedes the field
         // `_room`.
         let slice = unsafe { self.region.slice_mut_unchecked(start..start + len as usize)? };
-        Ok(Place { slice, _room: room })
+        Ok(LentBuffer { slice, _extent: reserved })
     }
 }
 
-impl<T: Transport> Place<T> {
+impl<T: Transport> LentBuffer<T> {
     /// Returns the address of the memory.
     pub(crate) fn address(&self) -> u64 {
         self.slice.addr()
@@ -130,8 +130,8 @@ impl<T: Transport> Place<T> {
     }
 }
 
-// SAFETY: `Place` forwards to the slice inside, which upholds the contract of `Source`.
-unsafe impl<T: Transport> Source<T> for Place<T> {
+// SAFETY: `LentBuffer` forwards to the slice inside, which upholds the contract of `Source`.
+unsafe impl<T: Transport> Source<T> for LentBuffer<T> {
     fn local(&self) -> Local<'_, T::Registration> {
         self.slice.local()
     }

@@ -3,7 +3,7 @@
 use mooncake_core::{Error, Result};
 use mooncake_master::TenantQuota;
 
-use crate::config::values::bytes;
+use mooncake_core::settings::values::bytes;
 
 /// Parses the policy of the tenants.
 ///

@@ -9,9 +9,9 @@ use serde_json::Value;
 /// Entries of a range with their keys.
 pub type Entries = Vec<(String, MetaValue)>;
 
-/// Line of a watch.
+/// Message of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum WatchLine {
     /// Changes, and their newest revision. Empty and 0 if the line only shows that the watch is
     /// alive.
     Events(Vec<MetaEvent>, u64),
@@ -32,9 +32,9 @@ pub fn json(body: &[u8]) -> Result<Value> {
 ///
 /// # Errors
 /// Returns `INVALID_PARAMS` for bytes that are not base64, and for a key that is not UTF-8.
-pub fn entries(answer: &Value) -> Result<(Entries, u64)> {
-    let entries = array(&answer["kvs"]).iter().map(entry).collect::<Result<_>>()?;
-    Ok((entries, number(&answer["header"]["revision"])))
+pub fn entries(response: &Value) -> Result<(Entries, u64)> {
+    let entries = array(&response["kvs"]).iter().map(entry).collect::<Result<_>>()?;
+    Ok((entries, number(&response["header"]["revision"])))
 }
 
 /// Parses a line of a watch.
@@ -42,12 +42,12 @@ pub fn entries(answer: &Value) -> Result<(Entries, u64)> {
 /// # Errors
 /// Returns the errors of [`json`] and [`entries`], and `RPC_FAIL` with etcd's message if it has
 /// refused the watch.
-pub fn said(line: &[u8]) -> Result<Said> {
+pub fn watch_line(line: &[u8]) -> Result<WatchLine> {
     let message = json(line)?;
     let result = &message["result"];
     if result["canceled"] == true {
         let (reason, at) = (&result["cancel_reason"], &result["compact_revision"]);
-        return Ok(Said::Over(format!("{reason}, compacted at {at}")));
+        return Ok(WatchLine::Over(format!("{reason}, compacted at {at}")));
     }
     if result.is_null() {
         return Err(Error::new(ErrorCode::RpcFail, format!("etcd ended a watch: {}", message["error"])));
@@ -59,7 +59,7 @@ pub fn said(line: &[u8]) -> Result<Said> {
         Ok(MetaEvent { key, value: (event["type"] != "DELETE").then_some(value) })
     };
     let events = array(&result["events"]).iter().map(event).collect::<Result<_>>()?;
-    Ok(Said::Events(events, newest))
+    Ok(WatchLine::Events(events, newest))
 }
 
 /// Parses a 64-bit number, which the gateway writes as text, and omits if it is zero.
@@ -101,14 +101,14 @@ mod tests {
     fn lines_of_a_watch() {
         let line = br#"{"result":{"events":[{"kv":{"key":"YQ==","value":"Yg==","mod_revision":"5"}},
             {"type":"DELETE","kv":{"key":"YQ==","mod_revision":"6"}}]}}"#;
-        let Ok(Said::Events(events, 6)) = said(line) else { panic!("these are events") };
+        let Ok(WatchLine::Events(events, 6)) = watch_line(line) else { panic!("these are events") };
         let value = events[0].value.as_ref().map(|value| (&value.value[..], value.revision));
         assert_eq!(value, Some((&b"b"[..], 5)));
         assert_eq!((events[1].key.as_str(), &events[1].value), ("a", &None));
-        assert_eq!(said(br#"{"result":{"created":true}}"#).unwrap(), Said::Events(Vec::new(), 0));
+        assert_eq!(watch_line(br#"{"result":{"created":true}}"#).unwrap(), WatchLine::Events(Vec::new(), 0));
         let over =
-            said(br#"{"result":{"canceled":true,"cancel_reason":"compacted","compact_revision":"9"}}"#);
-        assert!(matches!(over, Ok(Said::Over(why)) if why.contains("compacted") && why.contains('9')));
-        assert!(said(br#"{"error":"no leader"}"#).unwrap_err().message().contains("no leader"));
+            watch_line(br#"{"result":{"canceled":true,"cancel_reason":"compacted","compact_revision":"9"}}"#);
+        assert!(matches!(over, Ok(WatchLine::Over(why)) if why.contains("compacted") && why.contains('9')));
+        assert!(watch_line(br#"{"error":"no leader"}"#).unwrap_err().message().contains("no leader"));
     }
 }

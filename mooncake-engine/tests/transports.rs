@@ -32,12 +32,12 @@ fn both(data_host: &str) -> TransportOptions {
 }
 
 fn memory(len: usize, shared: bool) -> Arc<HostMemory> {
-    let shared = shared.then(|| "wires".into());
+    let shared = shared.then(|| "transports".into());
     Arc::new(HostMemory::with(len, &HostMemoryOptions { shared, ..HostMemoryOptions::default() }).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_memory_lies_decides_which_wire_is_taken() {
+async fn the_location_of_memory_decides_the_transport() {
     const LEN: usize = 8 << 20;
     // A success has not gone over TCP, because no process can connect to this address.
     let (near, user) = (engine(both("192.0.2.1")).await, engine(both("127.0.0.1")).await);
@@ -100,7 +100,7 @@ fn black_hole() -> (Socket, Vec<Socket>, u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_peer_that_does_not_answer_holds_up_nobody_else() {
+async fn a_peer_that_does_not_respond_delays_no_other() {
     let (_listener, _full, port) = black_hole();
     let directory = Directory::new(Arc::<MemoryMetadata>::default());
     let mut desc = SegmentDesc::new("silent");
@@ -243,7 +243,7 @@ async fn what_waits_to_be_repeated_is_given_up_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_notification_that_nobody_takes_ends_with_the_deadline() {
+async fn a_notification_that_no_peer_takes_ends_with_the_deadline() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let directory = Directory::new(Arc::<MemoryMetadata>::default());
     let mut desc = SegmentDesc::new("silent");

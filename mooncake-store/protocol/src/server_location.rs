@@ -16,14 +16,14 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Location of a server.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum ServerLocation {
     /// Fixed address `host:port`.
     Fixed(Arc<str>),
     /// Address of the current leader, if there is one.
     Led(watch::Receiver<Option<Arc<str>>>),
 }
 
-impl Place {
+impl ServerLocation {
     /// Follows the leader that a key of a directory names. A task on the current tokio runtime does
     /// so until the last user is dropped.
     pub fn following(directory: Arc<dyn MetadataBackend>, key: String) -> Self {
@@ -91,7 +91,7 @@ impl Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for ServerLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Fixed(address) => f.write_str(address),
@@ -153,21 +153,21 @@ mod tests {
     #[tokio::test]
     async fn who_waits_for_another_leader_hears_of_it() {
         let directory = Arc::new(MemoryMetadata::new());
-        let place = Place::following(directory.clone(), "k".into());
+        let location = ServerLocation::following(directory.clone(), "k".into());
         let lead = async |who: &'static str| directory.put("k", who.into(), Expect::Any).await.unwrap();
         let heard = async |than: Option<&str>| {
-            timeout(Duration::from_secs(30), place.another_leads(than)).await.unwrap();
-            place.leader()
+            timeout(Duration::from_secs(30), location.another_leads(than)).await.unwrap();
+            location.leader()
         };
-        assert_eq!(place.leader(), None);
+        assert_eq!(location.leader(), None);
         lead("a").await;
         assert_eq!(heard(None).await.as_deref(), Some("a"));
-        assert!(place.another_leads(Some("a")).now_or_never().is_none());
+        assert!(location.another_leads(Some("a")).now_or_never().is_none());
         directory.delete("k").await.unwrap();
-        place.left("a").await;
-        assert!(place.another_leads(Some("a")).now_or_never().is_none(), "nobody is not another");
+        location.left("a").await;
+        assert!(location.another_leads(Some("a")).now_or_never().is_none(), "nobody is not another");
         lead("b").await;
         assert_eq!(heard(Some("a")).await.as_deref(), Some("b"));
-        assert!(Place::Fixed("a".into()).another_leads(None).now_or_never().is_none());
+        assert!(ServerLocation::Fixed("a".into()).another_leads(None).now_or_never().is_none());
     }
 }

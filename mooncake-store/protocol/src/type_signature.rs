@@ -5,7 +5,7 @@
 
 /// Signature of one type, one byte per symbol.
 #[derive(Clone, Copy)]
-pub struct Literal {
+pub struct TypeSignature {
     bytes: [u8; Self::CAPACITY],
     len: usize,
 }
@@ -32,7 +32,7 @@ pub(super) mod symbol {
     pub(crate) const SIZE_BASE: u8 = 129;
 }
 
-impl Literal {
+impl TypeSignature {
     /// Maximum length of a signature. A longer one fails to compile.
     pub const CAPACITY: usize = 256;
 
@@ -41,13 +41,13 @@ impl Literal {
 
     /// Creates a signature from its symbols.
     pub const fn new(symbols: &[u8]) -> Self {
-        let mut literal = Self::EMPTY;
+        let mut signature = Self::EMPTY;
         let mut at = 0;
         while at < symbols.len() {
-            literal = literal.push(symbols[at]);
+            signature = signature.push(symbols[at]);
             at += 1;
         }
-        literal
+        signature
     }
 
     /// Appends one symbol.
@@ -58,7 +58,7 @@ impl Literal {
     }
 
     /// Appends all symbols of `other`.
-    pub const fn then(mut self, other: Literal) -> Self {
+    pub const fn then(mut self, other: TypeSignature) -> Self {
         let mut at = 0;
         while at < other.len {
             self = self.push(other.bytes[at]);
@@ -68,18 +68,18 @@ impl Literal {
     }
 
     /// Returns the signature of a struct or tuple with these fields.
-    pub const fn structure(members: &[Literal]) -> Self {
-        let mut literal = Self::new(&[symbol::STRUCT]);
+    pub const fn structure(members: &[TypeSignature]) -> Self {
+        let mut signature = Self::new(&[symbol::STRUCT]);
         let mut at = 0;
         while at < members.len() {
-            literal = literal.then(members[at]);
+            signature = signature.then(members[at]);
             at += 1;
         }
-        literal.push(symbol::END)
+        signature.push(symbol::END)
     }
 
     /// Returns the signature of an argument list: empty, the single argument itself, or a tuple.
-    pub const fn arguments(arguments: &[Literal]) -> Self {
+    pub const fn arguments(arguments: &[TypeSignature]) -> Self {
         match arguments {
             [] => Self::EMPTY,
             [one] => *one,
@@ -99,7 +99,7 @@ impl Literal {
     }
 }
 
-impl std::fmt::Debug for Literal {
+impl std::fmt::Debug for TypeSignature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn recorded_ids_and_hashes() {
         assert_eq!(function_id("mooncake::WrappedMasterService::ExistKey"), 0x8938_5f09);
-        assert_eq!(Literal::new(&[253, 128, 12, 128, 12, 255]).hash(), 0x7cf9_1ed8);
-        assert_eq!(Literal::new(&[135, 11, 1]).hash(), 0x90e8_00d2);
+        assert_eq!(TypeSignature::new(&[253, 128, 12, 128, 12, 255]).hash(), 0x7cf9_1ed8);
+        assert_eq!(TypeSignature::new(&[135, 11, 1]).hash(), 0x90e8_00d2);
     }
 }
