@@ -313,7 +313,7 @@ impl Setup {
             .segment(self.global_segment_size.0)
             .local_buffer(self.local_buffer_size.0)
             .protocol(protocol)
-            .transports(ClientEnvironment::wires(protocol, &self.rdma_devices)?)
+            .transports(ClientEnvironment::transports(protocol, &self.rdma_devices)?)
             .tenant(tenant);
         match engine {
             Some(engine) => builder.engine(engine).connect().await,

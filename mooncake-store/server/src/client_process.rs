@@ -305,7 +305,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         .segment(flags.segment)
         .local_buffer(flags.local_buffer)
         .protocol(&flags.protocol)
-        .transports(ClientEnvironment::wires(&flags.protocol, &flags.devices)?)
+        .transports(ClientEnvironment::transports(&flags.protocol, &flags.devices)?)
         .tenant(&flags.tenant)
         .connect()
         .await?;

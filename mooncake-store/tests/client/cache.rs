@@ -128,6 +128,8 @@ async fn hot_objects_are_read_without_a_transport() {
         assert_eq!(get_into(&reader, "key 1").await, None);
         b.put("key 1", &value(11, (1 << 20) + 5)[..]).await.unwrap();
         assert!(get_in_parts(&reader, "key 1").await.unwrap() == value(11, (1 << 20) + 5));
+        // Both new values are kept, each by a task of its own.
+        eventually("the new values are kept", async || stats(&reader).fills == 5).await;
         // The cache also drops the values that its own client replaces.
         let object = stats(&reader).objects;
         reader.put_with("key 2", &value(12, 10)[..], &PutOptions::new().upsert()).await.unwrap();

@@ -204,7 +204,7 @@ impl ClientEnvironment {
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a protocol that is not built in.
-    pub fn wires(protocol: &str, devices: &str) -> Result<TransportOptions> {
+    pub fn transports(protocol: &str, devices: &str) -> Result<TransportOptions> {
         let engine = TransferEngine::builder().environment().protocol(protocol).devices(devices);
         engine.transport_options()
     }
