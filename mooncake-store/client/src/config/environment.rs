@@ -198,7 +198,7 @@ impl ClientEnvironment {
     }
 
     /// Returns the transports of `protocol`, with settings from the environment, for
-    /// [`ClientBuilder::wires`](crate::ClientBuilder::wires).
+    /// [`ClientBuilder::transports`](crate::ClientBuilder::transports).
     ///
     /// `devices` has commas between names; empty or `auto-discovery` selects all.
     ///
