@@ -113,13 +113,12 @@ impl RpcClient {
     /// Makes a call like [`RpcClient::call`], and counts it as function `counted`.
     pub(super) async fn call_as<R: Request + Sync>(&self, counted: u32, request: &R) -> Result<R::Reply> {
         let body = body_of(request);
-        let Some(meter) = &self.options.meter else {
-            return self.send(R::FUNCTION, R::NAME, &body).await.and_then(|lent| self.decode::<R>(lent));
-        };
-        let began = meter.begin();
+        let counted = self.options.meter.as_ref().map(|meter| (meter, meter.begin(), counted));
         let sent = self.send(R::FUNCTION, R::NAME, &body).await;
         let answer = sent.and_then(|lent| self.decode::<R>(lent));
-        meter.end(counted, began, answer.is_ok());
+        if let Some((meter, began, function)) = counted {
+            meter.end(function, began, answer.is_ok());
+        }
         answer
     }
 

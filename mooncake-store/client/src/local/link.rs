@@ -1,6 +1,7 @@
 //! Connection of a shared client to its daemon: registration of the client and its memory, pings,
 //! and reconnection.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,6 @@ use mooncake_protocol::frame::DEFAULT_MAX_BODY;
 use mooncake_protocol::message::{Attach, Join, KeepAlive, Request, ShareMemory, UnshareMemory};
 use mooncake_protocol::report::Reported;
 use parking_lot::Mutex;
-use std::os::fd::{AsFd, BorrowedFd};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -169,10 +169,15 @@ impl Keeper {
                 if shared.is_ok() {
                     self.memories.list(memory);
                 }
+                // A daemon without a response may still share the memory, after the command that
+                // ends the sharing has arrived on this connection. The end of the registration ends
+                // every sharing.
+                let late = shared.as_ref().err().filter(|error| error.code() == ErrorCode::RpcTimeout);
+                let outcome = late.cloned().map_or(Ok(()), Err);
                 // A caller that has stopped waiting has dropped its `Share`, whose next command
                 // ends the sharing.
                 let _ = told.send(shared);
-                Ok(())
+                outcome
             }
             Command::Unshare(memory) => {
                 self.memories.forget(memory);

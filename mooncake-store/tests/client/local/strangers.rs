@@ -11,12 +11,13 @@ use mooncake_ipc::socket::{RecordSocket, Trust};
 use mooncake_store::local::hello::{self, VERSION};
 use mooncake_store::local::{LocalClient, LocalConfig, LocalServer, LocalServerConfig};
 use mooncake_store::protocol::connection::Connection;
-use mooncake_store::protocol::frame::write_request;
+use mooncake_store::protocol::frame::{self, DEFAULT_MAX_BODY, Parsed, write_request};
 use mooncake_store::protocol::message::{
     Attach, FetchObject, IPC_TABLE, Join, KeepAlive, RemoveEvery, Request, ShareMemory, UnshareMemory,
 };
+use mooncake_store::protocol::pack;
 use mooncake_store::protocol::report::Reported;
-use mooncake_store::protocol::wire::MemoryRange;
+use mooncake_store::protocol::wire::{Attached, MemoryRange};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -108,6 +109,54 @@ async fn versions_are_named_on_both_sides() {
         error.message().contains("version 9") && error.message().contains(&format!("version {VERSION}")),
         "{error}"
     );
+}
+
+/// A share and its end travel on different connections. A share that the daemon makes too late
+/// would outlive its end.
+#[tokio::test]
+async fn a_share_without_a_response_ends_the_registration() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.sock");
+    let daemon = UnixListener::bind(&path).unwrap();
+    let accept = async || {
+        let socket = RecordSocket::new(daemon.accept().await.unwrap().0, Trust::SameUser).unwrap();
+        socket.receive().await.unwrap();
+        socket.send(&hello::encode(), None).await.unwrap();
+        socket.into_stream()
+    };
+    let serving = async {
+        let mut control = accept().await;
+        let (mut request, mut response) = (Vec::new(), Vec::new());
+        control.read_buf(&mut request).await.unwrap();
+        let Ok(Parsed::Whole(attach, _)) = frame::parse_request(&request, DEFAULT_MAX_BODY) else {
+            panic!("{request:?}")
+        };
+        assert_eq!(attach.function, Attach::FUNCTION);
+        let start = frame::begin_reply(&mut response, attach.seq);
+        let attached = Attached { guest: Uuid::new(1, 2), calls: 1, silence_ms: 60_000 };
+        pack::encode(&Reported::of(Ok(attached)), &mut response);
+        frame::end_reply(&mut response, start, Ok(()));
+        control.write_all(&response).await.unwrap();
+        let _share = accept().await;
+        // A request here would be the end of the sharing.
+        let mut next = Vec::new();
+        while control.read_buf(&mut next).await.unwrap() > 0 {
+            let function = frame::parse_request(&next, DEFAULT_MAX_BODY).map(|parsed| match parsed {
+                Parsed::Whole(request, _) => request.function,
+                Parsed::Partial(_) => 0,
+            });
+            assert!(function.is_ok_and(|function| function == KeepAlive::FUNCTION), "the share is given up");
+            next.clear();
+        }
+    };
+    let sharing = async {
+        let config = LocalConfig { buffer: 0, ..LocalConfig::at(path.to_str().unwrap()) };
+        let client = LocalClient::connect(config).await.unwrap();
+        let error = client.alloc(4096).await.map(drop).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::RpcTimeout, "{error}");
+        client
+    };
+    let (_client, ()) = tokio::join!(sharing, serving);
 }
 
 #[tokio::test]
