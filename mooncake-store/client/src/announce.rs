@@ -147,12 +147,26 @@ impl<T: Transport> Inner<T> {
             return Ok(false);
         }
         inventory.unheard = 0;
+        if let Some(other) = self.fetch_changes(&mut inventory, epoch, deadline).await? {
+            let again = inventory.met.replace(other) == Some(other);
+            return Ok(again && !is_planted("inventory-keeps-the-dead-epoch"));
+        }
+        self.sum_up(&mut inventory).await.map(|()| false)
+    }
+
+    /// Requests the changes since the last request, and applies them. Returns the epoch of the
+    /// master if it is not `epoch`.
+    async fn fetch_changes(
+        &self,
+        inventory: &mut Inventory,
+        epoch: u64,
+        deadline: &Deadline,
+    ) -> Result<Option<u64>> {
         loop {
             let asked = self.master.call(FetchInventory { client: self.id, after: inventory.heard });
             let page = deadline.bound("asking for the inventory", asked).await?;
             if page.epoch != epoch {
-                let again = inventory.met.replace(page.epoch) == Some(page.epoch);
-                return Ok(again && !is_planted("inventory-keeps-the-dead-epoch"));
+                return Ok(Some(page.epoch));
             }
             let whole = page.whole;
             inventory.apply(page, self.config.clock.now());
@@ -163,7 +177,19 @@ impl<T: Transport> Inner<T> {
         inventory.heard_all();
         inventory.seal();
         inventory.note();
-        self.sum_up(&mut inventory).await.map(|()| false)
+        Ok(None)
+    }
+
+    /// Returns the number of objects that would outlive the master, with the changes that the
+    /// master has made until now. Without a response of the master, earlier changes count.
+    pub(crate) async fn count_lasting(&self) -> usize {
+        let mut inventory = self.inventory.lock().await;
+        if let Some(epoch) = inventory.epoch
+            && let Err(error) = self.fetch_changes(&mut inventory, epoch, &self.deadline()).await
+        {
+            tracing::debug!(client = %self.id, "no inventory: {error}");
+        }
+        inventory.count_lasting()
     }
 
     /// Computes missing checksums, for a limited time.

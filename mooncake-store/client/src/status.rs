@@ -49,10 +49,11 @@ impl<'c, T: Transport> ClientStatus<'c, T> {
 
     /// Returns the number of objects in this client's memory that would outlive the master now. See
     /// [`ClientConfig::outlive_master`](crate::ClientConfig::outlive_master).
+    ///
+    /// Asks the master for its latest changes first, so that objects that were just removed or
+    /// replaced do not count.
     pub async fn lasting_objects(self) -> usize {
-        let inventory = self.client.inner.inventory.lock().await;
-        let told = inventory.entries.values().filter(|entry| entry.sealed).count();
-        told + inventory.kept.values().filter(|entry| !entry.announced).count()
+        self.client.inner.count_lasting().await
     }
 
     /// Returns the metrics of this client, or `None` if they are disabled

@@ -127,6 +127,12 @@ impl Inventory {
         self.journal.iter_mut().for_each(|journal| journal.went(position.0, position.1));
     }
 
+    /// Returns the number of objects that are announced to the next master.
+    pub(crate) fn count_lasting(&self) -> usize {
+        let sealed = self.entries.values().filter(|entry| entry.sealed).count();
+        sealed + self.kept.values().filter(|entry| !entry.announced).count()
+    }
+
     /// Discards everything, because no master reports changes.
     pub(crate) fn reset(&mut self) {
         self.end_journal();
