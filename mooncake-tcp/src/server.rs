@@ -94,7 +94,7 @@ async fn accept(listener: ParentOnly<TcpListener>, table: Arc<MemoryTable>, sett
     // Each session limits the pauses of its peer by itself.
     let mut connections = Connections::new(ListenerLimits {
         name: "data",
-        places: settings.most,
+        slots: settings.most,
         descriptor_share: 2,
         request: None,
         idle: None,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use mooncake_core::Error;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
-use mooncake_transport::admission::Place;
+use mooncake_transport::admission::ConnectionSlot;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -98,7 +98,7 @@ pub(crate) struct Session {
     sent: usize,
     /// True if the last request for device memory asked for acknowledged framing.
     acknowledges: bool,
-    place: Place,
+    slot: ConnectionSlot,
 }
 
 impl Session {
@@ -107,7 +107,7 @@ impl Session {
         view: View,
         stages: Arc<Stages>,
         settings: Settings,
-        place: Place,
+        slot: ConnectionSlot,
     ) -> Self {
         Self {
             stream: ParentOnly::new(stream),
@@ -118,7 +118,7 @@ impl Session {
             replies: Vec::new(),
             sent: 0,
             acknowledges: false,
-            place,
+            slot,
         }
     }
 
@@ -282,7 +282,7 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // The peer may wait for earlier responses before it sends more.
                     self.flush().await?;
-                    self.place.wait_for_more();
+                    self.slot.wait_for_more();
                     readable(&self.stream, Some(self.settings.progress)).await?;
                     self.work()?;
                 }
@@ -303,7 +303,7 @@ impl Session {
             match self.send_some() {
                 Some(Ok(n)) => self.advance(n),
                 Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.place.wait_for_request();
+                    self.slot.wait_for_request();
                     timeout(self.settings.progress, self.stream.writable())
                         .await
                         .map_err(io::Error::from)??;
@@ -392,8 +392,8 @@ impl Session {
                     // Between requests a peer may be silent for ever, inside one it may not.
                     let limit = (!self.inbox.is_empty()).then_some(self.settings.progress);
                     match limit {
-                        None => self.place.wait_for_request(),
-                        Some(_) => self.place.wait_for_more(),
+                        None => self.slot.wait_for_request(),
+                        Some(_) => self.slot.wait_for_more(),
                     }
                     readable(&self.stream, limit).await?;
                     self.work()?;
@@ -407,9 +407,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Fails if another connection has taken the place of this one meanwhile.
+    /// Fails if another connection has taken the slot of this one meanwhile.
     fn work(&self) -> io::Result<()> {
-        if self.place.work() { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
+        if self.slot.work() { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
     }
 
     /// Sends a refusal, then reads the remaining bytes of the peer: closing over unread bytes would

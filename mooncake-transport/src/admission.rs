@@ -49,7 +49,7 @@ pub struct ListenerLimits {
     /// Name of the listener in metrics and logs.
     pub name: &'static str,
     /// Largest number of connections.
-    pub places: usize,
+    pub slots: usize,
     /// Share of the process's descriptors that the connections may use: `1 / descriptor_share`.
     pub descriptor_share: u64,
     /// Longest wait for the rest of a request. `None` is unlimited.
@@ -61,8 +61,8 @@ pub struct ListenerLimits {
 impl ListenerLimits {
     /// Returns the maximum number of connections under the present limit of descriptors, at least
     /// 1.
-    fn places_within_descriptors(&self) -> usize {
-        within_descriptors(self.places, self.descriptor_share).max(1)
+    fn slots_within_descriptors(&self) -> usize {
+        within_descriptors(self.slots, self.descriptor_share).max(1)
     }
 }
 
@@ -203,13 +203,13 @@ impl Connections {
 
     /// Serves a connection on a task of its own. Returns false if no position is available; `serve`
     /// is then dropped with its state. The task may be aborted whenever its connection waits.
-    pub fn admit<F>(&mut self, serve: impl FnOnce(Place) -> F) -> bool
+    pub fn admit<F>(&mut self, serve: impl FnOnce(ConnectionSlot) -> F) -> bool
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Some(place) = self.admission.admit() else { return false };
-        let connection = place.connection.clone();
-        let task = self.tasks.spawn(serve(place));
+        let Some(slot) = self.admission.admit() else { return false };
+        let connection = slot.connection.clone();
+        let task = self.tasks.spawn(serve(slot));
         if let Err(task) = connection.task.set(task) {
             // Not reached, because each connection gets one task.
             task.abort();
@@ -246,7 +246,7 @@ impl Connections {
 #[derive(Debug)]
 struct Admission {
     limits: ListenerLimits,
-    places: usize,
+    slots: usize,
     counts: Arc<Counts>,
     clock: SystemClock,
     registry: Mutex<Registry>,
@@ -317,8 +317,8 @@ impl Connection {
 impl Admission {
     fn new(limits: ListenerLimits) -> Self {
         let counts = LISTENERS.lock().entry(limits.name).or_default().clone();
-        let (places, clock) = (limits.places_within_descriptors(), SystemClock::new());
-        Self { limits, places, counts, clock, registry: Mutex::default() }
+        let (slots, clock) = (limits.slots_within_descriptors(), SystemClock::new());
+        Self { limits, slots, counts, clock, registry: Mutex::default() }
     }
 
     fn now(&self) -> u64 {
@@ -326,15 +326,15 @@ impl Admission {
         (self.clock.now().0 << 1).min(ENDED - 2)
     }
 
-    fn admit(self: &Arc<Self>) -> Option<Place> {
+    fn admit(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut registry = self.registry.lock();
-        if registry.connections.len() >= self.places {
+        if registry.connections.len() >= self.slots {
             if is_planted("full-listener-refuses") || !self.evict_longest(&mut registry) {
                 self.counts.full.fetch_add(1, Ordering::Relaxed);
                 if !std::mem::replace(&mut registry.full, true) {
                     tracing::warn!(
                         listener = self.limits.name,
-                        places = self.places,
+                        slots = self.slots,
                         "connections are refused: every other one works on a request"
                     );
                 }
@@ -348,7 +348,7 @@ impl Admission {
         registry.next += 1;
         registry.connections.insert(number, connection.clone());
         self.counts.open.fetch_add(1, Ordering::Relaxed);
-        Some(Place { admission: self.clone(), number, connection })
+        Some(ConnectionSlot { admission: self.clone(), number, connection })
     }
 
     /// Closes the connection that has waited longest. Returns whether one waited.
@@ -368,7 +368,7 @@ impl Admission {
     /// gets some time.
     fn time_to_room(&self) -> Option<Duration> {
         let mut registry = self.registry.lock();
-        if registry.connections.len() < self.places {
+        if registry.connections.len() < self.slots {
             return None;
         }
         let (_, since) = registry.longest_wait()?;
@@ -413,13 +413,13 @@ impl Admission {
 /// Position of one connection in the table of its listener. The connection waits for a request at
 /// first. The drop frees the position.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionSlot {
     admission: Arc<Admission>,
     number: u64,
     connection: Arc<Connection>,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Marks the connection as waiting for a request, or for its peer to read a response, from now
     /// on.
     pub fn wait_for_request(&self) {
@@ -474,7 +474,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.admission.remove(&mut self.admission.registry.lock(), self.number);
     }

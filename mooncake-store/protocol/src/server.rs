@@ -14,7 +14,7 @@ use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::host_port::split;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -167,10 +167,10 @@ impl Server {
             };
             let (service, options, stop) = (Arc::clone(&service), Arc::clone(&options), stop.clone());
             let shared = shared.clone();
-            connections.admit(|place| async move {
+            connections.admit(|slot| async move {
                 let connection = Connection {
                     stream: ParentOnly::new(stream),
-                    place,
+                    slot,
                     inbox: Vec::new(),
                     done: 0,
                     outbox: Vec::new(),
@@ -192,7 +192,7 @@ impl ServerOptions {
     fn limits(&self) -> ListenerLimits {
         ListenerLimits {
             name: self.listener,
-            places: self.max_connections,
+            slots: self.max_connections,
             descriptor_share: self.descriptor_share,
             request: self.request_timeout.into_iter().chain(self.idle_timeout).min(),
             idle: self.idle_timeout,
@@ -301,7 +301,7 @@ type Parts = (ParentOnly<std::net::TcpStream>, Connection<()>);
 /// A connection. `S` is `()` while it moves from one runtime to another.
 struct Connection<S = ParentOnly<TcpStream>> {
     stream: S,
-    place: Place,
+    slot: ConnectionSlot,
     inbox: Vec<u8>,
     /// Number of handled bytes in `inbox`.
     done: usize,
@@ -354,16 +354,16 @@ impl std::fmt::Display for End {
 
 impl Connection {
     fn into_parts(self) -> io::Result<Parts> {
-        let Self { stream, place, inbox, done, outbox, busy_poll, lane } = self;
+        let Self { stream, slot, inbox, done, outbox, busy_poll, lane } = self;
         let stream = stream.try_map(TcpStream::into_std)?;
-        Ok((stream, Connection { stream: (), place, inbox, done, outbox, busy_poll, lane }))
+        Ok((stream, Connection { stream: (), slot, inbox, done, outbox, busy_poll, lane }))
     }
 
     /// Restores a connection on the current runtime.
     fn from_parts((stream, connection): Parts) -> io::Result<Self> {
-        let Connection { stream: (), place, inbox, done, outbox, busy_poll, lane } = connection;
+        let Connection { stream: (), slot, inbox, done, outbox, busy_poll, lane } = connection;
         let stream = stream.try_map(TcpStream::from_std)?;
-        Ok(Self { stream, place, inbox, done, outbox, busy_poll, lane })
+        Ok(Self { stream, slot, inbox, done, outbox, busy_poll, lane })
     }
 
     /// Returns whether the client has reset the connection. Earlier bytes stay readable, but no
@@ -382,7 +382,7 @@ impl Connection {
         overload: &Overload,
     ) -> Result<Exit, End> {
         let mut stopped = std::pin::pin!(stop.wait_for(|stop| *stop));
-        if !self.place.work() {
+        if !self.slot.work() {
             return Ok(Exit::Closed);
         }
         loop {
@@ -428,15 +428,15 @@ impl Connection {
                 Some(outcome) => outcome.map_err(End::Io)?,
                 None => {
                     match self.inbox.is_empty() {
-                        true => self.place.wait_for_request(),
-                        false => self.place.wait_for_more(),
+                        true => self.slot.wait_for_request(),
+                        false => self.slot.wait_for_more(),
                     }
                     let count = tokio::select! {
                         biased;
                         count = self.stream.read_buf(&mut self.inbox) => count.map_err(End::Io)?,
                         _ = &mut stopped => return Ok(Exit::Closed),
                     };
-                    if !self.place.work() {
+                    if !self.slot.work() {
                         return Ok(Exit::Closed);
                     }
                     count
@@ -459,9 +459,9 @@ impl Connection {
         if sent == self.outbox.len() {
             return Ok(true);
         }
-        self.place.wait_for_request();
+        self.slot.wait_for_request();
         self.stream.write_all(&self.outbox[sent..]).await.map_err(End::Io)?;
-        Ok(self.place.work())
+        Ok(self.slot.work())
     }
 
     /// Handles the complete requests in the buffer, up to one that has to wait.

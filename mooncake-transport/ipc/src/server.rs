@@ -6,7 +6,7 @@ use std::time::Duration;
 use mooncake_core::clock::Rng;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorKind, Result};
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use tokio::net::{UnixListener, UnixStream};
 use tracing::debug;
 
@@ -35,7 +35,7 @@ pub async fn serve<S: Shared>(
 ) {
     let mut connections = Connections::new(ListenerLimits {
         name: "same_host",
-        places: owner.max_served(),
+        slots: owner.max_served(),
         descriptor_share: 16,
         request: None,
         idle: Some(answer_timeout),
@@ -43,8 +43,8 @@ pub async fn serve<S: Shared>(
     loop {
         let (stream, _) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let owner = owner.clone();
-        connections.admit(|place| async move {
-            if let Err(error) = attend(&owner, stream, answer_timeout, &place).await {
+        connections.admit(|slot| async move {
+            if let Err(error) = attend(&owner, stream, answer_timeout, &slot).await {
                 debug!(%error, "a peer on this host is turned away");
             }
         });
@@ -55,7 +55,7 @@ async fn attend<S: Shared>(
     owner: &Arc<Owner<S>>,
     stream: UnixStream,
     limit: Duration,
-    place: &Place,
+    slot: &ConnectionSlot,
 ) -> Result<()> {
     let wire = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
     // A new peer sends a request at once.
@@ -64,7 +64,7 @@ async fn attend<S: Shared>(
     }
     // A peer that has received memory keeps its connection until it ends, because it may be in the
     // middle of a copy.
-    if !place.work() {
+    if !slot.work() {
         return Ok(());
     }
     let mut visitor = Listed { visitor: owner.admit(wire)?, owner, left: false };

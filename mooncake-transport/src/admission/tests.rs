@@ -7,30 +7,30 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-fn limits(name: &'static str, places: usize) -> ListenerLimits {
-    ListenerLimits { name, places, descriptor_share: 2, request: None, idle: None }
+fn limits(name: &'static str, slots: usize) -> ListenerLimits {
+    ListenerLimits { name, slots, descriptor_share: 2, request: None, idle: None }
 }
 
 /// Connection that reports its end, and receives commands through its entry in the table.
 struct Served {
-    place: Arc<Place>,
+    slot: Arc<ConnectionSlot>,
     ended: mpsc::Receiver<()>,
 }
 
 fn serve(connections: &mut Connections) -> Option<Served> {
     let (alive, ended) = mpsc::channel(1);
     let (tell, mut told) = mpsc::unbounded_channel();
-    let admitted = connections.admit(|place| {
-        let place = Arc::new(place);
+    let admitted = connections.admit(|slot| {
+        let slot = Arc::new(slot);
         // The entry is free when the task drops its share, so the test keeps a weak one.
-        let _ = tell.send(Arc::downgrade(&place));
+        let _ = tell.send(Arc::downgrade(&slot));
         async move {
-            let _held = (place, alive);
+            let _held = (slot, alive);
             pending::<()>().await;
         }
     });
-    let place = told.try_recv().ok().and_then(|place| place.upgrade());
-    admitted.then(|| Served { place: place.unwrap(), ended })
+    let slot = told.try_recv().ok().and_then(|slot| slot.upgrade());
+    admitted.then(|| Served { slot: slot.unwrap(), ended })
 }
 
 impl Served {
@@ -39,7 +39,7 @@ impl Served {
     }
 
     fn is_open(&self) -> bool {
-        !self.ended.is_closed() && self.place.connection.state.load(Ordering::SeqCst) != ENDED
+        !self.ended.is_closed() && self.slot.connection.state.load(Ordering::SeqCst) != ENDED
     }
 }
 
@@ -54,17 +54,17 @@ async fn the_longest_wait_makes_room_whatever_was_asked_before() {
     // Each has received one request. The second one received it last, and the third one is in the
     // middle of a request.
     for at in [0, 2, 3, 1] {
-        assert!(served[at].place.work());
+        assert!(served[at].slot.work());
         tokio::time::sleep(Duration::from_millis(1)).await;
-        served[at].place.wait_for_request();
+        served[at].slot.wait_for_request();
     }
     tokio::time::sleep(Duration::from_millis(1)).await;
-    served[2].place.begin_request();
+    served[2].slot.begin_request();
     for at in [0, 3, 1, 2] {
         assert!(served[at].is_open());
-        assert!(serve(&mut connections).is_some(), "a new connection finds a place");
+        assert!(serve(&mut connections).is_some(), "a new connection finds a slot");
         assert!(served[at].has_ended().await, "{at} has waited longest");
-        assert!(!served[at].place.work(), "a closed connection serves nothing");
+        assert!(!served[at].slot.work(), "a closed connection serves nothing");
     }
     assert_eq!((report("test-longest").open, report("test-longest").evicted), (4, 4));
     drop(connections);
@@ -75,18 +75,18 @@ async fn the_longest_wait_makes_room_whatever_was_asked_before() {
         }
     })
     .await
-    .expect("places are counted exactly");
+    .expect("slots are counted exactly");
 }
 
 #[tokio::test]
 async fn connections_that_work_are_never_closed_for_others() {
     let mut connections = Connections::new(limits("test-working", 2));
     let served: Vec<Served> = (0..2).map(|_| serve(&mut connections).unwrap()).collect();
-    assert!(served.iter().all(|it| it.place.work()));
+    assert!(served.iter().all(|it| it.slot.work()));
     assert!(serve(&mut connections).is_none());
     assert!(served.iter().all(Served::is_open));
     assert_eq!(report("test-working").full, 1);
-    served[1].place.wait_for_request();
+    served[1].slot.wait_for_request();
     assert!(serve(&mut connections).is_some());
     assert!(served[0].is_open() && !served[1].is_open());
 }
@@ -99,8 +99,8 @@ async fn each_wait_has_its_limit() {
         let mut idle_one = serve(&mut connections).unwrap();
         let mut within = serve(&mut connections).unwrap();
         let working = serve(&mut connections).unwrap();
-        within.place.wait_within_request();
-        assert!(working.place.work());
+        within.slot.wait_within_request();
+        assert!(working.slot.work());
         let (overdue, other) =
             if request == short { (&mut within, &mut idle_one) } else { (&mut idle_one, &mut within) };
         let nobody = connections.accept(|_| Poll::<io::Result<()>>::Pending);
@@ -117,11 +117,11 @@ async fn each_wait_has_its_limit() {
 async fn bytes_that_trickle_do_not_prolong_a_request() {
     let mut connections = Connections::new(limits("test-trickle", 2));
     let mut slow = serve(&mut connections).unwrap();
-    slow.place.begin_request();
+    slow.slot.begin_request();
     let other = serve(&mut connections).unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
-    slow.place.begin_request();
-    slow.place.wait_within_request();
+    slow.slot.begin_request();
+    slow.slot.wait_within_request();
     assert!(serve(&mut connections).is_some());
     assert!(slow.has_ended().await && other.is_open());
 }
@@ -145,7 +145,7 @@ async fn without_descriptors_the_longest_wait_gives_up_its_own() {
 async fn finishing_is_bounded() {
     let mut connections = Connections::new(limits("test-finish", 8));
     let served: Vec<Served> = (0..3).map(|_| serve(&mut connections).unwrap()).collect();
-    assert!(served[0].place.work());
+    assert!(served[0].slot.work());
     assert!(connections.admit(async move |_| {}));
     assert_eq!(timeout(SOON, connections.finish(Duration::from_millis(20))).await.unwrap(), 3);
     assert!(served.iter().all(|it| it.ended.is_closed()));

@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
 use super::{ConnectionDescriptor, HandshakeConfig, HandshakeService, Notification};
-use crate::admission::{Connections, ListenerLimits, Place};
+use crate::admission::{ConnectionSlot, Connections, ListenerLimits};
 
 /// Maximum number of bytes that a client may send after its request before the connection is
 /// closed.
@@ -70,7 +70,7 @@ async fn accept(
     // The connections end with this task.
     let mut connections = Connections::new(ListenerLimits {
         name: "handshake",
-        places: config.max_connections,
+        slots: config.max_connections,
         descriptor_share: 4,
         request: Some(config.receive_timeout),
         idle: Some(config.receive_timeout),
@@ -78,9 +78,9 @@ async fn accept(
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let (service, config) = (service.clone(), config.clone());
-        connections.admit(|place| async move {
+        connections.admit(|slot| async move {
             let mut stream = ParentOnly::new(stream);
-            if let Err(error) = serve(&mut stream, &*service, &config, &place).await {
+            if let Err(error) = serve(&mut stream, &*service, &config, &slot).await {
                 debug!(%peer, %error, "handshake connection closed without a reply");
             }
         });
@@ -91,19 +91,19 @@ async fn serve(
     stream: &mut TcpStream,
     service: &dyn HandshakeService,
     config: &HandshakeConfig,
-    place: &Place,
+    slot: &ConnectionSlot,
 ) -> Result<()> {
     stream.set_nodelay(true)?;
     let silent = |_| Error::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
     let request =
         timeout(config.receive_timeout, receive(stream, config.max_len)).await.map_err(silent)??;
-    if !place.work() {
+    if !slot.work() {
         return Ok(());
     }
     let frame = parse_payload(&request)?;
     let reply = answer(&frame, service).await?;
     let reply = encode(frame.kind, frame.legacy, &reply);
-    place.wait_for_request();
+    slot.wait_for_request();
     let rest = async {
         stream.write_all(&reply).await?;
         stream.shutdown().await?;

@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower_service::Service;
 
-use crate::admission::{Connections, ListenerLimits, Place};
+use crate::admission::{ConnectionSlot, Connections, ListenerLimits};
 
 /// Maximum time between the first byte of a request and the end of its header, and between two
 /// parts of its body.
@@ -32,8 +32,8 @@ const IDLE: Duration = Duration::from_secs(75);
 pub const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Returns the bounds of an HTTP listener of that name.
-pub fn http_limits(name: &'static str, places: usize, descriptor_share: u64) -> ListenerLimits {
-    ListenerLimits { name, places, descriptor_share, request: Some(REQUEST), idle: Some(IDLE) }
+pub fn http_limits(name: &'static str, slots: usize, descriptor_share: u64) -> ListenerLimits {
+    ListenerLimits { name, slots, descriptor_share, request: Some(REQUEST), idle: Some(IDLE) }
 }
 
 /// Serves the routes until the future is ready. Requests with a complete header by then are
@@ -54,8 +54,8 @@ pub async fn serve(
             accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
         };
         let (pages, stopped) = (pages.clone(), stopped.clone());
-        connections.admit(|place| async move {
-            if let Err(error) = serve_connection(stream, pages, place, stopped).await {
+        connections.admit(|slot| async move {
+            if let Err(error) = serve_connection(stream, pages, slot, stopped).await {
                 tracing::debug!(%peer, %error, "HTTP connection ended");
             }
         });
@@ -69,21 +69,21 @@ pub async fn serve(
 async fn serve_connection(
     stream: TcpStream,
     pages: Router,
-    place: Place,
+    slot: ConnectionSlot,
     mut stopped: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
-    let place = Arc::new(place);
-    let io = TokioIo::new(Watched { stream: ParentOnly::new(stream), place: place.clone() });
+    let slot = Arc::new(slot);
+    let io = TokioIo::new(Watched { stream: ParentOnly::new(stream), slot: slot.clone() });
     let service = service_fn(move |request: Request<Incoming>| {
-        let (place, mut pages) = (place.clone(), pages.clone());
+        let (slot, mut pages) = (slot.clone(), pages.clone());
         async move {
             // A connection that has been closed is aborted at the next await, before a route sees
             // the request.
-            if !place.work() {
+            if !slot.work() {
                 std::future::pending::<()>().await;
             }
-            let _working = Working(&place);
-            let body = |body| Body::new(WatchedBody { body, place: place.clone() });
+            let _working = Working(&slot);
+            let body = |body| Body::new(WatchedBody { body, slot: slot.clone() });
             // A router is always ready.
             pages.call(request.map(body)).await
         }
@@ -98,7 +98,7 @@ async fn serve_connection(
 }
 
 /// Guard of a request in progress. Afterwards the connection waits for its peer.
-struct Working<'a>(&'a Place);
+struct Working<'a>(&'a ConnectionSlot);
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
@@ -109,7 +109,7 @@ impl Drop for Working<'_> {
 /// Stream whose first bytes begin a request.
 struct Watched {
     stream: ParentOnly<TcpStream>,
-    place: Arc<Place>,
+    slot: Arc<ConnectionSlot>,
 }
 
 impl AsyncRead for Watched {
@@ -119,7 +119,7 @@ impl AsyncRead for Watched {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut *self.stream).poll_read(cx, buf))?;
-        self.place.begin_request();
+        self.slot.begin_request();
         Poll::Ready(Ok(()))
     }
 }
@@ -153,7 +153,7 @@ impl AsyncWrite for Watched {
 /// Body of a request. The connection counts as waiting while a part of the body is missing.
 struct WatchedBody {
     body: Incoming,
-    place: Arc<Place>,
+    slot: Arc<ConnectionSlot>,
 }
 
 impl hyper::body::Body for WatchedBody {
@@ -166,10 +166,10 @@ impl hyper::body::Body for WatchedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Pending => {
-                self.place.wait_within_request();
+                self.slot.wait_within_request();
                 Poll::Pending
             }
-            frame if self.place.work() => frame,
+            frame if self.slot.work() => frame,
             // The connection has been closed, and its task is about to be dropped.
             _ => Poll::Ready(None),
         }

@@ -31,10 +31,10 @@ impl<T: Transport> Owner<T> {
     /// Returns the maximum number of shared clients under the present limit of descriptors, at
     /// least 1.
     pub(super) fn most_guests(&self) -> usize {
-        let places = within_descriptors(self.config.places(), DESCRIPTOR_SHARE);
+        let slots = within_descriptors(self.config.slots(), DESCRIPTOR_SHARE);
         match is_planted("controls-take-all-places") {
             true => self.config.max_clients,
-            false => self.config.max_clients.min(places / 2).max(1),
+            false => self.config.max_clients.min(slots / 2).max(1),
         }
     }
 

@@ -10,7 +10,7 @@ use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
 use mooncake_ipc::socket::{RecordSocket, Trust, listen_at};
 use mooncake_transport::Transport;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -93,7 +93,7 @@ async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixLis
     let config = &owner.config;
     let mut connections = Connections::new(ListenerLimits {
         name: "local",
-        places: config.places(),
+        slots: config.slots(),
         descriptor_share: DESCRIPTOR_SHARE,
         request: Some(CALL),
         idle: None,
@@ -106,8 +106,8 @@ async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixLis
             accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
         };
         let owner = owner.clone();
-        connections.admit(|place| async move {
-            if let Err(error) = attend(&owner, stream, &place).await {
+        connections.admit(|slot| async move {
+            if let Err(error) = attend(&owner, stream, &slot).await {
                 tracing::info!(%error, "a local process is turned away");
             }
         });
@@ -117,7 +117,11 @@ async fn accept<T: Transport>(owner: Arc<Owner<T>>, listener: ParentOnly<UnixLis
     connections.finish(Duration::MAX).await;
 }
 
-async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: &Place) -> Result<()> {
+async fn attend<T: Transport>(
+    owner: &Arc<Owner<T>>,
+    stream: UnixStream,
+    slot: &ConnectionSlot,
+) -> Result<()> {
     let trust = if owner.config.is_private() { Trust::SameUser } else { Trust::Anybody };
     let socket = RecordSocket::new(stream, trust)?;
     let mut stopped = owner.stopped.subscribe();
@@ -126,7 +130,7 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: 
         () = set(&mut stopped) => return Ok(()),
     };
     let (theirs, file) = introduced.map_err(|_| Error::invalid("it connected and said nothing"))??;
-    if !place.work() {
+    if !slot.work() {
         return Ok(());
     }
     // Other versions can read this response, too.
@@ -139,5 +143,5 @@ async fn attend<T: Transport>(owner: &Arc<Owner<T>>, stream: UnixStream, place: 
         file: Mutex::new(file),
         role: OnceLock::new(),
     };
-    session.serve(socket.into_stream(), place).await
+    session.serve(socket.into_stream(), slot).await
 }

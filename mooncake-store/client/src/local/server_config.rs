@@ -39,7 +39,7 @@ impl Default for LocalServerConfig {
 impl LocalServerConfig {
     /// Returns the maximum number of connections: for each shared client, one for control, one that
     /// shares memory, and one for each call in progress.
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn slots(&self) -> usize {
         self.max_clients.saturating_mul(self.max_calls as usize + 2)
     }
 

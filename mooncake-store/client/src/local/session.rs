@@ -12,7 +12,7 @@ use mooncake_protocol::frame::{self, DEFAULT_MAX_BODY, Parsed, Status};
 use mooncake_protocol::message::*;
 use mooncake_protocol::report::Reported;
 use mooncake_protocol::wire::{Attached, LocatedObject, MemoryRange};
-use mooncake_transport::admission::Place;
+use mooncake_transport::admission::ConnectionSlot;
 use mooncake_transport::{Slice, SliceMut, Transport};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,7 +55,11 @@ impl<T: Transport> Session<T> {
     /// Serves the connection until it closes, the shared client is gone, or the daemon stops. A
     /// call that has begun is always finished. Otherwise its transfer could still use memory that
     /// is already reused.
-    pub(super) async fn serve(&self, mut stream: ParentOnly<UnixStream>, place: &Place) -> Result<()> {
+    pub(super) async fn serve(
+        &self,
+        mut stream: ParentOnly<UnixStream>,
+        slot: &ConnectionSlot,
+    ) -> Result<()> {
         let mut stopped = self.owner.stopped.subscribe();
         let mut left = None;
         let (mut inbox, mut outbox) = (Vec::new(), Vec::new());
@@ -68,11 +72,11 @@ impl<T: Transport> Session<T> {
             // Control connections are never replaced by others. Their number is limited, and a
             // timeout closes the silent ones.
             if !matches!(self.role.get(), Some(Role::Control(_))) {
-                place.wait_for_request();
+                slot.wait_for_request();
             }
             let used = tokio::select! {
                 biased;
-                received = receive(&mut stream, &mut inbox, place) => received?,
+                received = receive(&mut stream, &mut inbox, slot) => received?,
                 () = left_or_late(&mut left, limit) => {
                     if let Some(Role::Control(listed)) = self.role.get() {
                         tracing::warn!(process = listed.guest.process(), "a local process is silent, and forgotten");
@@ -81,7 +85,7 @@ impl<T: Transport> Session<T> {
                 }
                 () = set(&mut stopped) => return Ok(()),
             };
-            let Some(used) = used.filter(|_| place.work()) else { return Ok(()) };
+            let Some(used) = used.filter(|_| slot.work()) else { return Ok(()) };
             self.answer(&inbox[..used], &mut outbox).await?;
             inbox.drain(..used);
             if left.is_none()
@@ -168,10 +172,14 @@ fn malformed(error: frame::FrameError) -> Error {
 
 /// Receives the rest of a request, and returns its length. Returns `None` at the end of the
 /// connection.
-async fn receive(stream: &mut UnixStream, inbox: &mut Vec<u8>, place: &Place) -> Result<Option<usize>> {
+async fn receive(
+    stream: &mut UnixStream,
+    inbox: &mut Vec<u8>,
+    slot: &ConnectionSlot,
+) -> Result<Option<usize>> {
     loop {
         if !inbox.is_empty() {
-            place.begin_request();
+            slot.begin_request();
         }
         match frame::parse_request(inbox, DEFAULT_MAX_BODY).map_err(malformed)? {
             Parsed::Whole(_, used) => return Ok(Some(used)),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::fork::ParentOnly;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -65,7 +65,7 @@ impl Subscribers {
 
     /// Serves one subscriber until its connection ends. A subscriber is idle while it neither sends
     /// a request nor receives a message.
-    async fn serve(&self, mut stream: ParentOnly<TcpStream>, place: &Place) -> io::Result<()> {
+    async fn serve(&self, mut stream: ParentOnly<TcpStream>, slot: &ConnectionSlot) -> io::Result<()> {
         net::keep_connection(&stream)?;
         let (mut input, mut output) = stream.split();
         let shaken = tokio::time::timeout(HANDSHAKE, handshake(&mut input, &mut output));
@@ -74,8 +74,8 @@ impl Subscribers {
         self.0.lock().push(subscriber.clone());
         let _listed = Listed { all: self, subscriber: &subscriber };
         tokio::select! {
-            outcome = listen(&subscriber, &mut input, place) => outcome,
-            outcome = write(&subscriber, &mut output, place) => outcome,
+            outcome = listen(&subscriber, &mut input, slot) => outcome,
+            outcome = write(&subscriber, &mut output, slot) => outcome,
         }
     }
 }
@@ -97,7 +97,7 @@ impl Drop for Listed<'_> {
 pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subscribers, most: usize) {
     let mut connections = Connections::new(ListenerLimits {
         name: "events",
-        places: most,
+        slots: most,
         descriptor_share: 16,
         request: None,
         idle: None,
@@ -105,8 +105,8 @@ pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subsc
     loop {
         let (stream, from) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let subscribers = subscribers.clone();
-        connections.admit(|place| async move {
-            if let Err(error) = subscribers.serve(ParentOnly::new(stream), &place).await {
+        connections.admit(|slot| async move {
+            if let Err(error) = subscribers.serve(ParentOnly::new(stream), &slot).await {
                 tracing::debug!(%from, %error, "subscriber of events disconnected");
             }
         });
@@ -134,10 +134,10 @@ async fn handshake(input: &mut ReadHalf<'_>, output: &mut WriteHalf<'_>) -> io::
 }
 
 /// Handles the subscriptions of a subscriber.
-async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, place: &Place) -> io::Result<()> {
+async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, slot: &ConnectionSlot) -> io::Result<()> {
     loop {
         let (flags, body) = frame(input).await?;
-        place.wait_for_request();
+        slot.wait_for_request();
         // Version 3.0 subscribes by a message, version 3.1 by a command.
         let (wants, topic) = if flags & COMMAND == 0 {
             match body.split_first() {
@@ -160,13 +160,13 @@ async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, place: &Place
     }
 }
 
-async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>, place: &Place) -> io::Result<()> {
+async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>, slot: &ConnectionSlot) -> io::Result<()> {
     loop {
         let next = subscriber.waiting.lock().messages.pop_front();
         match next {
             Some(message) => {
                 output.write_all(&message).await?;
-                place.wait_for_request();
+                slot.wait_for_request();
                 subscriber.waiting.lock().bytes -= message.len();
             }
             None => subscriber.filled.notified().await,
