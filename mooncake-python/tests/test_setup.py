@@ -110,17 +110,19 @@ def test_values_in_many_buffers_are_compared_with_their_checksums(monkeypatch, m
             assert store.batch_get_into_multi_buffers([key], [pointers], [sizes]) == [-801], cut
 
 
-def test_memory_of_an_ipc_client_is_registered_once(light, key):
+def test_registrations_of_an_ipc_client_may_overlap(light, key):
     assert light.put(key, b"value") == 0
     memory = light.alloc_from_mem_pool(MIB)
-    assert light.register_buffer(memory, MIB) == 0
-    for start, size in ((0, MIB), (4096, 100), (MIB - 4096, 4096)):
-        assert light.register_buffer(memory + start, size) == -1
-        assert "registered already" in light.last_error().message
+    for start, size in ((0, MIB), (0, MIB), (4096, 100), (MIB - 4096, 4096)):
+        assert light.register_buffer(memory + start, size) == 0
     assert light.get_into(key, memory + 8192, 1000) == 5
     assert light.unregister_buffer(memory) == 0
-    assert light.register_buffer(memory + 4096, 4096) == 0
-    assert light.get_into(key, memory, 1000) == -600
+    assert light.get_into(key, memory + 8192, 1000) == 5
+    assert light.unregister_buffer(memory) == 0
+    assert light.get_into(key, memory + 8192, 1000) == -600
+    assert "mooncake_client" in light.last_error().message
+    assert light.get_into(key, memory + 4100, 50) == light.get_into(key, memory + MIB - 4096, 4096) == 5
+    assert light.unregister_buffer(memory + 4096) == light.unregister_buffer(memory + MIB - 4096) == 0
 
 
 SUB_INTERPRETER = """
