@@ -13,6 +13,14 @@ from typing import Any
 
 from mooncake import _log, _mooncake
 from mooncake._mooncake import InnerTransferEngine
+from mooncake._rpc import (
+    CoroRPCInterface,
+    ReceivedData,
+    ReceivedTensor,
+    RpcInterface,
+    create_rpc_client,
+    create_rpc_server,
+)
 from mooncake._segments import SharedSegment
 
 # Whether NVIDIA's driver is available. Reading the attribute loads the driver.
@@ -331,8 +339,12 @@ class TransferEngine(_mooncake.Engine):
 
 
 __all__ = [
+    "CoroRPCInterface",
     "InnerTransferEngine",
     "Read",
+    "ReceivedData",
+    "ReceivedTensor",
+    "RpcInterface",
     "SUPPORT_CUDA",
     "SUPPORT_EFA",
     "SUPPORT_HIP",
@@ -344,12 +356,12 @@ __all__ = [
     "TransferNotify",
     "TransferOpcode",
     "Write",
+    "create_rpc_client",
+    "create_rpc_server",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("SUPPORT_CUDA", "SUPPORT_INTRA_NVLINK", "SUPPORT_MNNVL"):
         return _mooncake.cuda_missing() is None
-    if name in ("RpcInterface", "CoroRPCInterface"):
-        raise AttributeError(f"mooncake.engine.{name} is not supported; see docs/python.md")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
