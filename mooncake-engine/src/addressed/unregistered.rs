@@ -3,6 +3,7 @@
 use std::sync::{Arc, Once};
 
 use mooncake_core::Result;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::{Region, Slice, SliceMut};
 use parking_lot::Mutex;
 
@@ -59,8 +60,10 @@ impl Unregistered {
         // SAFETY: promised by the caller.
         let (memory, gone) = unsafe { foreign(address, len) }?;
         let region = Region::unregistered(memory)?;
-        self.leaving.add_unregistered(gone.clone());
-        self.used.lock().push(gone);
+        if !is_planted("unregistered-memory-is-not-waited-for") {
+            self.leaving.add_unregistered(gone.clone());
+            self.used.lock().push(gone);
+        }
         WARNED.call_once(|| {
             tracing::warn!(
                 address = format_args!("{address:#x}"),

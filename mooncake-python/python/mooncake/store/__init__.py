@@ -80,6 +80,10 @@ class MooncakeDistributedStore(TensorCalls):
     def __init__(self) -> None:
         """Takes no arguments. A subclass may have its own."""
 
+    def _batch_exist(self, keys: list[str]) -> list[int]:
+        """Runs `batch_is_exist`. FlexKV calls it by this name."""
+        return self.batch_is_exist(keys)
+
     def __enter__(self) -> Self:
         """Returns the store itself, for `with`."""
         return self
