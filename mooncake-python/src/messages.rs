@@ -148,7 +148,7 @@ impl Receiver {
         &self.address
     }
 
-    /// Waits for the next message: its bytes, and a function to call when it has been handled.
+    /// Waits for the next message: its bytes, and the reply to send when it has been handled.
     /// Returns `None` once the receiver is stopped. For threads other than the first one.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(Py<PyBytes>, Handled)>> {
         let next = py.detach(|| {
@@ -184,7 +184,7 @@ pub(crate) struct Handled {
 #[pymethods]
 impl Handled {
     /// Sends the reply. The drop of this object sends it, too.
-    fn __call__(&self) {
+    fn done(&self) {
         self.message.lock().take();
     }
 }

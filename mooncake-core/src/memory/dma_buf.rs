@@ -11,7 +11,8 @@ use parking_lot::RwLock;
 use super::MemorySpan;
 use crate::{Error, Result};
 
-/// Listed buffers, which may overlap. There are few: exporters list a buffer while they register it.
+/// Listed buffers, which may overlap. There are few, because exporters list a buffer while they
+/// register it.
 static LISTED: RwLock<Vec<Arc<Entry>>> = RwLock::new(Vec::new());
 
 #[derive(Debug)]

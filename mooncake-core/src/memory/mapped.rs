@@ -30,7 +30,7 @@ pub fn mapped(address: u64, len: usize) -> Mapped {
     }
 }
 
-/// One mapping of the process.
+/// Mapping of the process.
 struct Mapping {
     /// Addresses of the mapping.
     range: Range<u64>,
@@ -54,7 +54,7 @@ fn by_mappings(range: Range<u64>, mut next: impl FnMut(u64) -> Option<Mapping>) 
     if writable { Mapped::Writable } else { Mapped::ReadOnly }
 }
 
-/// Question to the kernel for the mapping with an address, and its answer (`struct procmap_query`,
+/// Request to the kernel for the mapping with an address, and the response (`struct procmap_query`,
 /// Linux 6.11 and newer).
 #[repr(C)]
 #[derive(Default)]
@@ -90,7 +90,7 @@ fn by_queries(list: &File, range: Range<u64>) -> Option<Mapped> {
     let mapped = by_mappings(range, |address| {
         let mut query = MappingQuery { size: MappingQuery::SIZE as u64, address, ..Default::default() };
         #[allow(unsafe_code)]
-        // SAFETY: the kernel writes to the structure only, whose length it is told.
+        // SAFETY: the kernel writes to the structure only, and its length is a field of it.
         let rc = unsafe { libc::ioctl(list.as_raw_fd(), MappingQuery::NUMBER as _, &raw mut query) };
         if rc != 0 {
             // Other errors say that the kernel does not know the request.

@@ -46,15 +46,15 @@ impl Unregistered {
     /// # Safety
     /// As for [`slice`](Self::slice).
     pub unsafe fn slice_mut(&self, address: u64, len: usize) -> Result<SliceMut<TransportSet>> {
-        // SAFETY: promised by the caller. If the program lets two calls write to the memory, it gets
-        // a mixture of both.
+        // SAFETY: promised by the caller. If the program lets two calls write to the memory, it
+        // gets a mixture of both.
         unsafe { self.region(address, len)?.slice_mut_unchecked(0..len) }
     }
 
     /// Looks the range up in the mappings of the process, at each use: the result is not kept,
     /// because the program may unmap the memory after the call. It must not do so during the call.
-    /// The look-up refuses addresses that are no memory. It cannot guard against a thread that
-    /// unmaps the memory in the middle of the call, and neither could a later check.
+    /// The look-up refuses addresses outside of the memory of the process. It cannot guard against
+    /// a thread that unmaps the memory in the middle of the call, and neither could a later check.
     unsafe fn region(&self, address: u64, len: usize) -> Result<Region<TransportSet>> {
         static WARNED: Once = Once::new();
         // SAFETY: promised by the caller.

@@ -119,7 +119,7 @@ class EngramStore:
                 why = "it exists already; call remove_from_store() first" if found > 0 else f"rc={found}"
                 raise RuntimeError(f"populate failed: {key}: {why}")
         for written, (key, table) in enumerate(zip(keys, tables)):
-            code = client.put(key, memoryview(table).cast("B"))
+            code = client.put(key, table.data.cast("B"))
             if code != 0:
                 client.batch_remove(keys[:written], True)
                 raise RuntimeError(f"populate failed: {key}: rc={code} {client.last_error()}")
@@ -199,7 +199,7 @@ def _row_ids(row_ids: Any) -> Any:
             raise RuntimeError("row_ids must not be empty")
         return np.array(rows, np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RuntimeError(f"EngramStore lookup failed: row_ids are no integers [B][L][H]: {error}") from error
+        raise RuntimeError(f"EngramStore lookup failed: row_ids must be integers [B][L][H]: {error}") from error
 
 
 __all__ = ["EngramStore", "EngramStoreConfig"]

@@ -20,11 +20,14 @@ __all__ = [
     "DiskDescriptor",
     "Engine",
     "ForkedError",
+    "Handled",
     "InnerTransferEngine",
     "InvalidArgumentError",
     "LastError",
     "Located",
     "MemoryDescriptor",
+    "MessageReceiver",
+    "MessageSender",
     "MooncakeError",
     "MooncakeHostMemAllocator",
     "NoSpaceError",
@@ -295,7 +298,7 @@ class MessageReceiver:
     def address(self) -> str:
         """Address of the port."""
     def next(self, /) -> tuple[bytes, Handled] | None:
-        """Waits for the next message: its bytes, and a function to call when it has been handled.
+        """Waits for the next message: its bytes, and the reply to send when it has been handled.
         Returns `None` once the receiver is stopped. For threads other than the first one.
         """
     def stop(self, /) -> None:
@@ -306,7 +309,7 @@ class MessageReceiver:
 class Handled:
     """Reply to a message."""
 
-    def __call__(self, /) -> None:
+    def done(self, /) -> None:
         """Sends the reply. The drop of this object sends it, too."""
 
 @final

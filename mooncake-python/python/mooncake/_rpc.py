@@ -198,7 +198,7 @@ class RpcInterface:
         """
         memory = _memory(tensor)
         if memory is None:
-            raise RuntimeError("cannot send tensor: it is no contiguous tensor")
+            raise RuntimeError("cannot send tensor: a contiguous tensor is needed")
         future: asyncio.Future[int] = loop.create_future()
         self._known_sender().send_tensor_async(future, target_address, *memory)
         return future
@@ -226,7 +226,7 @@ class RpcInterface:
             except Exception:
                 _LOGGER.exception("callback failed")
             finally:
-                handled()
+                handled.done()
             del message, data, handled
 
     def _deliver(self, data: bytes) -> None:

@@ -98,8 +98,8 @@ impl Session {
         Ok(self.arena.get_or_init(|| made))
     }
 
-    /// Returns whether all of this memory is registered, with this store or with the engine that was
-    /// given to setup.
+    /// Returns whether all of this memory is registered, with this store or with the engine that
+    /// was given to setup.
     fn is_registered(&self, pointers: &[Uint], sizes: &[Uint]) -> bool {
         pointers.iter().zip(sizes).all(|(pointer, size)| {
             let holds = |regions: &Regions| regions.slice(pointer.0, size.len()).is_ok();

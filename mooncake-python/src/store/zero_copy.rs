@@ -266,8 +266,8 @@ impl Store {
     }
 
     /// Unregisters memory after waiting for transfers that use it. Memory that another registration
-    /// covers stays registered; of several that begin at the address, the shortest is ended. Returns
-    /// 0, or -600 if none begins there.
+    /// covers stays registered; of several that begin at the address, the shortest is ended.
+    /// Returns 0, or -600 if none begins there.
     fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         Ok(self.code(wait(py, session.regions.remove(buffer_ptr.0))))
@@ -300,8 +300,8 @@ impl Store {
         self.write_buffer(py, Operation::UpsertFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// Stores metadata and data from memory of the program as one value, metadata first. If both are
-    /// empty, nothing is stored, as with `put_from`.
+    /// Stores metadata and data from memory of the program as one value, metadata first. If both
+    /// are empty, nothing is stored, as with `put_from`.
     #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None))]
     #[allow(clippy::too_many_arguments, reason = "interface of Mooncake C++")]
     fn put_from_with_metadata(
@@ -382,8 +382,8 @@ impl Store {
         )
     }
 
-    /// Reads a value into memory of the program. Returns its length, -704 if the key does not exist, or
-    /// -600 if the memory is too short.
+    /// Reads a value into memory of the program. Returns its length, -704 if the key does not exist,
+    /// or -600 if the memory is too short.
     fn get_into(
         &self,
         py: Python<'_>,

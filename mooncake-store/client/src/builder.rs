@@ -483,7 +483,7 @@ impl<S: TransportSource> ClientBuilder<S> {
         let protocol = transport.protocol().as_str().to_owned();
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
-            // Nothing is published, and nobody is looked up.
+            // Nothing is published, and no peer is looked up.
             _ if config.is_rpc_only() => Directory::new(Arc::<MemoryMetadata>::default()),
             (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
             (None, None) => mooncake_metadata::connect(&config.metadata, &config.directory)?,

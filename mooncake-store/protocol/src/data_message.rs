@@ -189,10 +189,10 @@ impl MessageSender {
     /// sent at most once.
     ///
     /// # Errors
-    /// `RPC_FAIL` if nobody listens there within some seconds, or if the connection breaks.
+    /// `RPC_FAIL` if no process listens there within some seconds, or if the connection breaks.
     /// `RPC_TIMEOUT` after the timeout; the receiver may handle the message all the same.
-    /// `NOT_SUPPORTED` if the receiver takes no messages. `INVALID_PARAMS` for a message longer than
-    /// [`MAX_MESSAGE`].
+    /// `NOT_SUPPORTED` if the receiver takes no messages. `INVALID_PARAMS` for a message longer
+    /// than [`MAX_MESSAGE`].
     pub async fn send(&self, to: &str, kind: MessageKind, bytes: &[u8]) -> Result<()> {
         if bytes.len() > MAX_MESSAGE - IN_BODY {
             return Err(Error::invalid(format!(

@@ -12,7 +12,7 @@ use mooncake_core::host_port::join;
 use mooncake_protocol::frame::{Refusal, Status};
 use mooncake_protocol::server::{RunningServer, Server, ServerOptions, Service};
 
-/// Maximum number of connections. Probes close theirs at once.
+/// Maximum number of connections. A probe closes its connection at once.
 const CONNECTIONS: usize = 64;
 /// Maximum length of a request that receives the error.
 const MAX_REQUEST: usize = 1 << 20;
@@ -27,8 +27,9 @@ struct NoFunctions {
 impl Service for NoFunctions {
     fn call(&self, function: u32, _body: &[u8], _out: &mut Vec<u8>) -> Result<(), Refusal> {
         let text = format!(
-            "cannot call mooncake_client over TCP: this mooncake_client (version {}) serves processes of its host at \
-             the socket {}. function={function:#010x}; use setup_dummy of the Python package of the same project",
+            "cannot call mooncake_client over TCP: this mooncake_client (version {}) serves processes \
+             of its host at the socket {}. function={function:#010x}; use setup_dummy of the Python \
+             package of the same project",
             env!("CARGO_PKG_VERSION"),
             self.socket.display()
         );
