@@ -465,7 +465,7 @@ fn control_connections_leave_slots_for_calls() {
     raise_descriptor_limit();
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
     let folder = tempfile::tempdir().unwrap();
-    let (_client, _) = client(&ports, free_port(), folder.path());
+    let (_client, _) = client(&ports, (free_port(), free_port()), folder.path());
     let path = folder.path().join("owner.sock");
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
@@ -499,7 +499,7 @@ fn peers_beyond_the_slots_of_the_same_host_are_refused() {
     raise_descriptor_limit();
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
     let (http, folder) = (free_port(), tempfile::tempdir().unwrap());
-    let (process, _) = client(&ports, http, folder.path());
+    let (process, _) = client(&ports, (free_port(), http), folder.path());
     let name = At::Name(same_host_name(process.0.id()));
     let listener = Listener::new("same_host", name, PLACES, Exchange::same_host());
     let mut peers: Vec<_> = (0..PLACES).map(|_| listener.hold(Kept::IdleAfterOne).unwrap()).collect();
