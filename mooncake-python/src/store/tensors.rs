@@ -146,7 +146,6 @@ impl Job<'_> {
 }
 
 /// Owner of the memory that a job names.
-
 enum Owner {
     /// Memory of the program, named by its address.
     Named(CallMemory),
