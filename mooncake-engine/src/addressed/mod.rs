@@ -1,5 +1,6 @@
 //! Memory that programs name by its address: the registrations, and the end of their use.
 
+mod leaving;
 mod overlapping;
 mod regions;
 mod unregistered;
@@ -12,8 +13,9 @@ use mooncake_core::memory::{Mapped, MemorySource, MemorySpan, device_driver, map
 use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+pub use leaving::Leaving;
+pub use regions::Regions;
 pub(crate) use regions::still_in_use;
-pub use regions::{Leaving, Regions};
 pub use unregistered::Unregistered;
 
 /// Timeout of the wait for transfers that use memory to be unregistered. A transport ends its

@@ -8,48 +8,13 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Region, RegionPool, Slice, SliceMut};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
+use super::leaving::Leaving;
 use super::overlapping::Overlapping;
 use super::unregistered::Unregistered;
 use super::{Gone, Landing, UNUSED_WITHIN};
 use crate::TransportSet;
-
-/// Memory of the program that is not registered (any more) and that transfers may still use.
-#[derive(Debug, Default)]
-pub struct Leaving(Mutex<Vec<LeavingRegion>>);
-
-#[derive(Debug)]
-struct LeavingRegion {
-    /// First address of a region that was registered.
-    start: Option<u64>,
-    gone: Arc<Gone>,
-}
-
-impl Leaving {
-    /// Waits for the transfers that use this memory, up to [`UNUSED_WITHIN`] for each region.
-    pub async fn wait(&self) {
-        let all: Vec<_> = self.0.lock().iter().map(|region| region.gone.clone()).collect();
-        for gone in all {
-            gone.within(UNUSED_WITHIN).await;
-        }
-        self.0.lock().retain(|region| !region.gone.is_set());
-    }
-
-    /// Adds memory that was never registered.
-    pub(super) fn add_unregistered(&self, gone: Arc<Gone>) {
-        let mut leaving = self.0.lock();
-        leaving.retain(|region| !region.gone.is_set());
-        leaving.push(LeavingRegion { start: None, gone });
-    }
-
-    /// Returns whether no transfer uses this memory any more.
-    pub fn is_empty(&self) -> bool {
-        let mut leaving = self.0.lock();
-        leaving.retain(|region| !region.gone.is_set());
-        leaving.is_empty()
-    }
-}
 
 /// Registered memory that calls may name by address.
 ///
@@ -145,11 +110,9 @@ impl Regions {
     /// address, or fewer than the address is listed.
     pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<Gone>>> {
         let mut tables = self.tables.write();
-        let mut leaving = self.leaving.0.lock();
-        leaving.retain(|region| !region.gone.is_set());
         for (index, start) in starts.iter().enumerate() {
             let earlier = starts[..index].iter().filter(|other| *other == start).count();
-            let is_leaving = || leaving.iter().any(|region| region.start == Some(*start));
+            let is_leaving = || !self.leaving.signs_at(*start).is_empty();
             if tables.program.count_at(*start) <= earlier && (earlier > 0 || !is_leaving()) {
                 let text = format!("cannot unregister memory: no registered buffer begins at {start:#x}");
                 return Err(Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered));
@@ -159,18 +122,15 @@ impl Regions {
         for start in starts {
             match tables.program.remove_at(*start) {
                 Some(Registered { region, gone }) => {
-                    leaving.push(LeavingRegion { start: Some(*start), gone: gone.clone() });
+                    self.leaving.add(Some(*start), gone.clone());
                     signs.push(gone);
                     taken.push(region);
                 }
-                None => {
-                    let earlier = leaving.iter().filter(|region| region.start == Some(*start));
-                    signs.extend(earlier.map(|region| region.gone.clone()));
-                }
+                None => signs.extend(self.leaving.signs_at(*start)),
             }
         }
-        drop((tables, leaving));
-        // The locks are released first, because the notification of unused memory may call this
+        drop(tables);
+        // The lock is released first, because the notification of unused memory may call this
         // table.
         drop(taken);
         Ok(signs)
@@ -202,10 +162,9 @@ impl Regions {
         let taken = {
             let mut tables = self.tables.write();
             if !is_planted("closing-again-does-not-wait-for-transfers") {
-                let all = tables.program.iter();
-                let all = all
-                    .map(|(start, region)| LeavingRegion { start: Some(start), gone: region.gone.clone() });
-                self.leaving.0.lock().extend(all);
+                for (start, region) in tables.program.iter() {
+                    self.leaving.add(Some(start), region.gone.clone());
+                }
             }
             (tables.program.take_all(), std::mem::take(&mut tables.lent))
         };

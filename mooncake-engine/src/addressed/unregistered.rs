@@ -7,7 +7,8 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_transport::{Region, Slice, SliceMut};
 use parking_lot::Mutex;
 
-use super::{Gone, Leaving, UNUSED_WITHIN, foreign};
+use super::leaving::Leaving;
+use super::{Gone, UNUSED_WITHIN, foreign};
 use crate::TransportSet;
 
 /// Unregistered memory that one call uses.
@@ -61,7 +62,7 @@ impl Unregistered {
         let (memory, gone) = unsafe { foreign(address, len) }?;
         let region = Region::unregistered(memory)?;
         if !is_planted("unregistered-memory-is-not-waited-for") {
-            self.leaving.add_unregistered(gone.clone());
+            self.leaving.add(None, gone.clone());
             self.used.lock().push(gone);
         }
         WARNED.call_once(|| {

@@ -382,8 +382,8 @@ impl Store {
         )
     }
 
-    /// Reads a value into memory of the program. Returns its length, -704 if the key does not exist,
-    /// or -600 if the memory is too short.
+    /// Reads a value into memory of the program. Returns its length, -704 if the key does not
+    /// exist, or -600 if the memory is too short.
     fn get_into(
         &self,
         py: Python<'_>,
