@@ -27,8 +27,8 @@ struct NoFunctions {
 impl Service for NoFunctions {
     fn call(&self, function: u32, _body: &[u8], _out: &mut Vec<u8>) -> Result<(), Refusal> {
         let text = format!(
-            "cannot call mooncake_client over TCP: mooncake_client {} serves processes of its host at \
-             {}. function={function:#010x}; use setup_dummy of the Python package of this project",
+            "cannot call mooncake_client over TCP: mooncake_client {} serves processes of its \
+             host at {}. function={function:#010x}; use setup_dummy of this project",
             env!("CARGO_PKG_VERSION"),
             self.socket.display()
         );
