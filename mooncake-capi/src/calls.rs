@@ -203,7 +203,8 @@ pub unsafe extern "C" fn registerLocalMemory(
         // SAFETY: promised by the caller; unregistering waits for the signal.
         let (source, gone) = unsafe { foreign(address, length) }?;
         let region = engine.engine.register_local(source)?;
-        engine.engine.regions().add(region, gone)
+        engine.engine.regions().add(region, gone);
+        Ok(())
     })
 }
 

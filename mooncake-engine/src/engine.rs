@@ -101,8 +101,8 @@ impl TransferEngine {
     /// address.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an empty or unmapped range, and for an overlap, with
-    /// [`EngineCode::AddressOverlapped`](mooncake_transport::engine::EngineCode).
+    /// `INVALID_PARAMS` for an empty or unmapped range, and for an overlap with memory that is open
+    /// to peers, with [`EngineCode::AddressOverlapped`](mooncake_transport::engine::EngineCode).
     ///
     /// # Safety
     /// As [`register_raw_many`](Self::register_raw_many).
@@ -131,11 +131,8 @@ impl TransferEngine {
             signs.push(gone);
         }
         let regions = self.engine.register_many(sources).await?;
-        for (at, (region, gone)) in regions.into_iter().zip(signs).enumerate() {
-            if let Err(error) = self.parts.regions.add(region, gone) {
-                pieces[..at].iter().for_each(|(start, _)| self.parts.regions.forget(*start));
-                return Err(error);
-            }
+        for (region, gone) in regions.into_iter().zip(signs) {
+            self.parts.regions.add(region, gone);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use mooncake_transport::{Engine, Region, RegionPool, Transport};
 use parking_lot::Mutex;
 
 use crate::TransportSet;
-use crate::addressed::{Gone, Regions};
+use crate::addressed::Regions;
 
 /// Length of a region that buffers are cut from, in bytes. Untouched pages cost nothing.
 const ARENA: u64 = 64 << 20;
@@ -77,7 +77,7 @@ impl Managed {
         let region = engine.register(Arc::new(memory)).await?;
         // SAFETY: new memory, whose slices all come from the pool.
         let pool = unsafe { RegionPool::new(region) };
-        regions.add_pool(pool.clone(), Arc::new(Gone::default()));
+        regions.add_pool(pool.clone());
         let arena = Arc::new(Arena { pool, live: Mutex::default() });
         let address = arena.take(len).ok_or_else(|| Error::internal("a new arena is full"))?;
         self.arenas.lock().push(arena);

@@ -205,7 +205,7 @@ fn an_address_names_the_part_that_is_lent() {
     // SAFETY: new memory, whose slices all come from the pool.
     let pool = unsafe { RegionPool::new(region) };
     let regions = Regions::default();
-    regions.add_pool(pool.clone(), Arc::default());
+    regions.add_pool(pool.clone());
     let part = pool.lend(100, 64).unwrap();
     let at = part.addr();
     assert_eq!(regions.room(at + 40).unwrap(), 60);
@@ -234,12 +234,47 @@ fn an_address_names_the_part_that_is_lent() {
 }
 
 #[tokio::test]
+async fn each_registration_is_ended_by_its_own() {
+    let memory = Memory::new(8192, 1);
+    let at = memory.at();
+    let regions = Regions::default();
+    for (from, len) in [(0, 4096), (40, 4096), (0, 4096), (0, 100)] {
+        // SAFETY: the memory outlives the region, and expects everything.
+        let (source, gone) = unsafe { foreign(at + from, len) }.unwrap();
+        regions.add(Region::unregistered(source).unwrap(), gone);
+    }
+    assert_eq!((regions.room(at + 50).unwrap(), regions.room(at).unwrap()), (4086, 4096));
+    let into = regions.slice_mut(at + 41, 4000).unwrap();
+    // The shortest of three is ended first, and the range of a transfer is not waited for twice.
+    let left = [(true, true), (true, true), (false, true)];
+    for (first, second) in left {
+        regions.remove(at).await.unwrap();
+        let has = |from, len| regions.slice(at + from, len).is_ok();
+        assert_eq!((has(0, 4096), has(40, 4096)), (first, second));
+        assert_eq!(has(0, 100), first);
+    }
+    assert_eq!(number(regions.take(&[at])), -3);
+    let waiting = regions.take(&[at + 40]).unwrap();
+    assert!(!waiting[0].is_set(), "a transfer uses the memory");
+    assert_eq!(number(regions.slice(at + 41, 1)), -3);
+    drop(into);
+    assert!(waiting[0].is_set());
+    for _ in 0..2 {
+        // SAFETY: as above.
+        let (source, gone) = unsafe { foreign(at, 10) }.unwrap();
+        regions.add(Region::unregistered(source).unwrap(), gone);
+    }
+    assert_eq!(number(regions.take(&[at, at, at])), -3, "all or none");
+    assert_eq!(regions.take(&[at, at]).unwrap().len(), 2);
+}
+
+#[tokio::test]
 async fn closing_waits_for_transfers_however_often_it_is_given_up() {
     let memory = Memory::new(4096, 1);
     // SAFETY: the memory outlives the region, and expects everything.
     let (source, gone) = unsafe { foreign(memory.at(), 4096) }.unwrap();
     let regions = Regions::default();
-    regions.add(Region::unregistered(source).unwrap(), gone).unwrap();
+    regions.add(Region::unregistered(source).unwrap(), gone);
     let into = regions.slice_mut(memory.at(), 10).unwrap();
     for _ in 0..2 {
         tokio::select! {
@@ -254,13 +289,48 @@ async fn closing_waits_for_transfers_however_often_it_is_given_up() {
 }
 
 #[tokio::test]
+async fn unregistered_memory_is_looked_up_and_waited_for() {
+    let memory = Memory::new(4096, 1);
+    let regions = Regions::default();
+    let call = regions.unregistered();
+    // SAFETY: the memory outlives the call.
+    let slices = |address, len| unsafe { (call.slice(address, len), call.slice_mut(address, len)) };
+    for (address, len) in [(0, 1), (8, 1), (1 << 45, 4096), (u64::MAX, 1), (memory.at(), 0)] {
+        let (from, into) = slices(address, len);
+        assert_eq!(
+            (from.unwrap_err().kind(), into.unwrap_err().kind()),
+            (ErrorKind::Invalid, ErrorKind::Invalid)
+        );
+    }
+    assert!(call.is_empty());
+    let (from, into) = slices(memory.at() + 1, 10);
+    let into = into.unwrap();
+    assert_eq!((into.addr(), into.len()), (memory.at() + 1, 10));
+    drop(from);
+    let leaving = regions.leaving();
+    assert!(!call.is_empty() && !leaving.is_empty());
+    assert_eq!(number(regions.take(&[memory.at() + 1])), -3, "it was not registered");
+    for _ in 0..2 {
+        tokio::select! {
+            biased;
+            () = call.unused() => panic!("a transfer uses the memory"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    drop(into);
+    call.unused().await;
+    call.wait();
+    assert!(leaving.is_empty());
+}
+
+#[tokio::test]
 async fn memory_of_dropped_regions_is_waited_for() {
     let memory = Memory::new(4096, 1);
     // SAFETY: the memory outlives the region, and expects everything.
     let (source, gone) = unsafe { foreign(memory.at(), 4096) }.unwrap();
     let regions = Regions::default();
     let leaving = regions.leaving();
-    regions.add(Region::unregistered(source).unwrap(), gone).unwrap();
+    regions.add(Region::unregistered(source).unwrap(), gone);
     let into = regions.slice_mut(memory.at(), 10).unwrap();
     drop(regions);
     assert!(!leaving.is_empty());

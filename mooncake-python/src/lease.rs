@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_engine::addressed::{Gone, Regions};
+use mooncake_engine::addressed::Regions;
 use mooncake_store::local::LocalBuf;
 use mooncake_transport::{Region, RegionPool, SliceMut};
 
@@ -21,26 +20,6 @@ pub(crate) struct Arena {
     local: Option<RegionPool<TransportSet>>,
 }
 
-/// Host memory that reports when it is freed.
-struct Watched {
-    memory: HostMemory,
-    gone: Arc<Gone>,
-}
-
-// SAFETY: the memory inside upholds the contract.
-#[allow(unsafe_code)]
-unsafe impl MemorySource for Watched {
-    fn span(&self) -> MemorySpan {
-        self.memory.span()
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        self.gone.set();
-    }
-}
-
 impl Arena {
     /// Creates an arena over as much new memory as the local buffer has. Pages are not populated
     /// before they are used.
@@ -48,11 +27,11 @@ impl Arena {
         let capacity = client.local_buffer();
         let local = match usize::try_from(capacity) {
             Ok(len) if len > 0 => {
-                let (region, gone) = new_region(client, len)?;
+                let region = new_region(client, len)?;
                 // SAFETY: new memory, whose slices all come from the pool.
                 #[allow(unsafe_code)]
                 let pool = unsafe { RegionPool::new(region) };
-                regions.add_pool(pool.clone(), gone);
+                regions.add_pool(pool.clone());
                 Some(pool)
             }
             _ => None,
@@ -73,8 +52,8 @@ impl Arena {
 
     /// Allocates and registers new memory.
     fn allocate_region(&self, client: &StoreClient, len: usize) -> Result<Lease> {
-        let (region, gone) = new_region(client, len)?;
-        self.regions.add_ours(region.clone(), gone);
+        let region = new_region(client, len)?;
+        self.regions.add_ours(region.clone());
         Ok(Lease { backing: Backing::Overflow(region, self.regions.clone()) })
     }
 
@@ -84,11 +63,8 @@ impl Arena {
     }
 }
 
-fn new_region(client: &StoreClient, len: usize) -> Result<(Region<TransportSet>, Arc<Gone>)> {
-    let gone = Arc::new(Gone::default());
-    let memory = client.allocate(len)?;
-    let region = client.register_now(Arc::new(Watched { memory, gone: gone.clone() }))?;
-    Ok((region, gone))
+fn new_region(client: &StoreClient, len: usize) -> Result<Region<TransportSet>> {
+    client.register_now(Arc::new(client.allocate(len)?))
 }
 
 /// Leased memory. It is freed once it is dropped and no transfer uses it any more.

@@ -23,6 +23,7 @@ mod host;
 mod lease;
 mod log;
 mod memory;
+mod messages;
 mod pool;
 mod programs;
 mod runtime;
@@ -54,6 +55,9 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<host::HostMemAllocator>()?;
     module.add_class::<engine::EngineCalls>()?;
     module.add_class::<engine::InnerTransferEngine>()?;
+    module.add_class::<messages::Sender>()?;
+    module.add_class::<messages::Receiver>()?;
+    module.add_class::<messages::Handled>()?;
     module.add_function(wrap_pyfunction!(device::cuda_missing, module)?)?;
     module.add_function(wrap_pyfunction!(device::device_of, module)?)?;
     module.add_function(wrap_pyfunction!(host::bind_to_numa_node, module)?)?;

@@ -234,6 +234,19 @@ async def asyncio_reader(store: MooncakeDistributedStoreAsync, options: argparse
                 tally.wrong += 1
             raise
 
+    async def bare(key: str, slot: int) -> None:
+        """Reads into memory that is not registered. It is free when the call has ended."""
+        memory = ctypes.create_string_buffer(SLOT)
+        try:
+            got = await store.async_get_into(key, ctypes.addressof(memory), SLOT)
+            tally.compare(key, memory.raw[: arrived(store, key, got)])
+        except asyncio.CancelledError:
+            ctypes.memset(memory, 0xAA, SLOT)
+            await asyncio.sleep(1.5 * delay)
+            if memory.raw != b"\xaa" * SLOT:
+                tally.wrong += 1
+            raise
+
     async def plain(key: str, slot: int) -> None:
         tally.compare(key, await store.async_get(key))
 
@@ -241,8 +254,10 @@ async def asyncio_reader(store: MooncakeDistributedStoreAsync, options: argparse
         for got in await store.async_get_batch([key, key]):
             tally.compare(key, got)
 
-    calls: dict[str, Callable[[str, int], Any]] = {"get": plain, "batch": batch, "lease": into_lease, "own": into_own}
-    kinds = [calls[name] for name in options.calls.split(",")]
+    calls: dict[str, Callable[[str, int], Any]] = {"get": plain, "batch": batch, "lease": into_lease}
+    calls |= {"own": into_own, "bare": bare}
+    names = (name for name in options.calls.split(",") if name != "bare" or not options.light)
+    kinds = [calls[name] for name in names]
 
     async def reads(slot: int) -> None:
         while (number := tally.begin()) is not None:
@@ -305,6 +320,19 @@ def signal_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namesp
         finally:
             lease.release()
 
+    def into_bare(key: str) -> None:
+        memory = ctypes.create_string_buffer(SLOT)
+        try:
+            got = store.get_into(key, ctypes.addressof(memory), SLOT)
+            tally.compare(key, memory.raw[: arrived(store, key, got)])
+        except Interrupted:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            ctypes.memset(memory, 0xAA, SLOT)
+            time.sleep(1.5 * delay)
+            if memory.raw != b"\xaa" * SLOT:
+                tally.wrong += 1
+            raise
+
     stop = threading.Event()
 
     def others(seed: int) -> None:
@@ -317,7 +345,7 @@ def signal_reader(store: MooncakeDistributedStoreAsync, options: argparse.Namesp
     for thread in threads:
         thread.start()
     while (number := tally.begin()) is not None:
-        call = rng.choice([handle, plain, batch, into_lease])
+        call = rng.choice([handle, plain, batch, into_lease, into_bare])
         key = f"slow-{rng.randrange(KEYS)}"
         if number % 3:
             call(key)
@@ -570,7 +598,7 @@ def main() -> int:
     parser.add_argument("--reads", type=int, default=10_000, help="in all ways together")
     parser.add_argument("--delay", type=float, default=0.2, help="seconds")
     parser.add_argument("--ways", default="asyncio,signal,shared", help="also: end")
-    parser.add_argument("--calls", default="get,batch,lease,own", help="what asyncio programs call")
+    parser.add_argument("--calls", default="get,batch,lease,own,bare", help="what asyncio programs call")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     options = parser.parse_args()
     print(f"         seed {options.seed}", flush=True)

@@ -14,6 +14,7 @@ import pytest
 from mooncake import ForkedError
 from mooncake.buffer_pool import BufferPool
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from test_engine import listening
 
 MIB = 1 << 20
 
@@ -110,17 +111,19 @@ def test_values_in_many_buffers_are_compared_with_their_checksums(monkeypatch, m
             assert store.batch_get_into_multi_buffers([key], [pointers], [sizes]) == [-801], cut
 
 
-def test_memory_of_an_ipc_client_is_registered_once(light, key):
+def test_registrations_of_an_ipc_client_may_overlap(light, key):
     assert light.put(key, b"value") == 0
     memory = light.alloc_from_mem_pool(MIB)
-    assert light.register_buffer(memory, MIB) == 0
-    for start, size in ((0, MIB), (4096, 100), (MIB - 4096, 4096)):
-        assert light.register_buffer(memory + start, size) == -1
-        assert "registered already" in light.last_error().message
+    for start, size in ((0, MIB), (0, MIB), (4096, 100), (MIB - 4096, 4096)):
+        assert light.register_buffer(memory + start, size) == 0
     assert light.get_into(key, memory + 8192, 1000) == 5
     assert light.unregister_buffer(memory) == 0
-    assert light.register_buffer(memory + 4096, 4096) == 0
-    assert light.get_into(key, memory, 1000) == -600
+    assert light.get_into(key, memory + 8192, 1000) == 5
+    assert light.unregister_buffer(memory) == 0
+    assert light.get_into(key, memory + 8192, 1000) == -600
+    assert "mooncake_client" in light.last_error().message
+    assert light.get_into(key, memory + 4100, 50) == light.get_into(key, memory + MIB - 4096, 4096) == 5
+    assert light.unregister_buffer(memory + 4096) == light.unregister_buffer(memory + MIB - 4096) == 0
 
 
 SUB_INTERPRETER = """
@@ -165,3 +168,31 @@ def test_the_exception_after_a_fork_has_a_code(store):
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     pool.close()
+
+
+def test_a_client_for_calls_of_the_master_alone(make_store, key, master):
+    owner, store = make_store(), MooncakeDistributedStore()
+    assert owner.put(key, b"value") == 0
+    before = listening()
+    address = master.address
+    # No metadata service is needed.
+    for metadata in ("P2PHANDSHAKE", "http://127.0.0.1:1/metadata"):
+        assert store.setup("127.0.0.1", metadata, 0, 0, "rpc_only", "", address) == 0, store.last_error()
+    assert len(listening() - before) <= 1, "only the port that reserves the name"
+    assert store.health_check() == 0 and store.get_hostname().startswith("127.0.0.1:")
+    assert store.is_exist(key) == 1 and store.batch_is_exist([key, "none"]) == [1, 0]
+    assert store.get_size(key) == 5 and store.get_size("none") == -704
+    assert len(store.get_replica_desc(key)) == 1 and list(store.batch_get_replica_desc([key])) == [key]
+    memory = (ctypes.c_ubyte * 100)()
+    at = ctypes.addressof(memory)
+    assert store.put(key + "2", b"x") == store.put_batch([key + "2"], [b"x"]) == store.upsert(key, b"x") == -600
+    assert "rpc_only" in store.last_error().message
+    assert store.put_parts(key + "2", b"x") == store.put_from(key + "2", at, 5) == store.get_into(key, at, 100) == -600
+    assert store.get(key) == b"" and store.get_batch([key]) == [b""] and store.get_buffer(key) is None
+    assert store.register_buffer(at, 100) == -600
+    assert store.allocate_and_mount_segment(16 << 20)["ret"] != 0
+    assert store.remove(key, True) == 0 and store.is_exist(key) == 0
+    assert store.close() == 0 and store.health_check() == 1
+    for segment, buffer in ((16 << 20, 0), (0, 16 << 20)):
+        assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, buffer, "rpc_only", "", address) == -600
+        assert "rpc_only" in store.last_error().message

@@ -162,7 +162,6 @@ def test_unregistering_can_be_interrupted_and_repeated(own_master: Any, make_sto
     with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT, 0.5):
         store.unregister_buffer(at)
     assert time.monotonic() - begun < SOON
-    assert store.put_from("other", at, 10) == -600, "the region is being unregistered"
     threading.Timer(0.5, master.thaw).start()
     assert store.unregister_buffer(at) == 0, "waits for the put"
     put.join(1)

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import mmap
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -128,8 +129,6 @@ def test_registering(store):
     assert store.register_buffer(0, 100) == -600
     assert store.register_buffer(at, 0) == -600
     assert store.register_buffer(at, memory.nbytes) == 0
-    assert store.register_buffer(at, memory.nbytes) == -600
-    assert store.register_buffer(at + 4096, 4096) == -600, "it overlaps"
     assert store.unregister_buffer(at + 4096) == -600
     assert store.unregister_buffer(at) == 0
     assert store.unregister_buffer(at) == -600
@@ -142,21 +141,111 @@ def test_registering(store):
             store.register_buffer(at, wrong)
 
 
-def test_memory_that_is_not_registered_is_not_touched(store, key):
+def test_overlapping_slices_of_one_tensor(make_store, key):
+    """TransferQueue registers, puts and unregisters slices from several threads, in any order."""
+    store = make_store(global_segment_size=256 << 20)
+    count, size, step, threads = 1600, 20_000, 40, 4
+    tensor = array_of(step * count + size)
+    at = tensor.ctypes.data
+    failed = []
+
+    def work(thread: int) -> None:
+        rng = random.Random(thread)
+        mine = range(thread, count, threads)
+        registered = [store.register_buffer(at + step * i, size) for i in mine]
+        puts = [
+            store.batch_put_from([f"{key}-{i}" for i in part], [at + step * i for i in part], [size] * len(part))
+            for part in (mine[start : start + 100] for start in range(0, len(mine), 100))
+        ]
+        ended = [store.unregister_buffer(at + step * i) for i in rng.sample(mine, len(mine))]
+        failed.extend(code for codes in (registered, *puts, ended) for code in codes if code != 0)
+
+    running = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert not failed
+    for i in range(0, count, 37):
+        assert store.get(f"{key}-{i}") == tensor[step * i : step * i + size].tobytes()
+    assert store.unregister_buffer(at) == -600, "every registration has ended"
+
+
+def test_a_registration_does_not_end_with_another_one(store, key):
+    memory = array_of(8192)
+    at = memory.ctypes.data
+    for start, size in ((0, 8192), (0, 4096), (100, 4096), (0, 4096)):
+        assert store.register_buffer(at + start, size) == 0
+    assert store.put_from(key, at, 8192) == 0
+    # Ranges of a buffer are those of the registration that reaches farthest.
+    assert store.get_into_ranges([at + 200], [[key]], [[[0]]], [[[0]]], [[[7992]]]) == [[[7992]]]
+    for _ in range(2):
+        assert store.unregister_buffer(at) == 0
+        assert store.get_into_ranges([at], [[key]], [[[8000]]], [[[0]]], [[[100]]]) == [[[100]]]
+    assert store.unregister_buffer(at + 100) == 0 and store.unregister_buffer(at + 100) == -600
+    assert store.unregister_buffer(at) == 0 and store.unregister_buffer(at) == -600
+    assert store.get_into_ranges([at], [[key]], [[[0]]], [[[0]]], [[[1]]]) == [[[-600]]]
+
+
+UNREGISTERED = """
+import ctypes, sys
+import numpy as np
+from mooncake.store import MooncakeDistributedStore
+
+stores = [MooncakeDistributedStore() for _ in range(2)]
+for store, segment in zip(stores, (64 << 20, 0)):
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, 16 << 20, "tcp", "", sys.argv[1]) == 0
+for n, store in enumerate(stores):
+    source = np.arange(100_000, dtype=np.uint32)
+    target = np.zeros_like(source)
+    at, to = source.ctypes.data, target.ctypes.data
+    key = f"{sys.argv[2]}-{n}"
+    assert store.put_from(key, at, source.nbytes) == 0, store.last_error()
+    assert store.get_into(key, to, target.nbytes) == source.nbytes and (target == source).all()
+    target[:] = 0
+    assert store.batch_put_from([key + "a", key + "b"], [at, 4096], [100, 100]) == [0, -600]
+    assert store.batch_get_into([key + "a", key], [to, 8], [100, source.nbytes]) == [100, -600]
+    assert bytes(target)[:100] == bytes(source)[:100]
+    many = [key + "m"]
+    assert store.batch_put_from_multi_buffers(many, [[at + 10, at + 1000]], [[20, 30]]) == [0]
+    assert store.batch_get_into_multi_buffers(many, [[to, to + 500]], [[25, 25]]) == [50]
+    assert bytes(target)[:25] + bytes(target)[500:525] == bytes(source)[10:30] + bytes(source)[1000:1030]
+    assert store.get_into_ranges([to], [many], [[[0]]], [[[0]]], [[[10]]]) == [[[-600]]]
+    assert store.upsert_from(key, at + 4, 4) == 0 and store.get(key) == bytes(source)[4:8]
+    for wrong in (0, 8, 1 << 46, 2**64 - 50):
+        assert store.put_from(key + "w", wrong, 100) == store.get_into(key + "a", wrong, 100) == -600
+    assert "not mapped" in store.last_error().message or "range" in store.last_error().message
+print("done")
+"""
+
+
+def test_memory_that_is_not_registered(master, key):
+    """TCP and shared memory need no registration. The program is warned once."""
+    for environment in ({}, {"MC_FORCE_TCP": "1"}):
+        words = [sys.executable, "-c", UNREGISTERED, master.address, f"{key}-{len(environment)}"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=os.environ | environment)
+        assert done.stdout == "done\n", done.stderr
+        assert done.stderr.count("memory is not registered") == 1, done.stderr
+
+
+def test_memory_that_is_gone_is_refused(store, key):
     assert store.put(key, b"x" * 100) == 0
-    memory = np.zeros(100, np.uint8)
-    assert store.get_into(key, memory.ctypes.data, 100) == -600
-    assert store.put_from(key + "2", memory.ctypes.data, 100) == -600
-    assert store.get_into(key, 8, 100) == -600
-    assert "register_buffer" in str(store.last_error())
-    gone = mmap.mmap(-1, 1 << 20)
-    view = ctypes.c_char.from_buffer(gone)
+    pages = mmap.mmap(-1, 3 << 20)
+    view = ctypes.c_char.from_buffer(pages)
     at = ctypes.addressof(view)
+    assert store.get_into(key, at, 3 << 20) == 100
     assert store.register_buffer(at, 1 << 20) == 0
     assert store.unregister_buffer(at) == 0
+    libc = ctypes.CDLL(None)
+    assert libc.mprotect(ctypes.c_void_p(at + (1 << 20)), 4096, mmap.PROT_READ) == 0
+    assert store.get_into(key, at, 3 << 20) == store.get_into(key, at + (1 << 20), 100) == -600
+    assert "read-only" in store.last_error().message
+    assert store.put_from(key + "2", at + (1 << 20) - 50, 100) == 0, "it can be read"
+    assert libc.mprotect(ctypes.c_void_p(at + (2 << 20)), 4096, 0) == 0
+    assert store.put_from(key + "3", at + (2 << 20) - 50, 100) == -600
     del view
-    gone.close()
-    assert store.get_into(key, at, 100) == -600
+    pages.close()
+    assert store.get_into(key, at, 100) == store.put_from(key + "3", at, 100) == -600
 
 
 def test_unregistering_waits_for_transfers(make_store, key):

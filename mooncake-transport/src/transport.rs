@@ -176,6 +176,8 @@ impl<R> Copy for Op<'_, R> {}
 /// - A write to read-only memory ([`MemorySpan::read_only`]) fails in the same way.
 /// - Each operation checks its addresses: they are refused once the registration is dropped.
 /// - The drop of a registration returns when no operation of a peer uses its memory.
+/// - Registrations with [`Access::Local`] may overlap each other and those for peers. The drop of
+///   one leaves the others as they are.
 /// - The local bytes of an operation are not used after its share of the completion is finished.
 /// - Every share finishes: a dead, silent or slow peer causes an error of kind `Unavailable` or
 ///   `Timeout` at the completion's deadline. An operation that has not begun by then is not sent.

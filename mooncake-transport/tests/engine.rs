@@ -86,7 +86,7 @@ fn registration_is_checked_published_and_undone() {
     let region = now(a.register(source.clone())).unwrap();
     let overlap = now(a.register(source.clone())).unwrap_err();
     assert!(overlap.kind() == ErrorKind::Invalid && overlap.message().contains("overlap"), "{overlap}");
-    assert!(a.register_local(source.clone()).is_err());
+    a.register_local(source.clone()).expect("local memory may overlap");
     // SAFETY: no byte of it is ever touched.
     let nothing = Arc::new(unsafe { BorrowedMemory::new(MemorySpan { len: 0, ..source.span() }) });
     assert!(now(a.register(nothing)).unwrap_err().message().contains("no bytes"));

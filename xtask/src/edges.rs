@@ -45,6 +45,11 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "calls",
+                test: "unregistered_memory_is_looked_up_and_waited_for",
+                bugs: &["unregistered-memory-is-not-waited-for"],
+            },
+            Edge {
+                program: "calls",
                 test: "memory_of_dropped_regions_is_waited_for",
                 bugs: &["dropped-regions-are-not-waited-for"],
             },

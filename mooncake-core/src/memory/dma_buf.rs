@@ -2,7 +2,6 @@
 //! Exporters list their buffers here. Transports look up here whether memory to register lies in
 //! one.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +11,9 @@ use parking_lot::RwLock;
 use super::MemorySpan;
 use crate::{Error, Result};
 
-static LISTED: RwLock<BTreeMap<u64, Arc<Entry>>> = RwLock::new(BTreeMap::new());
+/// Listed buffers, which may overlap. There are few, because exporters list a buffer while they
+/// register it.
+static LISTED: RwLock<Vec<Arc<Entry>>> = RwLock::new(Vec::new());
 
 #[derive(Debug)]
 struct Entry {
@@ -30,34 +31,26 @@ pub struct ListedDmaBuf {
 }
 
 impl ListedDmaBuf {
-    /// Lists a span, which begins `offset` bytes into a dma-buf.
+    /// Lists a span, which begins `offset` bytes into a dma-buf. It may overlap listed ones.
     ///
     /// # Errors
-    /// Returns `Invalid` for an empty span, and for addresses some of which are listed already.
+    /// Returns `Invalid` for an empty span, and for one that overflows.
     pub fn new(span: MemorySpan, buffer: OwnedFd, offset: u64) -> Result<Self> {
         let (addr, len) = (span.addr(), span.len as u64);
-        let end = addr.checked_add(len).filter(|_| len != 0 && offset.checked_add(len).is_some());
-        let end = end.ok_or_else(|| {
-            Error::invalid(format!(
-                "cannot list dma-buf: invalid range. address={addr:#x} len={len} offset={offset}"
-            ))
-        })?;
-        let mut listed = LISTED.write();
-        let before = listed.range(..end).next_back();
-        if before.is_some_and(|(other, entry)| other + entry.span.len as u64 > addr) {
+        if len == 0 || addr.checked_add(len).is_none() || offset.checked_add(len).is_none() {
             return Err(Error::invalid(format!(
-                "cannot list dma-buf: range overlaps a listed one. address={addr:#x} len={len}"
+                "cannot list dma-buf: invalid range. address={addr:#x} len={len} offset={offset}"
             )));
         }
         let entry = Arc::new(Entry { span, buffer, offset });
-        listed.insert(addr, entry.clone());
+        LISTED.write().push(entry.clone());
         Ok(Self { entry })
     }
 }
 
 impl Drop for ListedDmaBuf {
     fn drop(&mut self) {
-        LISTED.write().remove(&self.entry.span.addr());
+        LISTED.write().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
     }
 }
 
@@ -87,13 +80,10 @@ impl fmt::Debug for DmaBuf {
     }
 }
 
-/// Returns the dma-buf that contains a whole span, if it is listed.
+/// Returns the dma-buf that contains a whole span, if it is listed. Of several it is the last one.
 pub fn dma_buf(span: MemorySpan) -> Option<DmaBuf> {
     let listed = LISTED.read();
-    let (_, entry) = listed.range(..=span.addr()).next_back()?;
-    if !entry.span.contains(span.addr(), span.len as u64) {
-        return None;
-    }
+    let entry = listed.iter().rfind(|entry| entry.span.contains(span.addr(), span.len as u64))?;
     Some(DmaBuf { entry: entry.clone(), offset: entry.offset + (span.addr() - entry.span.addr()) })
 }
 
@@ -120,11 +110,14 @@ mod tests {
         for (addr, len) in [(at - 1, 2), (at + 1, 0x3000), (at + 0x3000, 1), (at, 0), (0x1000, 1)] {
             assert_eq!(offset(addr, len), None, "{len} at {addr:#x}");
         }
-        for (addr, len) in [(at, 1), (at - 1, 2), (at + 0x2fff, 9), (at - 9, 0x4000), (0x1000, 0)] {
-            ListedDmaBuf::new(span(addr, len), descriptor(), 0).unwrap_err();
-        }
+        ListedDmaBuf::new(span(0x1000, 0), descriptor(), 0).unwrap_err();
         ListedDmaBuf::new(span(at + 0x3000, 2), descriptor(), u64::MAX).unwrap_err();
         let beside = ListedDmaBuf::new(span(at + 0x3000, 1), descriptor(), 0).unwrap();
+        let over = ListedDmaBuf::new(span(at + 0x2000, 0x2000), descriptor(), 0x50000).unwrap();
+        assert_eq!(offset(at + 0x2fff, 2), Some(0x50fff), "the one that contains both");
+        assert_eq!((offset(at + 0x1fff, 2), offset(at + 0x2fff, 1)), (Some(0x11fff), Some(0x50fff)));
+        drop(over);
+        assert_eq!(offset(at + 0x2fff, 1), Some(0x12fff), "listed as before");
         let kept = dma_buf(span(at, 1)).unwrap();
         drop(listed);
         assert_eq!((offset(at, 1), offset(at + 0x3000, 1)), (None, Some(0)));

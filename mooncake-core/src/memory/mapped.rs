@@ -1,7 +1,9 @@
 //! Access rights of this process to its own addresses, as reported by the kernel.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 
 /// Access that this process has to a range of its address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,34 +21,109 @@ pub enum Mapped {
 /// the time of the call.
 pub fn mapped(address: u64, len: usize) -> Mapped {
     let Some(end) = address.checked_add(len as u64).filter(|_| len != 0) else { return Mapped::Not };
+    // The file is opened at each use: one that a forked child inherits shows its parent.
     match File::open("/proc/self/maps") {
-        Ok(file) => by_list(BufReader::with_capacity(1 << 16, file), address..end),
+        Ok(file) => by_queries(&file, address..end)
+            .unwrap_or_else(|| by_list(BufReader::with_capacity(1 << 16, file), address..end)),
         Err(_) if by_pages(address, len) => Mapped::Writable,
         Err(_) => Mapped::Not,
     }
 }
 
-/// Walks the list, which is sorted, up to the end of the range.
-fn by_list(mut list: impl BufRead, range: std::ops::Range<u64>) -> Mapped {
+/// Mapping of the process.
+struct Mapping {
+    /// Addresses of the mapping.
+    range: Range<u64>,
+    readable: bool,
+    writable: bool,
+}
+
+/// Returns the access to a range. `next` returns the mapping with an address, or the first one
+/// behind the address.
+fn by_mappings(range: Range<u64>, mut next: impl FnMut(u64) -> Option<Mapping>) -> Mapped {
     let (mut covered, mut writable) = (range.start, true);
-    let mut line = Vec::new();
     while covered < range.end {
-        line.clear();
-        // Paths in the list may contain any bytes.
-        if !matches!(list.read_until(b'\n', &mut line), Ok(1..)) {
-            return Mapped::Not;
+        match next(covered) {
+            Some(mapping) if mapping.range.contains(&covered) && mapping.readable => {
+                writable &= mapping.writable;
+                covered = mapping.range.end;
+            }
+            _ => return Mapped::Not,
         }
-        let Some((start, end, rights)) = mapping(&line) else { return Mapped::Not };
-        if end <= covered {
-            continue;
-        }
-        if start > covered || rights.first() != Some(&b'r') {
-            return Mapped::Not;
-        }
-        writable &= rights.get(1) == Some(&b'w');
-        covered = end;
     }
     if writable { Mapped::Writable } else { Mapped::ReadOnly }
+}
+
+/// Request to the kernel for the mapping with an address, and the response (`struct procmap_query`,
+/// Linux 6.11 and newer).
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    rights: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+impl MappingQuery {
+    const SIZE: usize = size_of::<Self>();
+    /// Number of the request: `_IOWR('f', 17, struct procmap_query)`.
+    const NUMBER: u64 = 3 << 30 | (Self::SIZE as u64) << 16 | (b'f' as u64) << 8 | 17;
+    const READABLE: u64 = 1;
+    const WRITABLE: u64 = 2;
+}
+
+/// Asks for each mapping of the range, which takes microseconds however many mappings the process
+/// has. Returns `None` if the kernel cannot be asked.
+fn by_queries(list: &File, range: Range<u64>) -> Option<Mapped> {
+    let mut cannot_be_asked = false;
+    let mapped = by_mappings(range, |address| {
+        let mut query = MappingQuery { size: MappingQuery::SIZE as u64, address, ..Default::default() };
+        #[allow(unsafe_code)]
+        // SAFETY: the kernel writes to the structure only, and its length is a field of it.
+        let rc = unsafe { libc::ioctl(list.as_raw_fd(), MappingQuery::NUMBER as _, &raw mut query) };
+        if rc != 0 {
+            // Other errors say that the kernel does not know the request.
+            cannot_be_asked = io::Error::last_os_error().raw_os_error() != Some(libc::ENOENT);
+            return None;
+        }
+        let has = |right| query.rights & right != 0;
+        Some(Mapping {
+            range: query.start..query.end,
+            readable: has(MappingQuery::READABLE),
+            writable: has(MappingQuery::WRITABLE),
+        })
+    });
+    Some(mapped).filter(|_| !cannot_be_asked)
+}
+
+/// Walks the list, which is sorted, up to the end of the range.
+fn by_list(mut list: impl BufRead, range: Range<u64>) -> Mapped {
+    let mut line = Vec::new();
+    by_mappings(range, |address| {
+        loop {
+            line.clear();
+            // Paths in the list may contain any bytes.
+            if !matches!(list.read_until(b'\n', &mut line), Ok(1..)) {
+                return None;
+            }
+            let (start, end, rights) = mapping(&line)?;
+            if end > address {
+                let has = |at, right| rights.get(at) == Some(&right);
+                return Some(Mapping { range: start..end, readable: has(0, b'r'), writable: has(1, b'w') });
+            }
+        }
+    })
 }
 
 /// Parses the first address, the one behind the last, and the rights (`rw-p`) of a line like
@@ -103,6 +180,19 @@ mod tests {
         }
     }
 
+    /// Other files cannot be asked. Older kernels refuse in the same way.
+    #[test]
+    #[cfg_attr(miri, ignore = "no list of mappings there")]
+    fn a_kernel_that_cannot_be_asked() {
+        assert_eq!(by_queries(&File::open("/proc/self/status").unwrap(), 0x1000..0x2000), None);
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+        if (numbers.next(), numbers.next()) >= (Some(6), Some(11)) {
+            let list = File::open("/proc/self/maps").unwrap();
+            assert_eq!(by_queries(&list, 16..17), Some(Mapped::Not));
+        }
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "no list of mappings there")]
     #[allow(unsafe_code)]
@@ -116,6 +206,10 @@ mod tests {
             // SAFETY: the page belongs to the memory, and has no other user.
             assert_eq!(unsafe { libc::mprotect(middle.cast(), 4096, rights) }, 0);
             assert_eq!((mapped(start, len), mapped(start + 4096, 1)), (expected, expected));
+            let list = || File::open("/proc/self/maps").unwrap();
+            let range = start..start + len as u64;
+            assert_eq!(by_list(BufReader::new(list()), range.clone()), expected);
+            assert!([None, Some(expected)].contains(&by_queries(&list(), range)));
             assert_eq!(
                 (mapped(start, 4096), mapped(start + 8192, 4096)),
                 (Mapped::Writable, Mapped::Writable)

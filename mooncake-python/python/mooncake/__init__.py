@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit as _atexit
 import os as _os
 from pkgutil import extend_path as _extend_path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 _MOONCAKE_RS = True
 
@@ -28,6 +30,9 @@ from mooncake._mooncake import (
     __version__,
 )
 
+if _TYPE_CHECKING:
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
 __path__ = _extend_path(__path__, __name__)
 
 RegisteredBufferPool = BufferPool
@@ -39,14 +44,27 @@ __all__ = [
     "ForkedError",
     "InvalidArgumentError",
     "LastError",
+    "MooncakeDistributedStore",
     "MooncakeError",
     "NoSpaceError",
     "NotFoundError",
     "RegisteredBufferPool",
+    "ReplicateConfig",
     "UnavailableError",
     "UnsupportedError",
     "__version__",
 ]
+
+
+
+def __getattr__(name: str) -> _Any:
+    # The module of the store is loaded by programs that use a store.
+    if name in ("MooncakeDistributedStore", "ReplicateConfig"):
+        from mooncake import store
+
+        return getattr(store, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # Open stores leave their clusters in order, while the interpreter still runs.
 _atexit.register(_mooncake._close_all)

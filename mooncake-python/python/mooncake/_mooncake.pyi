@@ -20,11 +20,14 @@ __all__ = [
     "DiskDescriptor",
     "Engine",
     "ForkedError",
+    "Handled",
     "InnerTransferEngine",
     "InvalidArgumentError",
     "LastError",
     "Located",
     "MemoryDescriptor",
+    "MessageReceiver",
+    "MessageSender",
     "MooncakeError",
     "MooncakeHostMemAllocator",
     "NoSpaceError",
@@ -270,6 +273,46 @@ class InnerTransferEngine:
     def __repr__(self, /) -> str: ...
 
 @final
+class MessageSender:
+    """Sender of messages to any process."""
+
+    def __new__(cls, max_connections: int, timeout_seconds: int) -> Self: ...
+    def send_data(self, /, to: str, data: bytes) -> None:
+        """Sends bytes to `host:port`. Returns when the receiver has handled them. Raises a
+        `MooncakeError` on failure.
+        """
+    def send_tensor(self, /, to: str, address: int, len: int) -> None:
+        """Sends the bytes of a tensor."""
+    def send_data_async(self, /, future: Future[Any], to: str, data: bytes) -> None:
+        """Sends bytes like `send_data` without waiting, and resolves the future of an event loop.
+        """
+    def send_tensor_async(self, /, future: Future[Any], to: str, address: int, len: int) -> None:
+        """Sends the bytes of a tensor like `send_tensor` without waiting. They are copied first."""
+
+@final
+class MessageReceiver:
+    """Receiver of messages at a port, until it is stopped."""
+
+    def __new__(cls, address: str, waiting: int) -> Self: ...
+    @property
+    def address(self) -> str:
+        """Address of the port."""
+    def next(self, /) -> tuple[bytes, Handled] | None:
+        """Waits for the next message: its bytes, and the reply to send when it has been handled.
+        Returns `None` once the receiver is stopped. For threads other than the first one.
+        """
+    def stop(self, /) -> None:
+        """Stops the receiver. Messages that are being handled are waited for. Can be called again.
+        """
+
+@final
+class Handled:
+    """Reply to a message."""
+
+    def done(self, /) -> None:
+        """Sends the reply. The drop of this object sends it, too."""
+
+@final
 class LastError:
     """Last error of a store or engine."""
 
@@ -483,17 +526,20 @@ class Store:
         """Records an error that the Python half has found, and returns its code."""
     def register_buffer(self, /, buffer_ptr: int, size: int) -> int:
         """Registers memory for calls that name memory by address. The memory must stay allocated
-        until it is unregistered. Returns 0 or a negative code, which is -600 for invalid memory or
-        an overlap with registered memory.
+        until it is unregistered. It may overlap registered memory; each registration is ended by an
+        `unregister_buffer` of its own. Returns 0, or -600 for invalid memory.
         """
     def unregister_buffer(self, /, buffer_ptr: int) -> int:
-        """Unregisters memory after waiting for transfers that use it. Returns 0, or -600 if it is
-        not registered.
+        """Unregisters memory after waiting for transfers that use it. Memory that another
+        registration covers stays registered; of several that begin at the address, the shortest is
+        ended. Returns 0, or -600 if none begins there.
         """
     def put_from(self, /, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """Stores a value from registered memory like `put`, without a copy."""
+        """Stores a value from memory of the program like `put`, without a copy. Memory that is not
+        registered is accepted where the transport needs no registration, as over TCP.
+        """
     def upsert_from(self, /, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
-        """Stores a value from registered memory like `upsert`."""
+        """Stores a value from memory of the program like `upsert`."""
     def put_from_with_metadata(
         self,
         /,
@@ -504,8 +550,8 @@ class Store:
         metadata_size: int,
         config: ReplicateConfig | None = None,
     ) -> int:
-        """Stores metadata and data from registered memory as one value, metadata first. If both are
-        empty, nothing is stored, as with `put_from`.
+        """Stores metadata and data from memory of the program as one value, metadata first. If both
+        are empty, nothing is stored, as with `put_from`.
         """
     def batch_put_from(
         self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
@@ -527,8 +573,8 @@ class Store:
         for each.
         """
     def get_into(self, /, key: str, buffer_ptr: int, size: int) -> int:
-        """Reads a value into registered memory. Returns its length, -704 if the key does not exist,
-        or -600 if the memory is too short.
+        """Reads a value into memory of the program. Returns its length, -704 if the key does not
+        exist, or -600 if the memory is too short.
         """
     def batch_get_into(self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int]) -> list[int]:
         """Runs `get_into` for many keys."""
@@ -633,7 +679,7 @@ class Store:
     def _heads(self, /, keys: list[str], upto: int) -> list[tuple[Located, bytes] | None]:
         """Looks up each key and reads at most `upto` first bytes. Absent keys are `None`."""
     def _read_strips(self, /, jobs: list[Any], owners: list[Any] | None = None) -> list[int]:
-        """Reads strips of located objects into memory that is registered or that `owners` keep.
+        """Reads strips of located objects into memory named by its address, or that `owners` keep.
         Returns a code for each job.
         """
     def _write_strips(
@@ -643,9 +689,9 @@ class Store:
         `owners` keep. Returns a code for each value.
         """
     def _peek(self, /, address: int, len: int) -> bytes | None:
-        """Copies bytes out of registered memory. Returns `None` if the range is not registered."""
+        """Copies bytes out of memory of the program. Returns `None` if the range cannot be used."""
     def _poke(self, /, address: int, bytes: bytes) -> bool:
-        """Copies bytes into registered memory. Returns whether they fit."""
+        """Copies bytes into memory of the program. Returns whether the range can be used."""
     def get_into_ranges(
         self,
         /,
@@ -698,9 +744,10 @@ class Store:
     def _async_remove(self, /, future: Future[Any], key: str, force: bool = False) -> None: ...
     def _async_batch_get_into(
         self, /, future: Future[Any], keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool = False
-    ) -> None:
-        """Reads values like `batch_get_into`. With `landed`, the future resolves only when nothing
-        writes to the memory any more.
+    ) -> bool:
+        """Reads values like `batch_get_into`. With `landed`, or if some of the memory is not
+        registered, the future resolves only when nothing writes to the memory any more. Returns
+        whether it does so.
         """
     def _async_batch_put_from(
         self,
@@ -711,7 +758,10 @@ class Store:
         sizes: list[int],
         config: ReplicateConfig | None = None,
         upsert: bool = False,
-    ) -> None: ...
+    ) -> bool:
+        """Writes values like `batch_put_from`. If some of the memory is not registered, the future
+        resolves only when no transfer uses the memory any more. Returns whether it does so.
+        """
     def batch_get_buffer(self, /, keys: list[str]) -> list[BufferHandle | None]:
         """Runs `get_buffer` for many keys."""
 

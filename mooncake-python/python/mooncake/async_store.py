@@ -26,11 +26,14 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
         future.set_exception(error)
 
 
-async def _awaited(begin: Callable[..., None], *args: Any) -> Any:
-    """Returns the outcome of a call that resolves the future it is given."""
+async def _awaited(begin: Callable[..., bool | None], *args: Any) -> Any:
+    """Returns the outcome of a call that resolves the future it is given.
+
+    If the call says so, a cancellation is raised only when the call has ended.
+    """
     future = asyncio.get_running_loop().create_future()
-    begin(future, *args)
-    return await future
+    to_the_end = begin(future, *args)
+    return await (_to_the_end(future) if to_the_end else future)
 
 
 async def _to_the_end(future: asyncio.Future[Any]) -> Any:
@@ -78,7 +81,8 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     Calls that transfer values occupy no thread and can be cancelled at any point. A cancelled put
     is revoked. The other calls run on the loop's executor, and so does a call that a subclass has
     overridden. A call on the executor goes on when its await is cancelled. With
-    `wait_on_cancel=True`, the cancellation is raised only when the call has ended.
+    `wait_on_cancel=True`, and for calls that name unregistered memory, the cancellation is raised
+    only when the call has ended.
     """
 
     @_of_call
@@ -139,9 +143,7 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
         return await self._get_into(keys, buffer_ptrs, sizes, wait_on_cancel)
 
     async def _get_into(self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool) -> list[int]:
-        future = asyncio.get_running_loop().create_future()
-        self._async_batch_get_into(future, keys, buffer_ptrs, sizes, landed)
-        codes: list[int] = await (_to_the_end(future) if landed else future)
+        codes: list[int] = await _awaited(self._async_batch_get_into, keys, buffer_ptrs, sizes, landed)
         return codes
 
     @_of_call

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::bytes::single_outcome;
+use super::call_memory::CallMemory;
 use super::objects::absent_as_error;
 use super::{NOT_SET_UP, Store};
 use crate::args::{Keep, Uint, bytes_of, text, texts, truth};
@@ -164,8 +165,9 @@ impl Store {
         awaitable(future, work, move |py, outcome| number(py, &errors, zero(outcome)))
     }
 
-    /// Reads values like `batch_get_into`. With `landed`, the future resolves only when nothing
-    /// writes to the memory any more.
+    /// Reads values like `batch_get_into`. With `landed`, or if some of the memory is not
+    /// registered, the future resolves only when nothing writes to the memory any more. Returns
+    /// whether it does so.
     #[pyo3(signature = (future, keys, buffer_ptrs, sizes, landed=false))]
     fn _async_batch_get_into(
         &self,
@@ -174,23 +176,30 @@ impl Store {
         buffer_ptrs: Vec<Uint>,
         sizes: Vec<Uint>,
         landed: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let n = keys.len();
-        let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
+        let Some(session) = self.session()? else {
+            return ready(future, vec![NOT_SET_UP; n]).map(|()| false);
+        };
         if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
-            return ready(future, vec![self.errors.record(&error); n]);
+            return ready(future, vec![self.errors.record(&error); n]).map(|()| false);
         }
+        let landed = landed || !session.is_registered(&buffer_ptrs, &sizes);
         let errors = self.errors.clone();
         let work = async move {
-            let operation = Operation::BatchGetInto;
+            let (operation, memory) = (Operation::BatchGetInto, CallMemory::new(&session));
+            let ranges: (&[Uint], &[Uint]) = (&buffer_ptrs, &sizes);
             if landed {
-                return session.read_landed(operation, keys, (&buffer_ptrs, &sizes)).await;
+                return session.read_landed(operation, keys, &memory, ranges).await;
             }
-            session.read_into(operation, keys, &buffer_ptrs, &sizes).await
+            session.read_into(operation, keys, &memory, ranges).await
         };
-        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))?;
+        Ok(landed)
     }
 
+    /// Writes values like `batch_put_from`. If some of the memory is not registered, the future
+    /// resolves only when no transfer uses the memory any more. Returns whether it does so.
     #[pyo3(signature = (future, keys, buffer_ptrs, sizes, config=None, upsert=false))]
     fn _async_batch_put_from(
         &self,
@@ -200,22 +209,28 @@ impl Store {
         sizes: Vec<Uint>,
         config: Config<'_>,
         upsert: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let n = keys.len();
-        let Some(session) = self.session()? else { return ready(future, vec![NOT_SET_UP; n]) };
+        let Some(session) = self.session()? else {
+            return ready(future, vec![NOT_SET_UP; n]).map(|()| false);
+        };
         let checked = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]);
         let config = match checked.and_then(|()| config::for_call(&config, n, false)) {
             Ok(config) => config,
-            Err(error) => return ready(future, vec![self.errors.record(&error); n]),
+            Err(error) => return ready(future, vec![self.errors.record(&error); n]).map(|()| false),
         };
-        let pieces = |(pointer, size)| session.pieces(&[pointer], &[size]);
+        let memory = CallMemory::new(&session);
+        let pieces = |(pointer, size)| memory.pieces(&[pointer], &[size]);
         let values = future.py().detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let errors = self.errors.clone();
+        let is_waited_for = memory.has_unregistered();
         let work = async move {
-            let outcomes = session.write_pieces(operation, keys, values, &config).await?;
-            Ok(outcomes.into_iter().map(zero).collect())
+            let outcomes = session.write_pieces(operation, keys, values, &config).await;
+            memory.unused().await;
+            Ok(outcomes?.into_iter().map(zero).collect())
         };
-        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
+        awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))?;
+        Ok(is_waited_for)
     }
 }

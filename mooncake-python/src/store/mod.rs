@@ -2,6 +2,7 @@
 //! need torch on top of them.
 
 mod bytes;
+mod call_memory;
 mod file_segment;
 mod futures;
 mod objects;
@@ -17,15 +18,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::TransportSet;
-use mooncake_engine::addressed::{Landing, Regions};
+use mooncake_engine::addressed::Regions;
 use mooncake_store::client::{Client, ClientConfig, ClientPages};
 use mooncake_store::config::ClientEnvironment;
 use mooncake_store::local::{LocalClient, LocalConfig};
-use mooncake_transport::engine::EngineCode;
-use mooncake_transport::{Engine, Region, Slice, SliceMut};
+use mooncake_transport::Engine;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -85,22 +85,6 @@ impl Session {
         })
     }
 
-    /// Registers memory for transfers. Memory that the shared engine has already registered is used
-    /// as it is.
-    fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>> {
-        match self.client.register_now(memory.clone()) {
-            Err(error)
-                if self.engine.is_some()
-                    && !self.client.needs_registration()
-                    && error.engine_code() == EngineCode::AddressOverlapped
-                    && self.regions.room(memory.span().addr()).is_err() =>
-            {
-                Region::unregistered(memory)
-            }
-            registered => registered,
-        }
-    }
-
     /// Returns the arena that leases come from, and creates it on first use.
     pub(crate) fn arena(&self) -> Result<&Arc<Arena>> {
         if let Some(arena) = self.arena.get() {
@@ -114,39 +98,13 @@ impl Session {
         Ok(self.arena.get_or_init(|| made))
     }
 
-    /// Returns registered memory to write from.
-    fn source(&self, address: u64, len: usize) -> Result<Slice<TransportSet>> {
-        let slice = match (&self.engine, self.regions.slice(address, len)) {
-            (Some(engine), Err(error)) if is_unknown(&error) => engine.slice(address, len),
-            (_, ours) => ours,
-        }?;
-        self.client.after_default_stream(slice.location())?;
-        Ok(slice)
-    }
-
-    /// Returns registered memory to read into.
-    fn sink(&self, address: u64, len: usize) -> Result<SliceMut<TransportSet>> {
-        self.sink_until(address, len, None)
-    }
-
-    /// Returns registered memory like [`sink`](Self::sink), and keeps a clone of `landing` until
-    /// nothing writes there any more.
-    fn sink_until(
-        &self,
-        address: u64,
-        len: usize,
-        landing: Option<&Arc<Landing>>,
-    ) -> Result<SliceMut<TransportSet>> {
-        let of = |regions: &Regions| match landing {
-            Some(landing) => regions.slice_mut_until(address, len, landing),
-            None => regions.slice_mut(address, len),
-        };
-        let slice = match (&self.engine, of(&self.regions)) {
-            (Some(engine), Err(error)) if is_unknown(&error) => of(engine),
-            (_, ours) => ours,
-        }?;
-        self.client.after_default_stream(slice.location())?;
-        Ok(slice)
+    /// Returns whether all of this memory is registered, with this store or with the engine that
+    /// was given to setup.
+    fn is_registered(&self, pointers: &[Uint], sizes: &[Uint]) -> bool {
+        pointers.iter().zip(sizes).all(|(pointer, size)| {
+            let holds = |regions: &Regions| regions.slice(pointer.0, size.len()).is_ok();
+            holds(&self.regions) || self.engine.as_deref().is_some_and(holds)
+        })
     }
 
     /// Returns how many bytes are registered from an address on.
@@ -261,11 +219,6 @@ impl Store {
         }
         Ok(())
     }
-}
-
-/// Returns whether the memory is unknown to this client. The shared engine may have registered it.
-fn is_unknown(error: &Error) -> bool {
-    error.engine_code() == EngineCode::AddressNotRegistered
 }
 
 /// Settings of [`Store::setup_native`].

@@ -6,6 +6,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::Operation;
 use pyo3::prelude::*;
 
+use super::call_memory::CallMemory;
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts_of_each};
 use crate::client::{Located, PythonClient, RangeRead};
@@ -76,7 +77,12 @@ struct Fragment<'a> {
 
 impl Session {
     /// Returns the read of a fragment, or `None` if the fragment is empty.
-    fn fragment(&self, fragment: &Fragment<'_>, object: &Located) -> Result<Option<RangeRead>> {
+    fn fragment(
+        &self,
+        memory: &CallMemory,
+        fragment: &Fragment<'_>,
+        object: &Located,
+    ) -> Result<Option<RangeRead>> {
         let Fragment { buffer, to, from, size, .. } = *fragment;
         let beyond = || Error::invalid(format!("range exceeds the buffer. len={} offset={to}", size.0));
         if from.checked_add(size.0).is_none_or(|end| end > object.size()) {
@@ -91,11 +97,15 @@ impl Session {
         if size.0 == 0 {
             return Ok(None);
         }
-        let into = self.sink(buffer.checked_add(to).ok_or_else(beyond)?, size.len())?;
+        let into = memory.sink(buffer.checked_add(to).ok_or_else(beyond)?, size.len())?;
         Ok(Some(RangeRead { object: object.clone(), offset: from, into }))
     }
 
-    async fn read_fragments(&self, call: &RangeCall) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
+    async fn read_fragments(
+        &self,
+        memory: &CallMemory,
+        call: &RangeCall,
+    ) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
         let mut keys: Vec<&str> = call.keys.iter().flatten().map(String::as_str).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -110,7 +120,7 @@ impl Session {
                 Some(Err(error)) => return Err(Error::new(error.code(), error.message().to_owned())),
                 _ => return Err(Error::from(ErrorCode::ObjectNotFound)),
             };
-            let read = self.fragment(fragment, object)?;
+            let read = self.fragment(memory, fragment, object)?;
             places.push(read.is_some());
             reads.extend(read);
             Ok(fragment.size.len())
@@ -154,7 +164,10 @@ impl Store {
         };
         let everywhere = |number: i64| call.with_shape(|_, _, _| number);
         let Some(session) = self.session()? else { return Ok(everywhere(NOT_SET_UP)) };
-        Ok(match wait(py, session.read_fragments(&call)) {
+        let memory = CallMemory::new(&session);
+        let read = wait(py, session.read_fragments(&memory, &call));
+        memory.wait(py);
+        Ok(match read {
             Ok(read) => {
                 let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();
                 let of_buffer = |buffer: Vec<Vec<Result<u64>>>| buffer.into_iter().map(of_key).collect();

@@ -7,6 +7,7 @@ use mooncake_store::client::{Operation, RangeWrite, Reservation};
 use pyo3::prelude::*;
 use tokio::sync::RwLock;
 
+use super::call_memory::CallMemory;
 use super::part_write::PartWrite;
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, texts};
@@ -33,7 +34,12 @@ impl Session {
         Ok(keys.iter().zip(located).map(start).collect())
     }
 
-    async fn read_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
+    async fn read_session(
+        &self,
+        memory: &CallMemory,
+        keys: &[String],
+        parts: &Parts,
+    ) -> Result<Vec<Result<u64>>> {
         self.client.full()?;
         let mut reads = Vec::new();
         let mut plans = Vec::with_capacity(keys.len());
@@ -43,7 +49,7 @@ impl Session {
                 parts
                     .of_key(i)?
                     .map(|(pointer, size, offset)| {
-                        Ok(RangeRead { object: object.clone(), offset, into: self.sink(pointer, size)? })
+                        Ok(RangeRead { object: object.clone(), offset, into: memory.sink(pointer, size)? })
                     })
                     .collect::<Result<Vec<_>>>()
             });
@@ -94,7 +100,12 @@ impl Session {
         Ok(keys.iter().zip(&free).map(start).collect())
     }
 
-    async fn write_session(&self, keys: &[String], parts: &Parts) -> Result<Vec<Result<u64>>> {
+    async fn write_session(
+        &self,
+        memory: &CallMemory,
+        keys: &[String],
+        parts: &Parts,
+    ) -> Result<Vec<Result<u64>>> {
         let objects: Vec<Option<Arc<PartWrite>>> = {
             let writes = self.writes.lock();
             keys.iter().map(|key| writes.get(key).cloned()).collect()
@@ -112,7 +123,7 @@ impl Session {
                 parts
                     .of_key(i)?
                     .map(|(pointer, size, offset)| {
-                        Ok(RangeWrite { object, offset, from: self.source(pointer, size)? })
+                        Ok(RangeWrite { object, offset, from: memory.source(pointer, size)? })
                     })
                     .collect::<Result<Vec<_>>>()
             });
@@ -235,7 +246,10 @@ impl Store {
             return Ok(self.counts(n, Err(error)));
         }
         let parts = Parts { pointers: all_buffer_ptrs, sizes: all_sizes, offsets: all_src_offsets };
-        Ok(self.counts(n, wait(py, session.read_session(&keys, &parts))))
+        let memory = CallMemory::new(&session);
+        let outcomes = wait(py, session.read_session(&memory, &keys, &parts));
+        memory.wait(py);
+        Ok(self.counts(n, outcomes))
     }
 
     /// Ends read sessions.
@@ -288,7 +302,10 @@ impl Store {
             return Ok(self.counts(n, Err(error)));
         }
         let parts = Parts { pointers: all_buffer_ptrs, sizes: all_sizes, offsets: all_dst_offsets };
-        Ok(self.counts(n, wait(py, session.write_session(&keys, &parts))))
+        let memory = CallMemory::new(&session);
+        let outcomes = wait(py, session.write_session(&memory, &keys, &parts));
+        memory.wait(py);
+        Ok(self.counts(n, outcomes))
     }
 
     /// Makes values readable after their parts have been written.

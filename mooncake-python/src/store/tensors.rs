@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::ptr::NonNull;
 
+use super::call_memory::CallMemory;
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Keep, Uint, bytes_of, bytes_with, text, texts};
 use crate::client::{Located, PythonClient, RangeRead};
@@ -145,10 +146,9 @@ impl Job<'_> {
 }
 
 /// Owner of the memory that a job names.
-#[derive(Clone)]
 enum Owner {
-    /// Memory that the program registered.
-    Registered,
+    /// Memory of the program, named by its address.
+    Named(CallMemory),
     /// Python objects, which are kept alive meanwhile.
     Kept(Arc<Keep>),
 }
@@ -157,7 +157,7 @@ impl Session {
     fn piece(&self, owner: &Owner, address: u64, len: u64) -> Result<Slice<TransportSet>> {
         let len = Uint(len).len();
         match owner {
-            Owner::Registered => self.source(address, len),
+            Owner::Named(memory) => memory.source(address, len),
             Owner::Kept(keep) => object_slice(&self.client, span(address, len)?, keep),
         }
     }
@@ -165,7 +165,7 @@ impl Session {
     fn target(&self, owner: &Owner, address: u64, len: u64) -> Result<SliceMut<TransportSet>> {
         let len = Uint(len).len();
         match owner {
-            Owner::Registered => self.sink(address, len),
+            Owner::Named(memory) => memory.sink(address, len),
             Owner::Kept(keep) => object_slice_mut(span(address, len)?, keep),
         }
     }
@@ -365,7 +365,7 @@ impl Store {
         heads
     }
 
-    /// Reads strips of located objects into memory that is registered or that `owners` keep.
+    /// Reads strips of located objects into memory named by its address, or that `owners` keep.
     /// Returns a code for each job.
     #[pyo3(signature = (jobs, owners=None))]
     fn _read_strips(
@@ -378,8 +378,9 @@ impl Store {
         let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; n]) };
         let plans: Vec<Plan> = jobs.iter().map(Job::plan).collect();
         drop(jobs);
-        let owner = owner(owners);
+        let owner = Owner::new(&session, owners);
         let outcomes = wait(py, async { Ok(session.scatter(&owner, plans).await) });
+        owner.wait(py);
         Ok(self.codes(n, outcomes))
     }
 
@@ -413,7 +414,7 @@ impl Store {
             plans.push((write.key, header, (write.memory.0.0, write.memory.1.0), strips));
         }
         let headers = Arc::new(keep);
-        let owner = owner(owners);
+        let owner = Owner::new(&session, owners);
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let outcomes = wait(py, async {
             let mut leases = Vec::new();
@@ -432,13 +433,14 @@ impl Store {
             }
             session.write_pieces(operation, keys, values, &config).await
         });
+        owner.wait(py);
         Ok(self.codes(n, outcomes))
     }
 
-    /// Copies bytes out of registered memory. Returns `None` if the range is not registered.
+    /// Copies bytes out of memory of the program. Returns `None` if the range cannot be used.
     fn _peek<'py>(&self, py: Python<'py>, address: Uint, len: Uint) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let Some(session) = self.session()? else { return Ok(None) };
-        let slice = match session.source(address.0, len.len()) {
+        let slice = match CallMemory::new(&session).source(address.0, len.len()) {
             Ok(slice) => slice,
             Err(error) => {
                 self.errors.record(&error);
@@ -448,10 +450,11 @@ impl Store {
         bytes_with(py, slice.len(), |bytes| slice.copy_to(0, bytes)).map(Some)
     }
 
-    /// Copies bytes into registered memory. Returns whether they fit.
+    /// Copies bytes into memory of the program. Returns whether the range can be used.
     fn _poke(&self, address: Uint, bytes: &[u8]) -> PyResult<bool> {
         let Some(session) = self.session()? else { return Ok(false) };
-        let written = session.sink(address.0, bytes.len()).and_then(|mut slice| slice.copy_from(0, bytes));
+        let memory = CallMemory::new(&session);
+        let written = memory.sink(address.0, bytes.len()).and_then(|mut slice| slice.copy_from(0, bytes));
         Ok(match written {
             Ok(()) => true,
             Err(error) => {
@@ -462,9 +465,18 @@ impl Store {
     }
 }
 
-fn owner(owners: Option<Vec<Py<PyAny>>>) -> Owner {
-    let Some(objects) = owners else { return Owner::Registered };
-    let mut keep = Keep::default();
-    objects.into_iter().for_each(|object| keep.object(object));
-    Owner::Kept(Arc::new(keep))
+impl Owner {
+    fn new(session: &Arc<Session>, owners: Option<Vec<Py<PyAny>>>) -> Self {
+        let Some(objects) = owners else { return Self::Named(CallMemory::new(session)) };
+        let mut keep = Keep::default();
+        objects.into_iter().for_each(|object| keep.object(object));
+        Self::Kept(Arc::new(keep))
+    }
+
+    /// Waits until no transfer uses unregistered memory.
+    fn wait(&self, py: Python<'_>) {
+        if let Self::Named(memory) = self {
+            memory.wait(py);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Values in registered memory of the program, named by address.
+//! Values in memory of the program, named by address.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use mooncake_store::client::Operation;
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 
+use super::call_memory::CallMemory;
 use super::{NOT_SET_UP, Session, Store};
 use crate::args::{Uint, text, texts, truth};
 use crate::client::{PythonClient, RangeRead};
@@ -19,7 +20,7 @@ use crate::runtime::wait;
 /// Value in pieces, or the reason why it cannot be written.
 type Pieces = Result<Vec<Slice<TransportSet>>>;
 
-impl Session {
+impl CallMemory {
     pub(super) fn pieces(&self, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
         if pointers.len() != sizes.len() {
             return Err(Error::invalid(format!(
@@ -31,7 +32,9 @@ impl Session {
         let some = pointers.iter().zip(sizes).filter(|(_, size)| size.0 > 0);
         some.map(|(pointer, size)| self.source(pointer.0, size.len())).collect()
     }
+}
 
+impl Session {
     /// Writes the valid items. Each succeeds or fails independently.
     pub(super) async fn write_pieces(
         &self,
@@ -67,6 +70,7 @@ impl Session {
     /// Reads whole objects, each into several buffers in their order.
     async fn read_pieces(
         &self,
+        memory: &CallMemory,
         keys: &[String],
         pointers: &[Vec<Uint>],
         sizes: &[Vec<Uint>],
@@ -90,7 +94,7 @@ impl Session {
                 let mut offset = 0;
                 let mut parts = Vec::with_capacity(sizes[i].len());
                 for (pointer, size) in pointers[i].iter().zip(&sizes[i]).filter(|(_, size)| size.0 > 0) {
-                    let into = self.sink(pointer.0, size.len())?;
+                    let into = memory.sink(pointer.0, size.len())?;
                     parts.push(RangeRead { object: object.clone(), offset, into });
                     offset += size.0;
                 }
@@ -117,10 +121,10 @@ impl Session {
         &self,
         operation: Operation,
         keys: Vec<String>,
-        pointers: &[Uint],
-        sizes: &[Uint],
+        memory: &CallMemory,
+        ranges: (&[Uint], &[Uint]),
     ) -> Result<Vec<Result<u64>>> {
-        self.read_until(operation, keys, (pointers, sizes), None).await
+        self.read_until(operation, keys, memory, ranges, None).await
     }
 
     /// Reads like `read_into`, but returns only when nothing writes to the memory any more. The
@@ -129,15 +133,17 @@ impl Session {
         &self,
         operation: Operation,
         keys: Vec<String>,
-        memory: (&[Uint], &[Uint]),
+        memory: &CallMemory,
+        ranges: (&[Uint], &[Uint]),
     ) -> Result<Vec<Result<u64>>> {
         let (landing, landed) = Landing::new();
-        let outcomes = self.read_until(operation, keys, memory, Some(landing)).await;
+        let outcomes = self.read_until(operation, keys, memory, ranges, Some(landing)).await;
         if !landed.within(UNUSED_WITHIN).await {
             tracing::warn!(
                 "transfer has not ended and may still write to memory of a call that has returned"
             );
         }
+        memory.unused().await;
         outcomes
     }
 
@@ -145,13 +151,14 @@ impl Session {
         &self,
         operation: Operation,
         keys: Vec<String>,
+        memory: &CallMemory,
         (pointers, sizes): (&[Uint], &[Uint]),
         landing: Option<Arc<Landing>>,
     ) -> Result<Vec<Result<u64>>> {
         let mut outcomes: Vec<Option<Result<u64>>> = Vec::with_capacity(keys.len());
         let mut items = Vec::with_capacity(keys.len());
         for ((key, pointer), size) in keys.into_iter().zip(pointers).zip(sizes) {
-            match self.sink_until(pointer.0, size.len(), landing.as_ref()) {
+            match memory.sink_until(pointer.0, size.len(), landing.as_ref()) {
                 Ok(slice) => {
                     items.push((key, slice));
                     outcomes.push(None);
@@ -188,9 +195,12 @@ impl Store {
             Ok(config) => config,
             Err(error) => return Ok(vec![i64::from(self.errors.record(&error)); n]),
         };
+        let memory = CallMemory::new(&session);
         // This may wait for a GPU.
-        let values = py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| session.pieces(p, s)).collect());
-        Ok(self.codes(n, wait(py, session.write_pieces(operation, keys, values, &config))))
+        let values = py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| memory.pieces(p, s)).collect());
+        let outcomes = wait(py, session.write_pieces(operation, keys, values, &config));
+        memory.wait(py);
+        Ok(self.codes(n, outcomes))
     }
 
     fn write_one_from(
@@ -235,8 +245,8 @@ fn one_each(values: &[Uint]) -> Vec<Vec<Uint>> {
 #[pymethods]
 impl Store {
     /// Registers memory for calls that name memory by address. The memory must stay allocated until
-    /// it is unregistered. Returns 0 or a negative code, which is -600 for invalid memory or an
-    /// overlap with registered memory.
+    /// it is unregistered. It may overlap registered memory; each registration is ended by an
+    /// `unregister_buffer` of its own. Returns 0, or -600 for invalid memory.
     fn register_buffer(&self, py: Python<'_>, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         let registered = py.detach(|| {
@@ -244,7 +254,8 @@ impl Store {
             // SAFETY: the program guarantees that the memory stays valid until it is unregistered,
             // which waits for `gone`.
             let (memory, gone) = unsafe { foreign(buffer_ptr.0, size.len()) }?;
-            session.regions.add(session.register(memory)?, gone)
+            session.regions.add(session.client.register_now(memory)?, gone);
+            Ok(())
         });
         if session.client.as_ipc().is_some() {
             // As in Mooncake C++, every failure has the same code here.
@@ -254,14 +265,16 @@ impl Store {
         Ok(self.code(registered))
     }
 
-    /// Unregisters memory after waiting for transfers that use it. Returns 0, or -600 if it is not
-    /// registered.
+    /// Unregisters memory after waiting for transfers that use it. Memory that another registration
+    /// covers stays registered; of several that begin at the address, the shortest is ended.
+    /// Returns 0, or -600 if none begins there.
     fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
         Ok(self.code(wait(py, session.regions.remove(buffer_ptr.0))))
     }
 
-    /// Stores a value from registered memory like `put`, without a copy.
+    /// Stores a value from memory of the program like `put`, without a copy. Memory that is not
+    /// registered is accepted where the transport needs no registration, as over TCP.
     #[pyo3(signature = (key, buffer_ptr, size, config=None))]
     fn put_from(
         &self,
@@ -274,7 +287,7 @@ impl Store {
         self.write_buffer(py, Operation::PutFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// Stores a value from registered memory like `upsert`.
+    /// Stores a value from memory of the program like `upsert`.
     #[pyo3(signature = (key, buffer_ptr, size, config=None))]
     fn upsert_from(
         &self,
@@ -287,8 +300,8 @@ impl Store {
         self.write_buffer(py, Operation::UpsertFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// Stores metadata and data from registered memory as one value, metadata first. If both are
-    /// empty, nothing is stored, as with `put_from`.
+    /// Stores metadata and data from memory of the program as one value, metadata first. If both
+    /// are empty, nothing is stored, as with `put_from`.
     #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None))]
     #[allow(clippy::too_many_arguments, reason = "interface of Mooncake C++")]
     fn put_from_with_metadata(
@@ -369,8 +382,8 @@ impl Store {
         )
     }
 
-    /// Reads a value into registered memory. Returns its length, -704 if the key does not exist, or
-    /// -600 if the memory is too short.
+    /// Reads a value into memory of the program. Returns its length, -704 if the key does not
+    /// exist, or -600 if the memory is too short.
     fn get_into(
         &self,
         py: Python<'_>,
@@ -379,7 +392,10 @@ impl Store {
         size: Uint,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        let outcome = wait(py, session.read_into(Operation::GetInto, vec![key], &[buffer_ptr], &[size]));
+        let memory = CallMemory::new(&session);
+        let ranges: (&[Uint], &[Uint]) = (&[buffer_ptr], &[size]);
+        let outcome = wait(py, session.read_into(Operation::GetInto, vec![key], &memory, ranges));
+        memory.wait(py);
         Ok(self.counts(1, outcome).first().copied().unwrap_or(NOT_SET_UP))
     }
 
@@ -396,7 +412,11 @@ impl Store {
         if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
             return Ok(self.counts(n, Err(error)));
         }
-        Ok(self.counts(n, wait(py, session.read_into(Operation::BatchGetInto, keys, &buffer_ptrs, &sizes))))
+        let memory = CallMemory::new(&session);
+        let ranges: (&[Uint], &[Uint]) = (&buffer_ptrs, &sizes);
+        let outcomes = wait(py, session.read_into(Operation::BatchGetInto, keys, &memory, ranges));
+        memory.wait(py);
+        Ok(self.counts(n, outcomes))
     }
 
     /// Reads values, each into several buffers that are filled in order. The sizes of the buffers
@@ -417,6 +437,9 @@ impl Store {
         if let Err(error) = self.same_length(&[n, all_buffer_ptrs.len(), all_sizes.len()]) {
             return Ok(self.counts(n, Err(error)));
         }
-        Ok(self.counts(n, wait(py, session.read_pieces(&keys, &all_buffer_ptrs, &all_sizes))))
+        let memory = CallMemory::new(&session);
+        let outcomes = wait(py, session.read_pieces(&memory, &keys, &all_buffer_ptrs, &all_sizes));
+        memory.wait(py);
+        Ok(self.counts(n, outcomes))
     }
 }

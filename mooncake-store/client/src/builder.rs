@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::{ClientConfig, OffloadConfig, SegmentFile};
+use crate::config::{ClientConfig, OffloadConfig, RPC_ONLY, SegmentFile};
 use crate::deadline::Deadline;
 use crate::disk::Files;
 use crate::lasting::Opened;
@@ -186,6 +186,7 @@ impl TransportSource for BuiltIn {
         let options = match (self.0, setting.config.protocol.as_str(), &setting.near) {
             (Some(options), _, _) => options,
             (None, "" | "loopback", Some(net)) => TransportOptions::in_process(net.clone()),
+            (None, RPC_ONLY, _) => TransportOptions::in_process(LoopbackNet::new()),
             (None, protocol, _) => TransportOptions::named(protocol)?,
         };
         let options = if setting.config.share_memory { options } else { options.without_shared_memory() };
@@ -460,6 +461,9 @@ impl<S: TransportSource> ClientBuilder<S> {
             config.clock = clock;
         }
         config.validate()?;
+        if config.is_rpc_only() {
+            config.hot_cache.bytes = 0;
+        }
         config.check_memory(0, config.segment.saturating_add(config.local_buffer))?;
         let deadline = Deadline::after(&config.clock, config.connect_timeout);
         let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
@@ -479,6 +483,8 @@ impl<S: TransportSource> ClientBuilder<S> {
         let protocol = transport.protocol().as_str().to_owned();
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
+            // Nothing is published, and no peer is looked up.
+            _ if config.is_rpc_only() => Directory::new(Arc::<MemoryMetadata>::default()),
             (None, Some(cluster)) => Directory::new(cluster.directory.clone()),
             (None, None) => mooncake_metadata::connect(&config.metadata, &config.directory)?,
         };
@@ -499,7 +505,7 @@ impl<S: TransportSource> ClientBuilder<S> {
             }
             None => {
                 let engine = Engine::builder(transport).name(&name).directory(directory.clone());
-                let with_port = embedded.is_none() || p2p;
+                let with_port = (embedded.is_none() || p2p) && !config.is_rpc_only();
                 deadline.bound("starting the engine", start(engine, &config, with_port)).await?
             }
         };

@@ -68,7 +68,7 @@ pub(crate) async fn read<T: Transport>(
     let deadline = client.deadline();
     let mut reads: Vec<Read<'_, T>> =
         keys.iter().zip(wants).map(|(key, want)| Read::new(key, want)).collect();
-    let mut asked = client.usable();
+    let mut asked = client.can_transfer();
     let (mut round, mut rounds) = (0, ROUNDS);
     while round < rounds {
         if asked.is_err() || (round > 0 && deadline.is_over()) {

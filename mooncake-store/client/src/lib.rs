@@ -73,7 +73,8 @@ mod writing;
 pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, TransportSource};
 pub use self::cache::HotCacheStats;
 pub use self::config::{
-    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile,
+    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, RPC_ONLY,
+    SegmentFile,
 };
 pub use self::disk::{DiskReport, FileReport};
 pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};

@@ -47,7 +47,7 @@ impl<T: Transport> ClientSegments<'_, T> {
         memory: Arc<dyn MemorySource>,
         own: Option<Arc<HostMemory>>,
     ) -> Result<SegmentId> {
-        self.client.inner.usable()?;
+        self.client.inner.can_transfer()?;
         let deadline = self.client.inner.deadline();
         let id = self.client.inner.mount(memory, own, &deadline).await?;
         self.client.start_heartbeat();

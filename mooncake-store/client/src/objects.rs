@@ -315,7 +315,7 @@ impl<T: Transport> ClientMemory<'_, T> {
     /// # Errors
     /// Returns `INVALID_PARAMS` for an empty range, and the errors of the transport.
     pub fn register(self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        self.client.inner.usable()?;
+        self.client.inner.can_transfer()?;
         self.client.inner.engine.register_local(memory)
     }
 

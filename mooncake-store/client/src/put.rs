@@ -41,7 +41,7 @@ pub(crate) async fn write<T: Transport>(
     items: &[Item<'_, T>],
     config: &ReplicateConfig,
 ) -> Result<Vec<Result<PutOutcome>>> {
-    client.usable()?;
+    client.can_transfer()?;
     let mut counting = client.counting(operation);
     let deadline = client.deadline();
     client.forget(items.iter().map(|item| item.key));

@@ -107,7 +107,7 @@ impl<T: Transport> ClientRanges<'_, T> {
         let inner = &self.client.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
         let deadline = inner.deadline();
-        let (usable, now) = (inner.usable(), inner.config.clock.now());
+        let (usable, now) = (inner.can_transfer(), inner.config.clock.now());
         let mut ranges: Vec<Range<T>> = reads.into_iter().map(|read| Range::new(read, now)).collect();
         if let Err(error) = &usable {
             ranges.iter_mut().for_each(|range| range.outcome = Some(Err(error.clone())));

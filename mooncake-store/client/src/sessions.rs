@@ -45,7 +45,7 @@ impl<T: Transport> ClientRanges<'_, T> {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Reservation>>> {
         let inner = &self.client.inner;
-        inner.usable()?;
+        inner.can_transfer()?;
         let deadline = inner.deadline();
         let puts: Vec<PutItem<'_>> =
             items.iter().map(|(key, len)| PutItem { key: key.as_ref(), len: *len }).collect();

@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::ClientConfig;
+use crate::config::{ClientConfig, RPC_ONLY};
 use crate::deadline::Deadline;
 use crate::disk::{Files, Owners, own};
 use crate::inventory::Inventory;
@@ -148,6 +148,18 @@ impl<T: Transport> Inner<T> {
     pub(crate) fn usable(&self) -> Result<()> {
         if *self.closed.borrow() {
             return Err(Error::invalid("the client is closed"));
+        }
+        Ok(())
+    }
+
+    /// Returns an error after `close`, and for a client that transfers nothing
+    /// ([`RPC_ONLY`]).
+    pub(crate) fn can_transfer(&self) -> Result<()> {
+        self.usable()?;
+        if self.config.is_rpc_only() {
+            return Err(Error::invalid(format!(
+                "cannot transfer values: this client calls the master only. protocol={RPC_ONLY}; connect with protocol tcp or rdma"
+            )));
         }
         Ok(())
     }

@@ -130,17 +130,36 @@ impl<C: Carrier> Connection<C> {
     /// # Errors
     /// Returns the cause of the end of the connection.
     pub async fn send(&mut self, function: u32, body: &(dyn Fn(&mut Vec<u8>) + Sync)) -> Result<(), Broken> {
+        self.send_attached(function, body, &[]).await
+    }
+
+    /// Sends one request, and the attachment behind it.
+    ///
+    /// # Errors
+    /// Returns the cause of the end of the connection.
+    pub(super) async fn send_attached(
+        &mut self,
+        function: u32,
+        body: &(dyn Fn(&mut Vec<u8>) + Sync),
+        attachment: &[u8],
+    ) -> Result<(), Broken> {
         self.seq = self.seq.wrapping_add(1) | FIRST_SEQ;
         self.outbox.clear();
         self.inbox.clear();
         self.asking = true;
-        frame::write_request(&mut self.outbox, self.seq, function, body);
-        if self.outbox.len() - frame::REQUEST_HEAD > self.max_body {
-            let cause = Cause::Oversized { len: self.outbox.len(), max: self.max_body };
+        let attached = u32::try_from(attachment.len()).unwrap_or(u32::MAX);
+        frame::begin_attached(&mut self.outbox, self.seq, function, body, attached);
+        let len = self.outbox.len().saturating_add(attachment.len());
+        if len - frame::REQUEST_HEAD > self.max_body {
+            let cause = Cause::Oversized { len, max: self.max_body };
             return Err(Broken { cause, answered: false });
         }
-        let sent = self.carrier.stream().write_all(&self.outbox).await;
-        sent.map_err(|error| Broken { cause: Cause::Io(error), answered: false })
+        let stream = self.carrier.stream();
+        let sent = async {
+            stream.write_all(&self.outbox).await?;
+            if attachment.is_empty() { Ok(()) } else { stream.write_all(attachment).await }
+        };
+        sent.await.map_err(|error| Broken { cause: Cause::Io(error), answered: false })
     }
 
     /// Reads the reply of the request that was sent. The future may be dropped and called again.
@@ -191,6 +210,23 @@ impl<C: Carrier> Connection<C> {
         matches!(reply, Ok(Parsed::Whole(reply, _)) if reply.status == Status::Overloaded)
     }
 
+    /// Returns an error unless the reply in the buffer says that the call was made. Its body is
+    /// ignored.
+    pub(super) fn is_accepted(&self, server: &dyn Display) -> Result<()> {
+        match frame::parse_reply(&self.inbox, self.max_body) {
+            Ok(Parsed::Whole(reply, _)) if reply.status == Status::Ok => Ok(()),
+            Ok(Parsed::Whole(reply, _)) => {
+                let code = match reply.status {
+                    Status::NotRegistered => ErrorCode::NotSupported,
+                    Status::InvalidArguments => ErrorCode::InvalidParams,
+                    _ => ErrorCode::RpcFail,
+                };
+                Err(refusal(code, (reply.status, reply.body), server, ""))
+            }
+            _ => Err(Error::internal("a reply that was whole is not any more")),
+        }
+    }
+
     /// Decodes the reply in the buffer.
     ///
     /// # Errors
@@ -233,8 +269,6 @@ fn misread(error: Error, name: &'static str, server: &dyn Display) -> Error {
 
 /// Converts an error status into the error of the call.
 fn refused<R: Request>(status: Status, body: &[u8], server: &dyn Display) -> Error {
-    let said = pack::decode::<&[u8]>(body).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said[..said.len().min(512)]).into_owned();
     let code = match status {
         Status::NotRegistered => ErrorCode::NotSupported,
         Status::InvalidArguments | Status::UnknownVersion
@@ -250,8 +284,14 @@ fn refused<R: Request>(status: Status, body: &[u8], server: &dyn Display) -> Err
         ErrorCode::InvalidVersion => format!(" (this side speaks version {TABLE_VERSION})"),
         _ => String::new(),
     };
+    refusal(code, (status, body), server, &ours).context(R::NAME)
+}
+
+fn refusal(code: ErrorCode, (status, body): (Status, &[u8]), server: &dyn Display, more: &str) -> Error {
+    let said = pack::decode::<&[u8]>(body).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said[..said.len().min(512)]);
     let status = format!("{} ({})", status.text(), status.number());
-    Error::new(code, format!("{server} refused the call: {status}: {said}{ours}")).context(R::NAME)
+    Error::new(code, format!("{server} refused the call: {status}: {said}{more}"))
 }
 
 /// End of a connection, with its cause.

@@ -33,7 +33,7 @@ pub struct RequestFrame<'a> {
     pub function: u32,
     /// Arguments of the call.
     pub body: &'a [u8],
-    /// Bytes after the body; unused.
+    /// Bytes after the body. Only messages of data have some.
     pub attachment: &'a [u8],
 }
 
@@ -211,11 +211,24 @@ pub fn parse_reply(bytes: &[u8], max_body: usize) -> Result<Parsed<ReplyFrame<'_
 
 /// Appends a request; `body` appends its body.
 pub fn write_request(out: &mut Vec<u8>, seq: u32, function: u32, body: impl FnOnce(&mut Vec<u8>)) {
+    begin_attached(out, seq, function, body, 0);
+}
+
+/// Appends a request like [`write_request`], behind which the caller sends an attachment of this
+/// length.
+pub fn begin_attached(
+    out: &mut Vec<u8>,
+    seq: u32,
+    function: u32,
+    body: impl FnOnce(&mut Vec<u8>),
+    attachment: u32,
+) {
     let start = out.len();
     out.extend_from_slice(&[MAGIC, VERSION, STRUCT_PACK, CALL]);
     out.extend_from_slice(&seq.to_le_bytes());
     out.extend_from_slice(&function.to_le_bytes());
-    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&attachment.to_le_bytes());
     body(out);
     let len = body_len(out, start + REQUEST_HEAD);
     out[start + 12..start + 16].copy_from_slice(&len);

@@ -8,6 +8,7 @@ pub mod call;
 pub mod client;
 #[doc(hidden)]
 pub mod connection;
+pub mod data_message;
 pub mod frame;
 mod heartbeat;
 #[cfg(feature = "http")]

@@ -43,6 +43,12 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
+    /// Begins a call like [`begin`](Self::begin), with the bytes behind the body of its request.
+    /// Most calls have none.
+    fn begin_attached(&self, function: u32, body: &[u8], _attachment: &[u8]) -> Option<Waiting> {
+        self.begin(function, body)
+    }
+
     /// Returns whether some calls are heartbeats, which a separate thread serves.
     fn has_heartbeats(&self) -> bool {
         false
@@ -231,7 +237,7 @@ fn bind_failed(address: &str, error: io::Error) -> Error {
         io::ErrorKind::AddrInUse => {
             let port = split(address).1.map_or_else(|| address.to_owned(), |port| port.to_string());
             format!(
-                "port {port} is in use ({address}): choose another with --rpc_port, or stop the program that uses it"
+                "port {port} is in use ({address}): choose another port, or stop the program that uses it"
             )
         }
         io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),
@@ -491,7 +497,8 @@ impl Connection {
                         });
                         continue;
                     }
-                    if let Some(waiting) = service.begin(request.function, request.body) {
+                    let begun = service.begin_attached(request.function, request.body, request.attachment);
+                    if let Some(waiting) = begun {
                         return Ok(Next::Wait(request.seq, waiting));
                     }
                     frame::write_reply(&mut self.outbox, request.seq, |out| {

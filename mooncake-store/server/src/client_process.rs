@@ -16,9 +16,11 @@ use mooncake_transport::admission::raise_descriptor_limit;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use crate::client_port;
 use crate::config::ClientEnvironment;
 use mooncake_client::local::{DEFAULT_PORT, LocalServer, LocalServerConfig, default_path};
 use mooncake_client::{Client, ClientPages, OffloadConfig};
+use mooncake_protocol::server::RunningServer;
 use mooncake_protocol::wire::DrainProgress;
 
 /// Offers memory to a cluster and serves the processes of this host (Python: `setup_dummy`) over a
@@ -26,12 +28,15 @@ use mooncake_protocol::wire::DrainProgress;
 #[derive(Debug, Parser)]
 #[command(name = "mooncake_client", version, args_override_self = true)]
 struct Flags {
-    /// Name or address of this host for other nodes; 0.0.0.0 selects an address
+    /// Name or address of this host for other nodes, where the port is opened; 0.0.0.0 selects an
+    /// address, and opens the port on all
     #[arg(long, default_value = "0.0.0.0")]
     host: String,
-    /// Number in the path of the socket: /tmp/mooncake_client_<port>.sock. No port is opened
-    #[arg(long, default_value_t = DEFAULT_PORT)]
-    port: u16,
+    /// Port that accepts connections once the process is ready, and number in the path of the
+    /// socket: /tmp/mooncake_client_<port>.sock. Not opened if only --ipc_socket_path is given
+    /// [default: 50052]
+    #[arg(long)]
+    port: Option<u16>,
     /// Path of the socket, instead of the one that --port selects
     #[arg(long = "ipc_socket_path")]
     socket_path: Option<PathBuf>,
@@ -170,7 +175,7 @@ fn serve_until_stopped(flags: Flags, environment: ClientEnvironment) -> Result<(
 async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     // Install the signal handlers first, so that a signal during the start is not lost.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let (client, server, pages) = tokio::select! {
+    let Started { client, server, pages, port } = tokio::select! {
         started = start(&flags, &environment) => started?,
         _ = interrupt.recv() => return Ok(()),
         _ = terminate.recv() => return Ok(()),
@@ -190,6 +195,7 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
         },
     }
     tracing::info!("stopping");
+    drop(port);
     if let Some(pages) = pages {
         pages.stop().await;
     }
@@ -273,7 +279,13 @@ async fn take_no_more(client: &Client, grace: Duration) {
     }
 }
 
-type Started = (Client, Arc<LocalServer>, Option<ClientPages>);
+/// Parts of the process that serve.
+struct Started {
+    client: Client,
+    server: Arc<LocalServer>,
+    pages: Option<ClientPages>,
+    port: Option<RunningServer>,
+}
 
 async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started> {
     if !flags.devices.is_empty() && flags.protocol != "rdma" {
@@ -287,7 +299,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     let mut config = environment.config.clone();
     config.allow_overcommit |= flags.allow_overcommit;
     let local = LocalServerConfig {
-        path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port)),
+        path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port.unwrap_or(DEFAULT_PORT))),
         mode: flags.socket_mode,
         max_clients: flags.max_clients,
         max_memory: flags.max_memory,
@@ -320,7 +332,16 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         }
         false => None,
     };
-    Ok((client, server, pages))
+    // The port is last, because it says that the process is ready.
+    let port = match (flags.port, &flags.socket_path) {
+        (None, Some(_)) => None,
+        (port, _) => {
+            let port = client_port::listen(&flags.host, port.unwrap_or(DEFAULT_PORT), server.path()).await?;
+            tracing::info!(at = %port.local_addr(), "port");
+            Some(port)
+        }
+    };
+    Ok(Started { client, server, pages, port })
 }
 
 /// Metrics of the server for local processes, as gauges.
@@ -347,12 +368,9 @@ mod tests {
     #[test]
     fn flags_in_every_form() {
         let flags = parsed(&[]).unwrap();
-        assert_eq!(
-            (flags.port, flags.segment, flags.socket_mode, flags.http),
-            (50052, 4 << 30, 0o600, false)
-        );
+        assert_eq!((flags.port, flags.segment, flags.socket_mode, flags.http), (None, 4 << 30, 0o600, false));
         for form in [&["--port=7"][..], &["-port=7"], &["--port", "7"], &["--port=8", "--port=7"]] {
-            assert_eq!(parsed(form).unwrap().port, 7, "{form:?}");
+            assert_eq!(parsed(form).unwrap().port, Some(7), "{form:?}");
         }
         assert_eq!(parsed(&["--global-segment-size=512 MB"]).unwrap().segment, 512 << 20);
         for (form, on) in [

@@ -7,6 +7,8 @@ mod admin;
 #[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "cli")]
+mod client_port;
+#[cfg(feature = "cli")]
 pub mod client_process;
 pub mod config;
 mod counting;

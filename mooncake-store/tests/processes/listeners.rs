@@ -379,7 +379,8 @@ fn a_client_withstands_connections_that_hold_back() {
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
     let (http, folder) = (free_port(), tempfile::tempdir().unwrap());
     let socket = folder.path().join("owner.sock");
-    let (mut process, log) = client(&ports, http, folder.path());
+    let own_port = free_port();
+    let (mut process, log) = client(&ports, (own_port, http), folder.path());
     let name = field(log.lines().last().unwrap(), "name");
     let disk: u16 = field(&log, "endpoint").and_then(|at| at.rsplit(':').next()?.parse().ok()).unwrap();
     let found = |kind: &str| -> serde_json::Value {
@@ -395,6 +396,7 @@ fn a_client_withstands_connections_that_hold_back() {
         Listener::new("pages", At::Port(http), 16, Exchange::http("GET", "/health", "")),
         Listener::new("local", At::Path(socket), 32, Exchange::unknown()),
         Listener::new("disk", At::Port(disk), 16, Exchange::rpc()),
+        Listener::new("client_port", At::Port(own_port), 16, Exchange::rpc()),
         Listener::new("same_host", At::Name(same_host_name(process.0.id())), 32, Exchange::same_host()),
     ];
     listeners.iter().for_each(Listener::withstand);
@@ -410,7 +412,7 @@ fn a_client_withstands_connections_that_hold_back() {
 
 /// Starts a client under 512 descriptors, with every kind of listener. Its socket and its disk are
 /// in the folder.
-fn client(ports: &Ports, http: u16, folder: &Path) -> (Process, String) {
+fn client(ports: &Ports, (own_port, http): (u16, u16), folder: &Path) -> (Process, String) {
     let disk = folder.join("disk");
     std::fs::create_dir_all(&disk).unwrap();
     let flags = [
@@ -427,6 +429,7 @@ fn client(ports: &Ports, http: u16, folder: &Path) -> (Process, String) {
         format!("--master_server_address=127.0.0.1:{}", ports.rpc),
         format!("--ipc_socket_path={}", folder.join("owner.sock").display()),
         format!("--http_port={http}"),
+        format!("--port={own_port}"),
     ];
     // `env` executes the client, which keeps the process id.
     start("512:512", "env", &flags, "ready")
@@ -462,7 +465,7 @@ fn control_connections_leave_slots_for_calls() {
     raise_descriptor_limit();
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
     let folder = tempfile::tempdir().unwrap();
-    let (_client, _) = client(&ports, free_port(), folder.path());
+    let (_client, _) = client(&ports, (free_port(), free_port()), folder.path());
     let path = folder.path().join("owner.sock");
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
@@ -496,7 +499,7 @@ fn peers_beyond_the_slots_of_the_same_host_are_refused() {
     raise_descriptor_limit();
     let (_master, ports) = master("1024:1024", &["--enable_offload=true".into()]);
     let (http, folder) = (free_port(), tempfile::tempdir().unwrap());
-    let (process, _) = client(&ports, http, folder.path());
+    let (process, _) = client(&ports, (free_port(), http), folder.path());
     let name = At::Name(same_host_name(process.0.id()));
     let listener = Listener::new("same_host", name, PLACES, Exchange::same_host());
     let mut peers: Vec<_> = (0..PLACES).map(|_| listener.hold(Kept::IdleAfterOne).unwrap()).collect();

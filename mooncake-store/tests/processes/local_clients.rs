@@ -316,6 +316,26 @@ async fn objects_of_an_owner_that_is_terminated_move_to_another() {
     cluster.close().await.unwrap();
 }
 
+/// Start scripts and probes wait for the port of `mooncake_client`, which opens last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_opens_its_port_when_it_is_ready() {
+    let port = free_port();
+    let mut host = Host::new(&[&format!("--port={port}")]);
+    let at = format!("127.0.0.1:{port}");
+    while std::net::TcpStream::connect(&at).is_err() {
+        assert!(host.owner.0.try_wait().unwrap().is_none(), "the owner has ended");
+        std::thread::yield_now();
+    }
+    let client = LocalClient::connect(host.config()).await.expect("the owner serves");
+    client.put("key", b"value".to_vec()).await.unwrap();
+    let mut second =
+        start_owner(host.master, free_port(), &host.socket.with_file_name("2"), &[&format!("--port={port}")]);
+    assert_eq!(second.0.wait().unwrap().code(), Some(1), "the port is in use");
+    host.owner.signal("-INT");
+    assert!(host.owner.0.wait().unwrap().success());
+    assert!(std::net::TcpStream::connect(&at).is_err());
+}
+
 #[test]
 fn an_owner_refuses_memory_that_there_is_not() {
     let output = Command::new(env!("CARGO_BIN_EXE_mooncake_client"))

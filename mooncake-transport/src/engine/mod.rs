@@ -128,7 +128,8 @@ impl<T: Transport> Engine<T> {
     /// dropped, peers are refused and the descriptor is published again.
     ///
     /// # Errors
-    /// Returns `Invalid` for a length of zero, and for an overlap with other memory of this engine.
+    /// Returns `Invalid` for a length of zero, and for an overlap with other memory of this engine
+    /// that is open to peers.
     pub async fn register(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
         let region = self.inner.open_region(memory)?;
         self.inner.publish(false).await?;
@@ -144,12 +145,13 @@ impl<T: Transport> Engine<T> {
         Ok(regions)
     }
 
-    /// Registers memory for the local side of transfers only. Peers are refused.
+    /// Registers memory for the local side of transfers only. Peers are refused. The memory may
+    /// overlap any other memory of this engine.
+    ///
+    /// # Errors
+    /// Returns `Invalid` for a length of zero, and the errors of the transport.
     pub fn register_local(&self, memory: Arc<dyn MemorySource>) -> Result<Region<T>> {
-        let claim = self.inner.regions.claim(memory.span())?;
-        let mut region = Region::register(&*self.inner.transport, memory, Access::Local)?;
-        region.tie(None, Box::new(claim));
-        Ok(region)
+        Region::register(&*self.inner.transport, memory, Access::Local)
     }
 
     /// Closes a region and waits until the directory reflects that. Returns `Busy` if the region

@@ -1,5 +1,5 @@
-//! Registered memory of an engine: overlaps, the list in its descriptor, and the ranges for copies
-//! inside the process.
+//! Memory that an engine opens to peers: overlaps, the list in its descriptor, and the ranges for
+//! copies inside the process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Weak};
@@ -23,7 +23,7 @@ struct ProcessEngine {
     memory: Weak<ExposedMemory>,
 }
 
-/// Registered ranges of one engine.
+/// Ranges of one engine that are open to peers.
 pub(super) struct Regions {
     instance: String,
     taken: Mutex<BTreeMap<u64, Taken>>,
@@ -36,7 +36,8 @@ struct Taken {
     open: Option<Vec<u8>>,
 }
 
-/// Claim of a range that no other region of the engine may overlap. The drop releases it.
+/// Claim of a range that no other open range of the engine may overlap, because a request of a peer
+/// names an address only. The drop releases it.
 pub(super) struct Claim {
     regions: Arc<Regions>,
     addr: u64,

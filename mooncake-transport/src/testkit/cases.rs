@@ -189,6 +189,39 @@ pub fn dropped_registration_is_refused<F: Fixture>(fixture: &mut F) {
     world.read(&peer, at, world.local(64, 2)).0.expect("registered again");
 }
 
+/// "Registrations with `Access::Local` may overlap each other and those for peers. The drop of one
+/// leaves the others as they are."
+pub fn local_registrations_may_overlap<F: Fixture>(fixture: &mut F) {
+    const LEN: usize = 4096;
+    let world = World::new(fixture);
+    let remote = world.open(LEN, 1);
+    let peer = world.connect(&[&remote]);
+    let local = world.fixture.local_memory(2 * LEN);
+    // Not every transport opens its local memory to peers.
+    let first = if local.is_some() { Access::Local } else { Access::Remote };
+    let memory = local.unwrap_or_else(|| world.fixture.memory(2 * LEN));
+    let part = |from, access| {
+        let part = Arc::new(Part::new(memory.clone(), from, LEN));
+        Region::register(&*world.user, part, access).expect("it may overlap")
+    };
+    for dropped_first in 0..5 {
+        let mut parts = vec![part(0, first)];
+        parts.extend([0, 40, 0, LEN - 1].map(|from| part(from, Access::Local)));
+        drop(parts.remove(dropped_first));
+        while let Some(part) = parts.pop() {
+            #[allow(unsafe_code)]
+            // SAFETY: no other slice of the memory is in use.
+            let into = unsafe { part.slice_mut_unchecked(0..LEN) }.expect("in range");
+            let (result, into) = world.read(&peer, remote.addr(), into);
+            result.expect("a read into a part that is registered");
+            assert!(shows(&into, |i| pattern(1, i)));
+            let (result, _) = world.write(&peer, remote.addr(), into.into_shared());
+            result.expect("a write from it");
+            drop(part);
+        }
+    }
+}
+
 /// A submission of many operations has one ticket.
 pub fn one_completion_for_many_operations<F: Fixture>(fixture: &mut F) {
     let world = World::new(fixture);

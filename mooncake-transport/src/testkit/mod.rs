@@ -37,6 +37,7 @@ macro_rules! transport_conformance {
             local_memory_is_closed_to_peers
             read_only_memory_is_not_written
             dropped_registration_is_refused
+            local_registrations_may_overlap
             one_completion_for_many_operations
             operations_fail_one_by_one
             no_operations_finish_at_once

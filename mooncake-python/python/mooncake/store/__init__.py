@@ -12,6 +12,7 @@ import operator
 from typing import Any, Self
 
 from mooncake import _log
+from mooncake._engram import EngramStore, EngramStoreConfig
 from mooncake._mooncake import (
     BufferHandle,
     BufferLease,
@@ -78,6 +79,10 @@ class MooncakeDistributedStore(TensorCalls):
 
     def __init__(self) -> None:
         """Takes no arguments. A subclass may have its own."""
+
+    def _batch_exist(self, keys: list[str]) -> list[int]:
+        """Runs `batch_is_exist`. FlexKV calls it by this name."""
+        return self.batch_is_exist(keys)
 
     def __enter__(self) -> Self:
         """Returns the store itself, for `with`."""
@@ -254,6 +259,8 @@ __all__ = [
     "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",

@@ -7,12 +7,13 @@ use mooncake_core::settings::{Environment, Setting, apply};
 use mooncake_core::{Result, set, settings};
 use mooncake_engine::{TransferEngine, TransportOptions};
 use mooncake_metadata::DirectoryOptions;
+use mooncake_transport::LoopbackNet;
 use mooncake_transport::engine::HandshakePort;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{ClientConfig, MAX_TIMEOUT, OffloadConfig, SegmentFile};
+use super::{ClientConfig, MAX_TIMEOUT, OffloadConfig, RPC_ONLY, SegmentFile};
 
 /// Settings of a client program from the environment.
 #[derive(Clone, Debug)]
@@ -200,11 +201,15 @@ impl ClientEnvironment {
     /// Returns the transports of `protocol`, with settings from the environment, for
     /// [`ClientBuilder::transports`](crate::ClientBuilder::transports).
     ///
-    /// `devices` has commas between names; empty or `auto-discovery` selects all.
+    /// `devices` has commas between names; empty or `auto-discovery` selects all. The protocol
+    /// [`RPC_ONLY`] has no transport out of the process, whatever the environment says.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` for a protocol that is not built in.
     pub fn transports(protocol: &str, devices: &str) -> Result<TransportOptions> {
+        if protocol == RPC_ONLY {
+            return Ok(TransportOptions::in_process(LoopbackNet::new()));
+        }
         let engine = TransferEngine::builder().environment().protocol(protocol).devices(devices);
         engine.transport_options()
     }

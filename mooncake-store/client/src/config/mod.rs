@@ -22,6 +22,8 @@ use mooncake_transport::engine::HandshakePort;
 
 use mooncake_protocol::api::DEFAULT_TENANT;
 
+/// Protocol of clients that call the master and transfer nothing, as in Mooncake C++.
+pub const RPC_ONLY: &str = "rpc_only";
 /// Smallest segment or local buffer in bytes. Zero is allowed, too, and means none.
 pub(crate) const MIN_BUFFER: u64 = 1024;
 /// Largest local buffer, in bytes.
@@ -44,6 +46,7 @@ pub struct ClientConfig {
     /// precedence over the host.
     pub handshake: HandshakePort,
     /// Transport of the segment (`tcp`, ..). Empty: the first transport that is built in.
+    /// [`RPC_ONLY`]: none.
     pub protocol: String,
     /// Address at which other clients reach this client. `None`: the address is detected.
     pub advertise: Option<std::net::IpAddr>,
@@ -167,6 +170,11 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
+    /// Returns whether the client calls the master only.
+    pub(crate) fn is_rpc_only(&self) -> bool {
+        self.protocol == RPC_ONLY
+    }
+
     /// Checks the settings.
     ///
     /// # Errors
@@ -178,6 +186,15 @@ impl ClientConfig {
                 "local_hostname {:?} has no host; give `host` or `host:port`",
                 self.local_hostname
             )));
+        }
+        if self.is_rpc_only() && (self.segment, self.local_buffer) != (0, 0) {
+            return Err(Error::invalid(format!(
+                "protocol {RPC_ONLY} has no memory. segment={} local_buffer={}; set both to 0",
+                self.segment, self.local_buffer
+            )));
+        }
+        if self.is_rpc_only() && self.offload.is_some() {
+            return Err(Error::invalid(format!("offload: protocol {RPC_ONLY} has no disk")));
         }
         buffer_size("segment", self.segment, u64::MAX)?;
         buffer_size("local_buffer", self.local_buffer, MAX_LOCAL_BUFFER)?;

@@ -1,0 +1,196 @@
+"""Names that serving systems and their caches import, and the arguments with which they call them.
+
+The list was made by parsing vLLM, vLLM-Ascend, vllm-omni, SGLang, LMCache, checkpoint-engine,
+TransferQueue, lmdeploy, FlexKV, LightX2V, TorchSpec, SpecForge, speculators, miles, verl, NeMo-RL,
+TokenSpeed, unified-cache-management and Dynamo.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shutil
+
+import numpy as np
+import pytest
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
+
+KEYS, ADDRESSES, SIZES = ["a", "b"], [1 << 20, 2 << 20], [10, 20]
+CONFIG = ReplicateConfig()
+SETUP = ("127.0.0.1", "P2PHANDSHAKE", 1 << 24, 1 << 24, "tcp", "", "127.0.0.1:50051")
+
+MODULES = {
+    "mooncake": ["MooncakeDistributedStore", "ReplicateConfig", "__file__"],
+    "mooncake.allocator": ["BarexAllocator", "NVLinkAllocator"],
+    "mooncake.engine": [
+        "SUPPORT_HIP", "TransferEngine", "TransferNotify", "TransferOpcode",
+        "CoroRPCInterface", "ReceivedData", "ReceivedTensor", "RpcInterface", "create_rpc_client", "create_rpc_server",
+    ],
+    "mooncake.store": [
+        "EngramStore", "EngramStoreConfig", "MooncakeDistributedStore", "MooncakeHostMemAllocator", "ObjectDataType",
+        "ReplicateConfig", "bind_to_numa_node",
+    ],
+    "mooncake.structured_object_store": ["FieldSchema", "MooncakeBundleTransfer", "export_ref", "import_ref"],
+}  # fmt: skip
+
+# Arguments of a call: positional ones, and named ones.
+Call = tuple[tuple[object, ...], dict[str, object]]
+
+
+def call(*args: object, **named: object) -> Call:
+    return args, named
+
+
+STORE = {
+    "_batch_exist": [call(KEYS)],
+    "batch_get_buffer": [call(KEYS)],
+    "batch_get_into": [call(KEYS, ADDRESSES, SIZES)],
+    "batch_get_into_multi_buffers": [call(KEYS, [ADDRESSES], [SIZES]), call(KEYS, [ADDRESSES], [SIZES], True)],
+    "batch_get_replica_desc": [call(KEYS)],
+    "batch_is_exist": [call(KEYS)],
+    "batch_put_from": [call(KEYS, ADDRESSES, SIZES), call(KEYS, ADDRESSES, SIZES, CONFIG)],
+    "batch_put_from_multi_buffers": [
+        call(KEYS, [ADDRESSES], [SIZES]),
+        call(KEYS, [ADDRESSES], [SIZES], CONFIG),
+        call(KEYS, [ADDRESSES], [SIZES], config=CONFIG),
+    ],
+    "batch_remove": [call(KEYS), call(KEYS, force=True), call(KEYS, True)],
+    "batch_upsert_from": [call(KEYS, ADDRESSES, SIZES), call(KEYS, ADDRESSES, SIZES, config=CONFIG)],
+    "close": [call()],
+    "get": [call("a")],
+    "get_batch": [call(KEYS)],
+    "get_buffer": [call("a")],
+    "get_hostname": [call()],
+    "get_into": [call("a", 1, 2)],
+    "get_into_ranges": [call([1], [KEYS], [[[0]]], [[[0]]], [[[1]]])],
+    "get_tensor": [call("a")],
+    "is_exist": [call("a")],
+    "put": [call("a", b"b"), call("a", b"b", CONFIG), call("a", b"b", config=CONFIG)],
+    "put_batch": [call(KEYS, [b"a", b"b"])],
+    "put_from": [call("a", 1, 2), call("a", 1, 2, CONFIG)],
+    "put_parts": [call("a", b"b", b"c"), call("a", b"b", config=CONFIG)],
+    "put_tensor": [call("a", None)],
+    "register_buffer": [call(1, 2)],
+    "remove": [call("a"), call("a", True), call("a", force=True)],
+    "remove_all": [call(), call(True), call(force=True)],
+    "remove_by_regex": [call("a.*")],
+    "setup": [
+        call(*SETUP),
+        call(*SETUP, None),
+        call(*SETUP, None, enable_ssd_offload=False, ssd_offload_path="", tenant_id="default"),
+        call(*SETUP, None, enable_client_http_server=False, client_http_port=9300),
+        call(*SETUP[:4], protocol="tcp", rdma_devices="", master_server_addr=SETUP[6], engine=None),
+        call({"local_hostname": "127.0.0.1"}),
+    ],
+    "setup_dummy": [call(1, 2, "127.0.0.1:50052")],
+    "unregister_buffer": [call(1)],
+}
+
+TARGET = ("127.0.0.1:1", ADDRESSES, ADDRESSES, SIZES)
+ENGINE = {
+    "batch_register_memory": [call(ADDRESSES, SIZES)],
+    "batch_transfer_async_read": [call(*TARGET)],
+    "batch_transfer_async_write": [call(*TARGET)],
+    "batch_transfer_sync": [call(*TARGET, None), call(*TARGET, None, None)],
+    "batch_transfer_sync_read": [call(*TARGET)],
+    "batch_transfer_sync_write": [call(*TARGET)],
+    "batch_transfer_sync_write_pages": [call("127.0.0.1:1", [1], [2], [[0] * 5], 100)],
+    "batch_unregister_memory": [call(ADDRESSES)],
+    "get_engine": [call()],
+    "get_notifies": [call()],
+    "get_rpc_port": [call()],
+    "initialize": [call("127.0.0.1", "P2PHANDSHAKE", "tcp", "")],
+    "initialize_ext": [call("127.0.0.1", "P2PHANDSHAKE", "tcp", "", "p2p")],
+    "register_memory": [call(1, 2)],
+    "send_probe": [call("127.0.0.1:1")],
+    "transfer_check_status": [call(1)],
+    "transfer_submit_write": [call("127.0.0.1:1", 1, 2, 3)],
+    "transfer_sync": [call("127.0.0.1:1", 1, 2, 3, None), call("127.0.0.1:1", 1, 2, 3, None, None)],
+    "transfer_sync_read": [call("127.0.0.1:1", 1, 2, 3)],
+    "transfer_sync_write": [call("127.0.0.1:1", 1, 2, 3)],
+    "unregister_memory": [call(1)],
+}
+
+# Fields that clients set, and values that they set.
+FIELDS = {
+    "data_type": [CONFIG.data_type],
+    "group_ids": [["a"], ("a", "b"), None],
+    "prefer_alloc_in_same_node": [True, False],
+    "preferred_segment": ["127.0.0.1:12345"],
+    "replica_num": [2],
+    "with_hard_pin": [True],
+    "with_soft_pin": [True],
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules(module):
+    loaded = importlib.import_module(module)
+    for name in MODULES[module]:
+        assert hasattr(loaded, name), name
+        scope: dict[str, object] = {}
+        exec(f"from {module} import {name}", scope)
+        assert scope[name] is not None
+
+
+@pytest.mark.parametrize("of", [MooncakeDistributedStore, TransferEngine])
+def test_calls_take_the_arguments_of_clients(of):
+    for name, calls in (STORE if of is MooncakeDistributedStore else ENGINE).items():
+        assert hasattr(of, name) and hasattr(of(), name), name
+        signature = inspect.signature(getattr(of, name))
+        for args, named in calls:
+            try:
+                signature.bind(None, *args, **named)
+            except TypeError as error:
+                pytest.fail(f"{name}{signature}: {args} {named}: {error}")
+
+
+def test_fields_of_a_configuration():
+    for name, values in FIELDS.items():
+        assert hasattr(ReplicateConfig, name), "clients look at the class"
+        for value in values:
+            setattr(CONFIG, name, value)
+
+
+def test_other_names():
+    from mooncake import structured_object_store
+    from mooncake.allocator import BarexAllocator, NVLinkAllocator
+    from mooncake.store import ObjectDataType
+
+    assert ObjectDataType.TENSOR is not None
+    assert callable(BarexAllocator.get_allocator) and callable(NVLinkAllocator.get_allocator)
+    assert callable(MooncakeHostMemAllocator.alloc) and callable(MooncakeHostMemAllocator.free)
+    for name in ("put", "get", "cleanup_dataproto"):
+        assert callable(getattr(structured_object_store.MooncakeBundleTransfer, name))
+    for program in ("mooncake_master", "mooncake_client", "mc_store_rest_server", "transfer_engine_bench"):
+        assert shutil.which(program)
+
+
+def test_pages_are_written():
+    """TokenSpeed names the fields of pages, and not each write."""
+    engines = [TransferEngine() for _ in range(2)]
+    for engine in engines:
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    source = np.random.default_rng().integers(0, 256, 1 << 16, dtype=np.uint8)
+    target = np.zeros_like(source)
+    for engine, memory in zip(engines, (source, target)):
+        assert engine.register_memory(memory.ctypes.data, memory.nbytes) == 0
+    sender, name = engines[0], f"127.0.0.1:{engines[1].get_rpc_port()}"
+    at, to = source.ctypes.data, target.ctypes.data
+    pages = np.array([3, 0, 7]), np.array([1, 5, 2])
+    fields = np.array([[at, 4096, to, 8192, 1000], [at + 2000, 4096, to + 4000, 8192, 500]])
+    for batch in (1, 4, 1000):
+        target[:] = 0
+        expected = np.zeros_like(target)
+        for begin, stride, there, there_stride, length in fields.tolist():
+            for one, other in zip(*pages):
+                from_, into = begin - at + one * stride, there - to + other * there_stride
+                expected[into : into + length] = source[from_ : from_ + length]
+        assert sender.batch_transfer_sync_write_pages(name, *pages, fields, batch) == 0
+        assert (target == expected).all()
+    assert sender.batch_transfer_sync_write_pages(name, [], [], fields, 10) == 0
+    assert sender.batch_transfer_sync_write_pages(name, [1000], [0], fields, 10) == -1
+    for wrong in (([1], [1, 2], fields, 10), ([1], [1], fields[:, :4], 10), (*pages, fields, 0)):
+        with pytest.raises(ValueError):
+            sender.batch_transfer_sync_write_pages(name, *wrong)
