@@ -52,10 +52,10 @@ def http_metadata_server() -> int:
 def rest_server() -> int:
     """Runs `mc_store_rest_server`."""
     try:
-        from mooncake.mooncake_store_service import main
+        from mooncake.mooncake_store_service import sync_main
     except ModuleNotFoundError as error:
         return _without("mc_store_rest_server", error)
-    return main()
+    return sync_main()
 
 
 def topology_dump() -> int:
