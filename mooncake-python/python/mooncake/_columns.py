@@ -148,6 +148,10 @@ class Ragged(Codec):
         arrays = [np.zeros(0, dtype) if array is None else np.asarray(array, dtype, order="C") for array in made]
         most = max((array.ndim for array in present), default=0)
         shapes = np.zeros((len(values), max(most, 1)), np.int64)
+        alike = {array.shape[1:] for array in present if isinstance(array, np.ndarray)}
+        if present and len(alike) == 1 and all(value is None or isinstance(value, np.ndarray) for value in values):
+            # As in Mooncake C++, an absent row has the shape of the others, without elements.
+            shapes[:, 1:most] = next(iter(alike))
         for row, array in enumerate(made):
             if array is not None:
                 shapes[row, : array.ndim] = array.shape

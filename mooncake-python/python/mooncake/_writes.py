@@ -159,6 +159,11 @@ class Writer:
             self._write_from(key, member.ptr, member.size)
         return _described(key, member.size, [(key, member.size)])
 
+    def _can_write_from(self) -> bool:
+        """Returns whether the store can write one value from registered memory."""
+        names = ["put_from", *(["put_tensor_from"] if self._config is None else [])]
+        return any(self._calls.method(name) is not None for name in names)
+
     def _write_from(self, key: str, address: int, size: int) -> None:
         """Writes the stored form of a tensor from registered memory."""
         put_tensor_from, put_from = self._calls.method("put_tensor_from"), self._calls.method("put_from")
@@ -179,7 +184,7 @@ class Writer:
             by_tensor = self._put_tensor(key, member)
             if by_tensor is not None:
                 return by_tensor
-            if self._pool is not None:
+            if self._pool is not None and self._can_write_from():
                 try:
                     return self._tensor_through_pool(key, member)
                 except RuntimeError:
