@@ -125,8 +125,8 @@ def choose(values: Sequence[Any]) -> Decision:
     if every(lambda v: isinstance(v, list | tuple)):
         found = [_numeric(value) for value in present]
         if all(dtype is not None for dtype in found):
-            dtype = str(np.result_type(*found))
-            return Decision(True, "typed_ragged", "sequences of numbers", "numeric sequence", {"dtype": dtype})
+            common = {"dtype": str(np.result_type(*found))}
+            return Decision(True, "typed_ragged", "sequences of numbers", "numeric sequence", common)
     if every(lambda v: isinstance(v, _SCALARS)):
         dtype = np.result_type(*present)
         if dtype.kind not in "biufc":

@@ -42,7 +42,7 @@ def concat_arrays_into(
             raise TypeError(f"arrays[{at}] must be an ndarray, not {type(array).__name__}")
         if not array.flags.c_contiguous:
             raise ValueError(f"arrays[{at}] must be C-contiguous")
-    total = sum(array.nbytes for array in selected)
+    total = sum(int(array.nbytes) for array in selected)
     if total > room:
         raise ValueError(f"destination buffer too small: size={room} needed={total}")
     if not total:
@@ -54,7 +54,7 @@ def concat_arrays_into(
     runs = []
     for at in range(0, len(selected), each):
         run = selected[at : at + each]
-        size = sum(array.nbytes for array in run)
+        size = sum(int(array.nbytes) for array in run)
         runs.append((run, address, size))
         address += size
     if len(runs) == 1:

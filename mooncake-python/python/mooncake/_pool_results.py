@@ -51,7 +51,7 @@ class PoolList(list[Any]):
 def array_of_lease(lease: Any, dtype: Any, shape: tuple[int, ...], size: int) -> Any:
     """Returns the memory of a lease as an array."""
     owner = PoolOwner(lease)
-    memory = (ctypes.c_ubyte * size).from_address(lease.ptr)
+    memory: Any = (ctypes.c_ubyte * size).from_address(lease.ptr)
     # An array without the subclass keeps only its memory.
     memory._owner = owner
     array = np.frombuffer(memory, dtype).reshape(shape).view(PoolArray)

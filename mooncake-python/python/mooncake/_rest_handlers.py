@@ -27,7 +27,7 @@ def _json(body: dict[str, Any], status: int = 200) -> web.Response:
     return web.json_response(body, status=status)
 
 
-def _error(text: str, status: int = 500, **more: Any) -> web.Response:
+def _error(text: str, status: int = 500, /, **more: Any) -> web.Response:
     return _json({"error": text, **more}, status)
 
 
@@ -113,7 +113,7 @@ class RestHandlers:
         if not key or value is None:
             return _error("Missing key or value", 400)
         if await self._call(self.store.put, key, value.encode()) != 0:
-            return _error("PUT operation failed", **self._cause())
+            return _error("PUT operation failed", 500, **self._cause())
         return _json({"status": "success"})
 
     @_with_errors
@@ -176,7 +176,7 @@ class RestHandlers:
         where = body.get("protocol", self.config.protocol), body.get("location", "")
         result = await self._call(self.store.allocate_and_mount_segment, size, *where)
         if result["ret"] != 0:
-            return _error(f"Allocation of a segment failed, ret={result['ret']}", **self._cause())
+            return _error(f"Allocation of a segment failed, ret={result['ret']}", 500, **self._cause())
         return _json(
             {
                 "status": "success",
@@ -195,7 +195,7 @@ class RestHandlers:
         async with self._state_lock:
             code = await self._call(self.store.unmount_and_free_segment, ids, body.get("grace_period_seconds", 0))
             if code != 0:
-                return _error(f"Unmount failed, ret={code}", **self._cause())
+                return _error(f"Unmount failed, ret={code}", 500, **self._cause())
             self._forget(ids)
         return _json({"status": "success"})
 
@@ -215,7 +215,7 @@ class RestHandlers:
             return _error("Missing or invalid name or size", 400)
         mounted = await self._mount_file(path, body, self._folders and [_folders.SHARED_MEMORY])
         if mounted.code != 0:
-            return _error(f"Mount failed, ret={mounted.code}", **_cause_of(mounted))
+            return _error(f"Mount failed, ret={mounted.code}", 500, **_cause_of(mounted))
         return _json({"status": "success", "segment_ids": mounted.ids})
 
     @_with_errors
@@ -229,7 +229,7 @@ class RestHandlers:
             failed = [one for one in ids if await self._call(self.store.unmount_segment, [one], grace) != 0]
             self._forget(one for one in ids if one not in failed)
         if failed:
-            return _error("Unmount failed for some segments", failed_segment_ids=failed)
+            return _error("Unmount failed for some segments", 500, failed_segment_ids=failed)
         return _json({"status": "success"})
 
     @_with_errors
@@ -246,7 +246,7 @@ class RestHandlers:
             return _error(f"Invalid grace_period_seconds: it must be an integer from 0 to {_MAX_GRACE_S}", 400)
         code = await self._call(self.store.unmount_local_disk_segment, grace)
         if code != 0:
-            return _error(f"Unmount of the local disk failed, ret={code}", **self._cause())
+            return _error(f"Unmount of the local disk failed, ret={code}", 500, **self._cause())
         return _json({"status": "success"})
 
     async def _mount_file(self, path: str, body: dict[str, Any], folders: Sequence[str] | None) -> _Mounted:
@@ -296,7 +296,7 @@ class RestHandlers:
             if self.mounted_segment_ids:
                 code = await self._call(self.store.unmount_segment, list(self.mounted_segment_ids))
                 if code != 0:
-                    return _error(f"Unmount failed, ret={code}", **self._cause())
+                    return _error(f"Unmount failed, ret={code}", 500, **self._cause())
             self.mounted_segment_ids, self.current_mode, self.last_mount_info = [], "prefill", {}
         return _json({"status": "success", "mode": "prefill"})
 
@@ -329,9 +329,9 @@ class RestHandlers:
         _LOG.warning("mount failed: path=%s ret=%s cause=%s", path, mounted.code, mounted.cause)
         more = {**_cause_of(mounted), **({"segment_ids": self.mounted_segment_ids} if self._is_native else {})}
         if self.mounted_segment_ids:
-            return _error(f"Mount failed, ret={mounted.code}; keeping previous decode segments", mode="decode", **more)
+            return _error(f"Mount failed, ret={mounted.code}; keeping previous decode segments", 500, mode="decode", **more)
         self.current_mode, self.last_mount_info = "prefill", {}
-        return _error(f"Mount failed, ret={mounted.code}; rolled back to prefill", mode="prefill", **more)
+        return _error(f"Mount failed, ret={mounted.code}; rolled back to prefill", 500, mode="prefill", **more)
 
     async def _mount_again(self, body: dict[str, Any]) -> _Mounted:
         """Mounts a file after the previous one was unmounted, because both overlap. On failure, the

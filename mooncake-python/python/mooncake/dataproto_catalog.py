@@ -24,6 +24,7 @@ __all__ = ["DataProtoCatalog", "DataProtoCatalogTransfer"]
 
 # Fragment and row.
 _Location = tuple[str, int]
+Handles = list[dict[str, Any]]
 
 
 @dataclass
@@ -297,7 +298,7 @@ class DataProtoCatalog:
             self._retired.pop(of, None)
         return {"retired_handles": self._collect()}
 
-    def _collect(self) -> list[dict[str, Any]]:
+    def _collect(self) -> Handles:
         """Drops fragments without users. Returns the handles that are retired."""
         used = {of for entries in self._partitions.values() for entry in entries.values() for of, _ in entry.fields.values()}
         used |= {of for pinned in self._pins.values() for of in pinned}

@@ -57,8 +57,11 @@ class ResourceKind(str, Enum):
 class ResourceManifest(Protocol):
     """Description of a resource."""
 
-    resource_id: ResourceId
-    revision: RevisionId
+    @property
+    def resource_id(self) -> ResourceId: ...
+
+    @property
+    def revision(self) -> RevisionId: ...
 
     @property
     def resource_kind(self) -> ResourceKind: ...
@@ -68,7 +71,8 @@ class ResourceManifest(Protocol):
 class PlacementManifest(ResourceManifest, Protocol):
     """Layout of a resource on the participants of a cluster, without addresses."""
 
-    placement_id: PlacementId
+    @property
+    def placement_id(self) -> PlacementId: ...
 
     @property
     def digest(self) -> str: ...
@@ -78,11 +82,20 @@ class PlacementManifest(ResourceManifest, Protocol):
 class RuntimeBindingManifest(ResourceManifest, Protocol):
     """Addresses of the parts of a layout in a running process."""
 
-    placement_id: PlacementId
-    placement_digest: str
-    instance_id: RuntimeInstanceId
-    generation: int
-    lease_id: LeaseId
+    @property
+    def placement_id(self) -> PlacementId: ...
+
+    @property
+    def placement_digest(self) -> str: ...
+
+    @property
+    def instance_id(self) -> RuntimeInstanceId: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def lease_id(self) -> LeaseId: ...
 
 
 @runtime_checkable

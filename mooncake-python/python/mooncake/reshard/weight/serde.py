@@ -110,7 +110,7 @@ def _axis(given: Any) -> ParallelAxis:
     value = exact_fields(given, frozenset(("semantics", "kind", *(["dim"] if is_split else []))), "parallel axis")
     if is_split:
         return SplitAxis(value["kind"], value["dim"])
-    kinds = {"replicated": ReplicatedAxis, "ownership": OwnershipAxis}
+    kinds: dict[str, type[ReplicatedAxis] | type[OwnershipAxis]] = {"replicated": ReplicatedAxis, "ownership": OwnershipAxis}
     semantics = value["semantics"]
     if not isinstance(semantics, str) or semantics not in kinds:
         raise ValueError(f"unknown axis semantics: {semantics!r}")

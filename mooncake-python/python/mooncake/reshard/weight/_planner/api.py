@@ -204,7 +204,7 @@ def _plan(
     segments = 0
     for part in target_parts:
         for fragment in part.fragments:
-            found = []
+            found: list[Region] = []
             for one in candidates(fragment).candidates(fragment):
                 region = _region(one, fragment)
                 if region is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Generic, Literal, TypeVar
 
-from mooncake.reshard._values import integer, items, put, text
+from mooncake.reshard._values import integer, items, put, text, texts
 from mooncake.reshard.contracts import ParticipantId, PlacementFragmentId, PlacementId, ResourceId, RevisionId, TensorId
 from mooncake.reshard.geometry import box_contains, regions_exactly_cover
 from mooncake.reshard.weight._planner.geometry import itemsize_of, layout_of
@@ -183,7 +183,7 @@ class PlacementExecutorPlan:
         text(self.participant_id, "participant_id")
         if not isinstance(self.rank, ParallelRank):
             raise ValueError(f"rank must be a ParallelRank, not {type(self.rank).__name__}")
-        ids: tuple[PlacementFragmentId, ...] = items(self.placement_fragment_ids, str, "placement_fragment_ids")
+        ids = tuple(PlacementFragmentId(one) for one in texts(self.placement_fragment_ids, "placement_fragment_ids"))
         if not ids or len(set(ids)) != len(ids):
             raise ValueError("placement_fragment_ids must be unique, and at least one")
         put(self, placement_fragment_ids=tuple(sorted(ids)))
@@ -237,14 +237,15 @@ class LogicalTransferPlan:
             raise ValueError(f"planning_limits must be PlanningLimits, not {type(self.planning_limits).__name__}")
         stored = self.source_manifest
         put(self, source_manifest_identity=None if stored is None else stored.manifest_identity)
-        for name, kind in (
+        lists: tuple[tuple[str, type[Any]], ...] = (
             ("source_tensors", TensorDescriptor),
             ("target_tensors", TensorDescriptor),
             ("operations", TransferRegion),
             ("source_executors", PlacementExecutorPlan),
             ("target_executors", PlacementExecutorPlan),
-        ):
-            put(self, **{name: items(getattr(self, name), kind, f"LogicalTransferPlan {name}")})
+        )
+        for name, of in lists:
+            put(self, **{name: items(getattr(self, name), of, f"LogicalTransferPlan {name}")})
         for name in ("source_tensors", "target_tensors"):
             put(self, **{name: tuple(sorted(getattr(self, name), key=lambda one: one.tensor_id))})
         self._check()
