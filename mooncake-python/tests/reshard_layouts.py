@@ -72,8 +72,8 @@ def tensor(chance: random.Random, name: str, shape: tuple[int, ...], itemsize: i
 
 
 def fragments_of(chance: random.Random, one: TensorDescriptor, where: ParallelTopology) -> list[PlacementFragment]:
-    """Returns the fragments that the axes of a tensor require, each cut into boxes at random. Copies
-    are cut alike.
+    """Returns the fragments that the axes of a tensor require, cut into boxes at random. Copies are
+    cut alike.
     """
     sizes = {kind: getattr(where, f"{kind}_size") for kind in KINDS}
     owning = [axis.kind for axis in one.parallel_axes if isinstance(axis, OwnershipAxis)]

@@ -52,7 +52,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
 }  # fmt: skip
 # Helpers of other modules there, without names that programs use.
 INTERNAL = ("reshard.contracts.fragments", "reshard.contracts.ids", "reshard.contracts.manifest", "reshard.weight.validation")
-# These belong to the process groups of torch. The wheel of Mooncake C++ cannot import the first two.
+# Modules of the process groups of torch. The wheel of Mooncake C++ cannot import the first two.
 OF_PROCESS_GROUPS = ("pg", "ep", "mooncake_ep_buffer")
 
 

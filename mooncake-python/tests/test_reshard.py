@@ -1,4 +1,4 @@
-"""`mooncake.reshard`: values, completeness of layouts, and plans compared with copies of elements."""
+"""`mooncake.reshard`: values, complete layouts, and plans compared with copies of elements."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_damaged_layouts(chance):
         owning = next(t for t in made.tensors if t.tensor_id == gone.tensor_id).of_kind(OwnershipAxis)
         owner = [getattr(gone.rank, kind) for kind in owning]
         if not any([getattr(one.rank, kind) for kind in owning] == owner for one in others):
-            # It was all that its owner had.
+            # The owner had nothing else.
             continue
         with pytest.raises(ValueError, match="global placement tensor is not fully covered"):
             layout(made.tensors, left, made.topology)

@@ -1,4 +1,4 @@
-"""`MooncakeStoreService` and `KVBootstrapServer` as classes that programs construct, and settings."""
+"""`MooncakeStoreService` and `KVBootstrapServer` as classes that programs use, and settings."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SCHEMA_SOURCE = "inferred_from_runtime_values"
 
 @dataclass(frozen=True)
 class Decision:
-    """Codec of a column. One that is not accepted names the codec of last resort."""
+    """Codec of a column. A refusal names the codec of last resort."""
 
     accepted: bool
     codec: str

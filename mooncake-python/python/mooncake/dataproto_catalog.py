@@ -440,7 +440,7 @@ class DataProtoCatalogTransfer:
         return found
 
     def _clean(self, handles: Iterable[Any], strict: bool = False) -> None:
-        """Removes retired batches. Those that cannot be removed stay retired."""
+        """Removes retired batches. A batch that cannot be removed stays retired."""
         removed, failed = [], None
         for handle in handles:
             try:
@@ -472,7 +472,7 @@ class DataProtoCatalogTransfer:
             self.discard_results(results)
 
     def discard_results(self, results: Iterable[Any], *, strict: bool = False) -> None:
-        """Releases results. Those that cannot be released are tried again later.
+        """Releases results. A result that cannot be released is tried again later.
 
         Raises `RuntimeError` if some remain and `strict` is true.
         """

@@ -1,5 +1,5 @@
-"""Structured objects, storage groups, the catalogue and `reshard` in two builds of the package: what
-one writes the other reads, byte by byte.
+"""Structured objects, storage groups, the catalogue and `reshard` in two builds of the package.
+Each build reads what the other writes, byte by byte.
 
     python modules.py OUR_PYTHON PEER_PYTHON [--host 10.213.0.1]
 
@@ -22,8 +22,8 @@ POOLED = ("pool", "tensors", "from")
 PEER = "Mooncake C++"
 SPOILED = ("dicts", "heavy", "images")
 SEEDS = 40
-# Differences that docs/compatibility.md explains: reads of single rows of a column, and the check of
-# a merged stage before it is removed, make other calls.
+# Reads of single rows of a column, and the check of a merged stage before it is removed, make other
+# calls, as docs/compatibility.md explains.
 COMPARED_CALLS = ("put", "batch_put_from", "acquire", "put_tensor", "pub_tensor", "put_tensor_from", "put_from", "batch_remove", "remove")
 
 

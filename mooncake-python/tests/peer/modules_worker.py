@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -52,7 +53,7 @@ def column(*values):
 
 
 def objects():
-    """Returns structured objects: name, members, how they are written."""
+    """Returns structured objects: name, content, arguments of the write."""
     members = {
         "a": np.arange(60, dtype=np.int32).reshape(15, 4),
         "b": b"bytes of a member",
@@ -208,7 +209,8 @@ def catalog(seed):
         if kind in ("update", "publish"):
             given = chance.choice(of) if of and chance.random() < 0.2 else handle(f"k{chance.randint(0, 40)}", len(keys), chance.sample("fgh", 2))
             of.append(given)
-            work = (lambda: made.update("p", keys, handle=given)) if kind == "update" else (lambda: made.publish(f"op{step}", "p", keys, handle=given))
+            call = made.update if kind == "update" else partial(made.publish, f"op{step}")
+            work = partial(call, "p", keys, handle=given)
         elif kind == "append" and (known := made.list().get("p")):
             try:
                 found = made.resolve("p", [chance.choice(sorted(known))])["handles"]
@@ -220,20 +222,20 @@ def catalog(seed):
             new["stage_refs"][f"t{step}"] = {"manifest_key": f"m{step}"}
             new["field_index"][f"x{step}"] = {"stage": f"t{step}", "member": "batch.x", "section": "batch"}
             names = chance.sample("abcd", found[fragment]["batch_size"])
-            work = lambda: made.publish_append(f"op{step}", fragment, "p", names, previous_handle=previous, handle=new)  # noqa: E731
+            work = partial(made.publish_append, f"op{step}", fragment, "p", names, previous_handle=previous, handle=new)
             of.append(new)
         elif kind == "remove":
-            work = lambda: made.remove("p", keys)  # noqa: E731
+            work = partial(made.remove, "p", keys)
         elif kind in ("resolve", "pin"):
-            work = lambda: made.resolve("p", keys[:1], pin=kind == "pin")  # noqa: E731
+            work = partial(made.resolve, "p", keys[:1], pin=kind == "pin")
         elif kind == "release" and tokens:
             token = chance.choice(tokens)
-            work = lambda: made.release_read(token)  # noqa: E731
+            work = partial(made.release_read, token)
         elif kind == "ack":
             gone = sorted(made.release_read(-1)["retired_handles"], key=in_order)[:2]
-            work = lambda: made.ack_retired(gone)  # noqa: E731
+            work = partial(made.ack_retired, gone)
         elif kind == "again":
-            work = lambda: made.publish(f"op{max(step - 3, 0)}", "p", keys, tags=[{"n": step} for _ in keys])  # noqa: E731
+            work = partial(made.publish, f"op{max(step - 3, 0)}", "p", keys, tags=[{"n": step} for _ in keys])
         if work is None:
             continue
         try:
