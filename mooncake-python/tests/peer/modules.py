@@ -145,6 +145,10 @@ def clusters(checks, workers, host, port):
                     checks.same(f"master of {of}: stored bytes", stored[0], other)
                 read = {(writer, reader.name): reader("read", some) for writer, some in refs.items() for reader in fresh}
                 compare_reads(checks, f"master of {of}", read, True)
+                for layer, worker in enumerate(fresh):
+                    expected = worker("engram", layer, True)
+                    other = next(one for one in fresh if one is not worker)
+                    checks.same(f"master of {of}: tables of {worker.name}", expected, other("engram", layer, False))
                 for writer, some in refs.items():
                     other = next(worker for worker in fresh if worker.name != writer)
                     other("remove", {name: one for name, one in some.items() if name not in ("batch", "named")})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import random
 import sys
 from functools import partial
@@ -18,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 from ducks import BASE, RANGES, TENSORS, Pool, Renamed, duck
-from mooncake import structured_object_store as module
 from mooncake.dataproto_catalog import DataProtoCatalog
 from mooncake.structured_object_store import (
     BundleTransferPolicy,
@@ -338,8 +336,16 @@ class Worker:
         self.store.calls.clear()
         return made
 
-    def version(self):
-        return os.path.dirname(module.__file__)
+    def engram(self, layer, writes):
+        """Writes embedding tables if asked. Returns some rows."""
+        from mooncake.store import EngramStore, EngramStoreConfig
+
+        config = EngramStoreConfig()
+        config.table_vocab_sizes, config.embedding_dim = [5, 3], 4
+        tables = EngramStore(layer, config, self.store)
+        if writes:
+            tables.populate([np.arange(20.0).reshape(5, 4), np.arange(12).reshape(3, 4)])
+        return [tables.get_store_keys(), plain(tables.lookup([[[4, 0], [0, 2]]])), self.store.get(tables.get_store_keys()[0]).hex()]
 
     catalog = staticmethod(catalog)
     reshard = staticmethod(reshard)

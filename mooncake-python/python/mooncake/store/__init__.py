@@ -12,6 +12,7 @@ import operator
 from typing import Any, Self
 
 from mooncake import _log
+from mooncake._engram import EngramStore, EngramStoreConfig
 from mooncake._mooncake import (
     BufferHandle,
     BufferLease,
@@ -254,6 +255,8 @@ __all__ = [
     "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
