@@ -84,7 +84,7 @@ class EngramStore:
         calls, keys = self._with_store(), self.get_store_keys()
         if not isinstance(embedding_tables, list) or len(embedding_tables) != len(keys):
             raise RuntimeError(f"embedding tables must be a list of {len(keys)} arrays")
-        tables = []
+        tables: list[Any] = []
         for head, (table, rows) in enumerate(zip(embedding_tables, self._sizes)):
             if not isinstance(table, np.ndarray) or table.shape != (rows, self._dim):
                 shape = getattr(table, "shape", type(table).__name__)
