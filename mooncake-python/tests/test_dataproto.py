@@ -375,6 +375,8 @@ def test_tensors(transfer):
         assert len(unbound) == len(chosen) and all(a.equal(rows[row]) for a, row in zip(unbound, chosen))
     for wrong in (
         column({"other": torch.ones(1)}),
+        column({"a.b": torch.ones(1)}),
+        column({"": torch.ones(1)}),
         column({"pixels": None}),
         column({"pixels": torch.ones(1, dtype=torch.bfloat16)}),
         column(3),

@@ -593,6 +593,14 @@ def test_a_wrapper_of_a_store(store, key):
     transfer.remove_bundle(ref)
 
 
+def test_lengths_of_columns():
+    store = duck(BASE)
+    transfer = MooncakeBundleTransfer(store, "p")
+    ref = transfer.put({"non_tensor_batch": {"x": [{"a": 1}, None]}})
+    with pytest.raises(ValueError, match="offsets length"):
+        transfer.get({**export_ref(ref), "batch_size": 3})
+
+
 def test_codecs_give_way():
     transfer = MooncakeBundleTransfer(duck(BASE), "p")
     ref = transfer.put({"non_tensor_batch": {"x": ["a", None]}}, field_schemas={"x": FieldSchema("ndarray")})

@@ -282,8 +282,10 @@ class TensorDicts(Codec):
         for key in listed:
             if not isinstance(key, str):
                 raise TypeError("ragged_tensor_dict keys must be strings")
-            if not key or any(char in key for char in "./\\"):
-                raise ValueError(f"ragged_tensor_dict keys must not be empty or contain '.', '/' or '\\': {key!r}")
+            if not key:
+                raise ValueError("ragged_tensor_dict keys must not be empty")
+            if any(char in key for char in "./\\"):
+                raise ValueError(f"ragged_tensor_dict keys must not contain '.', '/' or '\\': {key!r}")
         if len(set(listed)) != len(listed):
             raise ValueError("ragged_tensor_dict keys contain a duplicate key")
         return listed
@@ -372,6 +374,9 @@ class Bytes(Codec):
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
         data, offsets = memoryview(payload["data"]), payload["offsets"].tolist()
+        if len(offsets) != rows + 1 or len(payload["nulls"]) != rows:
+            counts = f"offsets={len(offsets)} nulls={len(payload['nulls'])} rows={rows}"
+            raise ValueError(f"invalid encoded column: offsets length must be that of rows and one more. {counts}")
         encodings = metadata.get("media_encodings") or [None] * rows
         return [
             None if null else self.unpack(_of_media(bytes(data[offsets[row] : offsets[row + 1]]), encodings[row]))
