@@ -13,6 +13,9 @@ from mooncake._layout import DTYPE_CODES
 from mooncake._shards import _is_tensor
 from mooncake._tensors import _deserialize_tensor, _serialize_tensor
 
+# Parts that are shorter on average become one piece.
+_SHORT = 64 << 10
+
 
 @dataclass(frozen=True)
 class TensorObjectBuffer:
@@ -66,12 +69,14 @@ class Body:
     """Bytes of one member, as pieces in order.
 
     `rows` are the same bytes as arrays. A chunk never cuts one of them if all fit into a chunk.
+    `has_parts` says whether the member was given in parts, however many pieces there are.
     """
 
     pieces: list[memoryview]
     size: int
     owner: Any = None
     rows: list[Any] | None = None
+    has_parts: bool = False
 
 
 class Pieces:
@@ -89,12 +94,17 @@ class Pieces:
 
     def body(self) -> Body:
         """Returns the bytes of the member."""
+        parts = [part for part in self.parts if len(part)] if self.dtype is None else [p for p in self.parts if p.size]
+        several = len(parts) > 1
         if self.dtype is None:
-            views = [memoryview(part) for part in self.parts if len(part)]
-            return Body(views, sum(view.nbytes for view in views), self.parts)
-        rows = [part.reshape(-1) for part in self.parts if part.size]
-        views = [memoryview(row.view(np.uint8)) for row in rows]
-        return Body(views, sum(row.nbytes for row in rows), rows, rows)
+            size = sum(map(len, parts))
+            # Short parts are joined, because each piece has a cost.
+            joined = [b"".join(parts)] if size < len(parts) * _SHORT else parts
+            return Body([memoryview(part) for part in joined], size, joined, None, several)
+        rows = [part.reshape(-1) for part in parts]
+        size = sum(row.nbytes for row in rows)
+        joined = [np.concatenate(rows)] if rows and size < len(rows) * _SHORT else rows
+        return Body([memoryview(row.view(np.uint8)) for row in joined], size, joined, rows, several)
 
 
 @dataclass(frozen=True)
@@ -186,7 +196,7 @@ def _nested_body(value: Any, name: str) -> tuple[Body, dict[str, Any]]:
         "has_lengths": len(tensors) == 3,
         "ragged_idx": int(getattr(value, "_ragged_idx", 1)),
     }
-    return Body(views, sum(sizes), owners), described
+    return Body(views, sum(sizes), owners, None, True), described
 
 
 def _nested_of(data: bytes, described: Mapping[str, Any]) -> Any:

@@ -84,7 +84,7 @@ class StoreCalls:
         if config is None:
             return {}
         config = of_one_key(config)
-        if self.is_native and getattr(config, "group_ids", None) == [""]:
+        if getattr(config, "group_ids", None) == [""] and self.is_native:
             # An empty name stands for no group.
             config = of_one_key(config, [])
         return {"config": config}

@@ -5,9 +5,10 @@ pool.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 from mooncake._layout import HEADER_SIZE
@@ -66,11 +67,12 @@ def _runs_of_rows(rows: Sequence[Any], chunk: int) -> list[tuple[int, int, int]]
     return [*runs, (first, len(rows) - first, size)] if size else runs
 
 
-def _cut(body: Body, chunk: int) -> Iterator[list[memoryview]]:
-    """Cuts the pieces of a body into chunks of that many bytes."""
+def _cut(pieces: list[memoryview], sizes: Iterable[int]) -> Iterator[list[memoryview]]:
+    """Cuts pieces into chunks of these sizes, until all bytes are used."""
+    rest = iter(sizes)
+    free = next(rest, 0)
     some: list[memoryview] = []
-    free = chunk
-    for piece in body.pieces:
+    for piece in pieces:
         at = 0
         while at < piece.nbytes:
             part = piece[at : at + free]
@@ -78,7 +80,7 @@ def _cut(body: Body, chunk: int) -> Iterator[list[memoryview]]:
             at, free = at + part.nbytes, free - part.nbytes
             if not free:
                 yield some
-                some, free = [], chunk
+                some, free = [], next(rest, 0)
     if some:
         yield some
 
@@ -119,6 +121,7 @@ class Writer:
 
     def __init__(self, calls: StoreCalls, pool: Any, policy: BundleTransferPolicy, chunk: int, config: Any) -> None:
         self._calls, self._pool, self._policy, self._chunk, self._config = calls, pool, policy, chunk, config
+        self._is_native = calls.is_native
         self.written: list[str] = []
 
     def discard(self) -> None:
@@ -133,7 +136,7 @@ class Writer:
         """Writes a value and remembers its key. One of ours may be stored although its write has
         failed.
         """
-        before = [key] if self._calls.is_native else []
+        before = [key] if self._is_native else []
         self.written += before
         write()
         self.written += [] if before else [key]
@@ -153,7 +156,7 @@ class Writer:
     # Tensors.
 
     def _tensor_object(self, key: str, member: TensorObjectBuffer) -> dict[str, Any]:
-        if self._calls.is_native:
+        if self._is_native:
             self.value(key, memoryview(_at(member.ptr, member.size)).cast("B"))
         else:
             self._write_from(key, member.ptr, member.size)
@@ -242,7 +245,7 @@ class Writer:
         if mode == "copy" or self._pool is None or not body.size:
             return self._serial(key, body, chunk)
         batch_put_from = self._calls.method("batch_put_from")
-        if batch_put_from is None and len(body.pieces) == 1:
+        if batch_put_from is None and not body.has_parts:
             raise RuntimeError(f"batch_put_from is unavailable: the store cannot write from a buffer pool. key={key}")
         if batch_put_from is None:
             return self._serial(key, body, chunk)
@@ -250,17 +253,17 @@ class Writer:
 
     def _chunks(self, key: str, body: Body, chunk: int, keeps_rows: bool) -> list[_Chunk]:
         runs = _runs_of_rows(body.rows, chunk) if keeps_rows and body.rows is not None else None
-        made: list[_Chunk] = []
         if runs is not None:
-            made = [_Chunk("", size, body.pieces[at : at + rows], at, rows) for at, rows, size in runs]
+            cut = _cut(body.pieces, [size for *_, size in runs])
+            made = [_Chunk("", size, parts, at, rows) for parts, (at, rows, size) in zip(cut, runs)]
         else:
-            made = [_Chunk("", sum(part.nbytes for part in parts), parts) for parts in _cut(body, chunk)]
+            made = [_Chunk("", sum(part.nbytes for part in parts), parts) for parts in _cut(body.pieces, repeat(chunk))]
         several = body.size > chunk
         return [one._replace(key=f"{key}/chunk/{at}" if several else key) for at, one in enumerate(made)]
 
     def _serial(self, key: str, body: Body, chunk: int | None = None) -> dict[str, Any]:
         """Writes chunks by one `put` each."""
-        is_native = self._calls.is_native
+        is_native = self._is_native
         chunks = self._chunks(key, body, chunk or self._chunk, is_native)
         put_parts = self._calls.store.put_parts if is_native else None
 
@@ -309,7 +312,7 @@ class Writer:
 
     def _is_parallel(self, body: Body, chunks: list[_Chunk]) -> bool:
         policy = self._policy
-        if len(body.pieces) < 2 or len(chunks) < 2 or policy.put_mode == "batch" or policy.max_inflight_put < 2:
+        if not body.has_parts or len(chunks) < 2 or policy.put_mode == "batch" or policy.max_inflight_put < 2:
             return False
         large = len(chunks) >= AUTO_PARALLEL_MIN_CHUNKS and body.size >= AUTO_PARALLEL_MIN_BYTES
         return large or (policy.put_mode == "parallel" and not (chunks[0].rows and self._pool is not None))
