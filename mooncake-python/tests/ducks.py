@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import re
 from collections.abc import Iterable
@@ -223,19 +222,3 @@ class Renamed:
 
     def __call__(self, text: str) -> str:
         return re.sub(r"[0-9a-f]{32}", lambda m: self._seen.setdefault(m[0], f"id{len(self._seen)}"), text)
-
-
-def outcome(work: Any) -> Any:
-    """Returns the result of a call, or the class and text of its exception."""
-    try:
-        return work()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-@contextlib.contextmanager
-def quiet(calls: list[Any]) -> Any:
-    """Forgets the calls that are made inside."""
-    count = len(calls)
-    yield
-    del calls[count:]

@@ -44,6 +44,8 @@ class EngramStore:
     """
 
     def __init__(self, layer_id: int, config: EngramStoreConfig, store: Any = None) -> None:
+        if not isinstance(config, EngramStoreConfig):
+            raise TypeError(f"config must be an EngramStoreConfig, not {type(config).__name__}")
         sizes, dim = config.table_vocab_sizes, config.embedding_dim
         if not sizes or min(sizes) <= 0 or dim <= 0:
             raise ValueError(f"table_vocab_sizes and embedding_dim must be positive: {sizes} and {dim}")

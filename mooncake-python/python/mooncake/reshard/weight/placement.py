@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from mooncake.reshard._values import identity, items, put, text, u64
 from mooncake.reshard.contracts import ParticipantId, PlacementId, PlacementSetId, ResourceId, ResourceKind, RevisionId, TensorId
