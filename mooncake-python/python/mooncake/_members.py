@@ -99,12 +99,12 @@ class Pieces:
         if self.dtype is None:
             size = sum(map(len, parts))
             # Short parts are joined, because each piece has a cost.
-            joined = [b"".join(parts)] if size < len(parts) * _SHORT else parts
-            return Body([memoryview(part) for part in joined], size, joined, None, several)
+            pieces = [b"".join(parts)] if size < len(parts) * _SHORT else parts
+            return Body([memoryview(part) for part in pieces], size, pieces, None, several)
         rows = [part.reshape(-1) for part in parts]
         size = sum(row.nbytes for row in rows)
-        joined = [np.concatenate(rows)] if rows and size < len(rows) * _SHORT else rows
-        return Body([memoryview(row.view(np.uint8)) for row in joined], size, joined, rows, several)
+        arrays: list[Any] = [np.concatenate(rows)] if rows and size < len(rows) * _SHORT else rows
+        return Body([memoryview(array.view(np.uint8)) for array in arrays], size, arrays, rows, several)
 
 
 @dataclass(frozen=True)
