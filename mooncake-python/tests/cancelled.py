@@ -66,8 +66,8 @@ class Directory(KVBootstrapServer):
 
     relayed: tuple[str, int] | None = None
 
-    async def _handle(self, request: web.Request) -> web.Response:
-        answer = await super()._handle(request)
+    async def _handle_metadata(self, request: web.Request) -> web.Response:
+        answer = await super()._handle_metadata(request)
         key = request.query.get("key", "")
         if request.method == "GET" and self.relayed and key.endswith(self.relayed[0]) and key in self.store:
             descriptor = json.loads(self.store[key])

@@ -18,8 +18,10 @@ web = pytest.importorskip("aiohttp.web", reason="the servers need aiohttp")
 from mooncake import _connections  # noqa: E402
 from mooncake._connections import Connections  # noqa: E402
 from mooncake.http_metadata_server import KVBootstrapServer  # noqa: E402
+from mooncake.mooncake_config import MooncakeConfig  # noqa: E402
 from mooncake.mooncake_store_service import MooncakeStoreService  # noqa: E402
 
+SETTINGS = MooncakeConfig("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "h:1")
 PLACES = 4
 SOON_S = 10.0
 KINDS = {
@@ -93,7 +95,7 @@ def metadata_app():
 
 def rest_app():
     # The requested page needs no store.
-    return MooncakeStoreService(None, object()).app, "rest", "GET /openapi.json"
+    return MooncakeStoreService(config=SETTINGS).app, "rest", "GET /openapi.json"
 
 
 async def request(port, line, body=b""):

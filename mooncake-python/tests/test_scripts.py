@@ -60,11 +60,12 @@ def test_wrong_flags_are_named():
 
 def test_define_is_the_long_name(capsys, monkeypatch):
     pytest.importorskip("aiohttp", reason="the servers need aiohttp")
-    from mooncake.mooncake_store_service import _settings, main
+    from mooncake.mooncake_store_service import _settings, sync_main
 
     for name in [name for name in os.environ if name.startswith("MOONCAKE_")]:
         monkeypatch.delenv(name)
-    assert main(["--define", "local_hostname=a", "-Dmetadata_server=b"]) == 2
+    monkeypatch.setattr(sys, "argv", ["mc_store_rest_server", "--define", "local_hostname=a", "-Dmetadata_server=b"])
+    assert sync_main() == 2
     assert "Missing required config field: master_server_address" in capsys.readouterr().err
     monkeypatch.setenv("MOONCAKE_MASTER", "h:1")
     assert _settings(None, []).protocol == "tcp"

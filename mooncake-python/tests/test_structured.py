@@ -23,7 +23,7 @@ class Fake:
         self.values = {}
         self.refuse = None
 
-    def put(self, key, value):
+    def put(self, key, value, config=None):
         if self.refuse is not None and self.refuse in key:
             return -200
         self.values[key] = bytes(value)
@@ -32,7 +32,7 @@ class Fake:
     def get(self, key):
         return self.values.get(key, b"")
 
-    def remove(self, key):
+    def remove(self, key, force=False):
         return 0 if self.values.pop(key, None) is not None else -704
 
 
@@ -102,8 +102,11 @@ def test_parts_are_read(backing, chunk):
         transfer.materialize(transfer.read_spec(ref).slice_member("prompt_ids", axis=0, start=0, end=1))
     with pytest.raises(KeyError, match="unknown bundle buffers"):
         transfer.materialize(transfer.read_spec(ref).select_members(["what"]))
-    with pytest.raises(ValueError):
-        transfer.read_spec(ref).select_members([])
+    # A specification is checked when it is used.
+    with pytest.raises(ValueError, match="selected no members"):
+        transfer.materialize(transfer.read_spec(ref).select_members([]))
+    with pytest.raises(ValueError, match="step must be positive"):
+        transfer.materialize(whole.slice_member("tokens", axis=0, start=0, end=1, step=0))
 
 
 def test_bundles_and_objects(backing):
@@ -134,8 +137,12 @@ def test_unsupported_members():
         with pytest.raises(ValueError):
             MooncakeBundleTransfer(Fake(), prefix)
     for wrong in ({"put_mode": "x"}, {"copy_mode": "x"}, {"max_inflight_put": 0}):
-        with pytest.raises(ValueError):
-            BundleTransferPolicy(**wrong)
+        # A policy is checked when it is used.
+        policy = BundleTransferPolicy(**wrong)
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            transfer.put_bundle(b"", {"m": b"x"}, policy=policy)
+    with pytest.raises(ValueError, match="max_inflight_put"):
+        transfer.put_bundle(b"", {"m": b"x"}, max_inflight_put=0)
     # The first use of a store that is not set up fails.
     with pytest.raises(RuntimeError, match="put failed"):
         MooncakeBundleTransfer(MooncakeDistributedStore()).put_bundle(b"m", {"x": b"1"})

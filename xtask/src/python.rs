@@ -119,6 +119,7 @@ pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static st
     Ok(vec![
         ("two Python packages: what one writes the other reads", words("matrix.py")),
         ("messages: each package receives what the other sends", words("messages.py")),
+        ("modules: structured objects, catalogue, layouts of weights", words("modules.py")),
         ("objects on disks: either reads what the other has written there", words("disks.py")),
         ("masters and clients: every response", words("cells.py")),
         ("shared clients beside full ones: every response", words("cells_light.py")),

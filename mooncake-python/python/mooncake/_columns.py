@@ -14,7 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake._payloads import numbers_of
+from mooncake._decisions import is_bytes_like, is_picture
+from mooncake._manifests import numbers_of
+from mooncake._members import Pieces
+from mooncake._pool_results import owned
 
 MAX_KEYS, MAX_LIST, MAX_DEPTH = 64, 8, 32
 
@@ -55,22 +58,6 @@ class Source(Protocol):
         """Returns some of the payloads under other names."""
 
 
-class _Missing:
-    """Marker of a key that a row's dictionary does not have. `None` is a value that it can have."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "<MISSING>"
-
-
-MISSING = _Missing()
-
-
-def _is_none(value: Any) -> bool:
-    return value is None or value is MISSING
-
-
 def _nulls(values: Sequence[Any]) -> Any:
     return np.array([value is None for value in values], np.bool_)
 
@@ -96,24 +83,12 @@ def _picked(offsets: Any, rows: Sequence[int]) -> tuple[list[tuple[int, int]], A
     return list(zip(begins.tolist(), ends.tolist())), _offsets(lengths)
 
 
-def _bytes_like(value: Any) -> bool:
-    return isinstance(value, bytes | bytearray | memoryview)
-
-
-def _picture(value: Any) -> bool:
-    return (type(value).__module__ or "").startswith("PIL.") and hasattr(value, "tobytes")
-
-
 def _torch() -> Any:
     try:
         import torch
     except ImportError:
         raise RuntimeError("torch is required for tensor fields") from None
     return torch
-
-
-def _tensor(value: Any) -> bool:
-    return type(value).__module__.startswith("torch") and "Tensor" in type(value).__name__
 
 
 class Codec:
@@ -173,18 +148,24 @@ class Ragged(Codec):
         arrays = [np.zeros(0, dtype) if array is None else np.asarray(array, dtype, order="C") for array in made]
         most = max((array.ndim for array in present), default=0)
         shapes = np.zeros((len(values), max(most, 1)), np.int64)
+        alike = {array.shape[1:] for array in present if isinstance(array, np.ndarray)}
+        if present and len(alike) == 1 and all(value is None or isinstance(value, np.ndarray) for value in values):
+            # As in Mooncake C++, an absent row has the shape of the others, without elements.
+            shapes[:, 1:most] = next(iter(alike))
         for row, array in enumerate(made):
             if array is not None:
                 shapes[row, : array.ndim] = array.shape
+        as_arrays = [isinstance(value, np.ndarray) for value in values]
+        # As in Mooncake C++, an absent row among lists is an empty one.
+        absent = 0 if any(as_arrays) or not present else 1
         payload = {
-            "data": np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.zeros(0, dtype),
+            "data": Pieces(arrays, dtype),
             "offsets": _offsets([array.size for array in arrays]),
             "shapes": shapes,
-            "ndims": np.array([0 if array is None else array.ndim for array in made], np.int16),
+            "ndims": np.array([absent if array is None else array.ndim for array in made], np.int16),
             "nulls": _nulls(values),
         }
         metadata: dict[str, Any] = {"dtype": str(dtype), "max_ndim": most, "shape_policy": "ragged"}
-        as_arrays = [isinstance(value, np.ndarray) for value in values]
         if all(array or value is None for array, value in zip(as_arrays, values)):
             metadata |= {"row_format": "ndarray", "ndarray_rows": None, "physical_layout": "contiguous_flat"}
         elif any(as_arrays):
@@ -208,7 +189,8 @@ class Ragged(Codec):
             array = data[offsets[row] : offsets[row + 1]].reshape(shapes[row][:ndim])
             keeps = style == "ndarray" or (style == "mixed" and as_arrays[row])
             values.append(array if keeps else array.tolist())
-        return values
+        made: list[Any] = owned(values, data)
+        return made
 
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
@@ -256,7 +238,9 @@ class Tensors(Ragged):
         torch = _torch()
         dtype = str(metadata.get("dtype", "torch.float32"))
         arrays = super().decode(payload, rows, {**metadata, "dtype": str(self._numpy(dtype)), "row_format": "ndarray"})
-        return [None if array is None else torch.from_numpy(array) for array in arrays]
+        tensors: list[Any] = [None if array is None else torch.from_numpy(array) for array in arrays]
+        made: list[Any] = owned(tensors, arrays)
+        return made
 
 
 class TensorDicts(Codec):
@@ -298,8 +282,10 @@ class TensorDicts(Codec):
         for key in listed:
             if not isinstance(key, str):
                 raise TypeError("ragged_tensor_dict keys must be strings")
-            if not key or any(char in key for char in "./\\"):
-                raise ValueError(f"ragged_tensor_dict keys must not be empty or contain '.', '/' or '\\': {key!r}")
+            if not key:
+                raise ValueError("ragged_tensor_dict keys must not be empty")
+            if any(char in key for char in "./\\"):
+                raise ValueError(f"ragged_tensor_dict keys must not contain '.', '/' or '\\': {key!r}")
         if len(set(listed)) != len(listed):
             raise ValueError("ragged_tensor_dict keys contain a duplicate key")
         return listed
@@ -346,10 +332,10 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]]:
     """Returns the bytes of a value and their description. An image becomes its pixels."""
     if value is None:
         return b"", {"kind": "null"}
-    if _picture(value):
+    if is_picture(value):
         kept = {"mode": value.mode, "size": list(value.size), "format": getattr(value, "format", None)}
         return value.tobytes(), {"kind": "pil_raw", **kept}
-    if not _bytes_like(value):
+    if not is_bytes_like(value):
         raise TypeError(f"rows must be bytes or images, not {type(value).__name__}")
     return bytes(value), {"kind": "bytes"}
 
@@ -384,10 +370,13 @@ class Bytes(Codec):
         if metadata:
             metadata |= {"media_encodings": encodings, "encode_source": "raw_pixels_from_object"}
         offsets = _offsets([len(part) for part in parts])
-        return {"data": b"".join(parts), "offsets": offsets, "nulls": _nulls(values)}, metadata
+        return {"data": Pieces(parts), "offsets": offsets, "nulls": _nulls(values)}, metadata
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
         data, offsets = memoryview(payload["data"]), payload["offsets"].tolist()
+        if len(offsets) != rows + 1 or len(payload["nulls"]) != rows:
+            counts = f"offsets={len(offsets)} nulls={len(payload['nulls'])} rows={rows}"
+            raise ValueError(f"invalid encoded column: offsets length must be that of rows and one more. {counts}")
         encodings = metadata.get("media_encodings") or [None] * rows
         return [
             None if null else self.unpack(_of_media(bytes(data[offsets[row] : offsets[row + 1]]), encodings[row]))
@@ -413,7 +402,7 @@ class MediaLists(Codec):
         items = [item for one in lists for item in one]
         encodings = [encoding for _, encoding in items]
         payload = {
-            "data": b"".join(data for data, _ in items),
+            "data": Pieces([data for data, _ in items]),
             "row_offsets": _offsets([len(one) for one in lists]),
             "byte_offsets": _offsets([len(data) for data, _ in items]),
             "nulls": _nulls(values),
@@ -490,38 +479,3 @@ LEAVES: dict[str, Codec] = {
     "msgpack_ragged": Bytes(_packed, _unpacked),
     "json_ragged": Bytes(_text, json.loads),
 }
-
-
-def choose(values: Sequence[Any]) -> str | None:
-    """Returns the codec that preserves these values, or `None` if there is none."""
-    present = [value for value in values if not _is_none(value)]
-
-    def every(test: Callable[[Any], bool]) -> bool:
-        return all(test(value) for value in present)
-
-    if not present:
-        return "json_ragged"
-    if every(_tensor):
-        return "ragged_tensor" if len({value.dtype for value in present}) == 1 else None
-    if every(lambda v: isinstance(v, list | tuple) and all(_bytes_like(one) or _picture(one) for one in v)):
-        return "media_list_ragged"
-    if every(lambda v: isinstance(v, list | tuple | np.ndarray)):
-        try:
-            numbers = every(lambda v: np.asarray(v).dtype.kind in "iufc")
-        except (ValueError, OverflowError):
-            # Rows that are not rectangular arrays have more structure.
-            numbers = False
-        if numbers or any(isinstance(value, np.ndarray) for value in present):
-            return "typed_ragged" if numbers else None
-    for codec, kind in (
-        ("ndarray", (bool, int, float, np.number)),
-        ("bytes_ragged", (bytes, bytearray, memoryview)),
-        ("utf8_ragged", (str,)),
-        ("msgpack_ragged", (dict, list, tuple)),
-    ):
-        if every(lambda v: isinstance(v, kind)):  # noqa: B023
-            return codec if codec != "ndarray" or np.result_type(*present).kind in "biufc" else None
-    if every(_picture):
-        return "media_bytes"
-    # Mixed strings and numbers.
-    return "msgpack_ragged" if every(lambda v: isinstance(v, bool | int | float | str)) else None

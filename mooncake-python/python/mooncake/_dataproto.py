@@ -9,12 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mooncake._bundles import RemoteBundleRef, StructuredMemberSlice
+from mooncake._bundle_types import RemoteBundleRef, StructuredMemberSlice
 from mooncake._columns import FieldSchema, dtype_of
 from mooncake._shards import _is_tensor
 
 HANDLE = "mooncake_dataproto_ref"
+STORAGE_GROUP_ID = "storage_group_id"
+# Version of handles that are written. Version 2 has the same parts and must name a group.
 _VERSION = 1
+_GROUPED_VERSION = 2
 SECTIONS = ("batch", "non_tensor_batch", "meta_info")
 
 
@@ -83,7 +86,7 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
         "encoded_non_tensor": _json_safe(ref.encoded_non_tensor),
     }
     if ref._storage_group_id is not None:
-        handle["storage_group_id"] = ref._storage_group_id
+        handle[STORAGE_GROUP_ID] = ref._storage_group_id
     json.dumps(handle)
     return handle
 
@@ -104,11 +107,14 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
     """Converts a handle to a reference. Raises `ValueError` for an invalid handle."""
     if not is_dataproto_ref_handle(handle):
         raise ValueError("not a Mooncake DataProto ref handle")
-    version, group = handle.get("version"), handle.get("storage_group_id")
-    if version not in (_VERSION, 2) or handle.get("kind") != "bundle_stages":
-        raise ValueError(f"unsupported DataProto ref handle: {handle.get('kind')!r} {version!r}")
-    if group is not None or version == 2:
-        _word(group, "storage_group_id")
+    version = handle.get("version")
+    if isinstance(version, bool) or version not in (_VERSION, _GROUPED_VERSION):
+        raise ValueError(f"unsupported DataProto ref handle version: {version!r}")
+    if handle.get("kind") != "bundle_stages":
+        raise ValueError(f"unsupported DataProto ref handle kind: {handle.get('kind')!r}")
+    group = handle.get(STORAGE_GROUP_ID)
+    if group is not None or version == _GROUPED_VERSION:
+        _word(group, STORAGE_GROUP_ID)
     stages = {
         _word(stage, "stage"): RemoteBundleRef(_word(_part(one, "stage_refs").get("manifest_key"), "manifest_key"), {})
         for stage, one in _part(handle.get("stage_refs"), "stage_refs").items()
@@ -117,8 +123,10 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
     for name, given in _part(handle.get("field_index"), "field_index").items():
         at = _part(given, "field_index")
         stage, section = _word(at.get("stage"), "stage"), at.get("section")
-        if section not in SECTIONS[:2] or stage not in stages:
-            raise ValueError(f"DataProto ref handle field {name!r} has an invalid section {section!r} or stage {stage!r}")
+        if section not in SECTIONS[:2]:
+            raise ValueError(f"DataProto ref handle field {name!r} has an invalid section: {section!r}")
+        if stage not in stages:
+            raise ValueError(f"DataProto ref handle field {name!r} is in an unknown stage: {stage!r}")
         fields[_word(name, "field")] = StructuredFieldLocation(stage, _word(at.get("member"), "member"), section)
     indexes, size = handle.get("global_indexes"), handle.get("batch_size")
     if indexes is not None and not (isinstance(indexes, list) and all(type(one) is int for one in indexes)):

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mooncake._layout import HEADER_SIZE
+from mooncake._layout import DTYPE_CODES
 from mooncake._shards import _is_tensor
 from mooncake._tensors import _deserialize_tensor, _serialize_tensor
+
+# Parts that are shorter on average become one piece.
+_SHORT = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -62,41 +65,100 @@ def _bytes_view(value: Any, name: str) -> memoryview:
 
 
 @dataclass(frozen=True)
-class _Body:
-    """Bytes of one member in order, and its additional manifest entries."""
+class Body:
+    """Bytes of one member, as pieces in order.
 
-    parts: list[memoryview]
+    `rows` are the same bytes as arrays. A chunk never cuts one of them if all fit into a chunk.
+    `has_parts` says whether the member was given in parts, however many pieces there are.
+    """
+
+    pieces: list[memoryview]
     size: int
-    extra: dict[str, Any]
     owner: Any = None
+    rows: list[Any] | None = None
+    has_parts: bool = False
 
 
-def _body(value: Any, name: str) -> tuple[_Body, dict[str, Any] | None]:
-    """Returns a member's bytes, and its description among the fields."""
+class Pieces:
+    """Value of a member that is given as parts: bytes, or arrays of one element type."""
+
+    def __init__(self, parts: list[Any], dtype: Any = None) -> None:
+        self.parts, self.dtype = parts, dtype
+
+    def described(self) -> dict[str, Any]:
+        """Returns the description of the member among the fields."""
+        if self.dtype is None:
+            return {"encoding": "bytes"}
+        count = sum(part.size for part in self.parts)
+        return {"encoding": "ndarray", "dtype": self.dtype.str, "shape": [count]}
+
+    def body(self) -> Body:
+        """Returns the bytes of the member."""
+        parts = [part for part in self.parts if len(part)] if self.dtype is None else [p for p in self.parts if p.size]
+        several = len(parts) > 1
+        if self.dtype is None:
+            size = sum(map(len, parts))
+            # Short parts are joined, because each piece has a cost.
+            pieces = [b"".join(parts)] if size < len(parts) * _SHORT else parts
+            return Body([memoryview(part) for part in pieces], size, pieces, None, several)
+        rows = [part.reshape(-1) for part in parts]
+        size = sum(row.nbytes for row in rows)
+        arrays: list[Any] = [np.concatenate(rows)] if rows and size < len(rows) * _SHORT else rows
+        return Body([memoryview(array.view(np.uint8)) for array in arrays], size, arrays, rows, several)
+
+
+@dataclass(frozen=True)
+class TensorMember:
+    """Tensor that is stored as an object of its own kind, with a header."""
+
+    tensor: Any
+    name: str
+
+    def body(self) -> Body:
+        """Returns header and data of the tensor. Raises `ValueError` if it has no such form."""
+        header, address, size, owner = _serialized(self.tensor, self.name)
+        pieces = [memoryview(header), *([memoryview(_at(address, size)).cast("B")] if size else [])]
+        return Body(pieces, len(header) + size, owner)
+
+
+Member = Body | TensorMember | TensorObjectBuffer
+
+
+def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
+    """Returns a member to write, and its description among the fields."""
     if isinstance(value, TensorObjectBuffer):
-        view = memoryview(_at(value.ptr, value.size)) if value.size else memoryview(b"")
-        return _Body([view], value.size, {"metadata_bytes": HEADER_SIZE}, value), {"encoding": "torch_tensor"}
+        return value, {"encoding": "torch_tensor"}
+    if isinstance(value, Pieces):
+        return value.body(), value.described()
     if _is_tensor(value) and getattr(value, "is_nested", False):
         return _nested_body(value, name)
     if _is_tensor(value):
-        header, address, size, owner = _serialized(value, name)
-        data = memoryview(_at(address, size)) if size else memoryview(b"")
-        torch = {
+        described = {
             "encoding": "torch_tensor",
-            "dtype": str(owner.dtype),
-            "shape": list(owner.shape),
-            "element_size": owner.element_size(),
+            "dtype": str(value.dtype),
+            "shape": list(value.shape),
+            "element_size": value.element_size(),
         }
-        return _Body([memoryview(header), data], len(header) + size, {"metadata_bytes": len(header)}, owner), torch
+        check_tensor(value, name)
+        return TensorMember(value, name), described
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"{name}: cannot store an array of objects")
         array = np.ascontiguousarray(value)
         view = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")
-        shape = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
-        return _Body([view], array.nbytes, {}, array), shape
+        return Body([view], array.nbytes, array), {
+            "encoding": "ndarray",
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
+        }
     view = _bytes_view(value, name)
-    return _Body([view], view.nbytes, {}), {"encoding": "bytes"}
+    return Body([view], view.nbytes), {"encoding": "bytes"}
+
+
+def check_tensor(tensor: Any, name: str) -> None:
+    """Raises `ValueError` for a tensor that has no stored form."""
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPE_CODES or str(tensor.layout) != "torch.strided":
+        raise ValueError(f"{name}: cannot store tensor ({tensor.dtype}, {tensor.layout}): unsupported type or layout")
 
 
 def _serialized(tensor: Any, name: str) -> tuple[bytes, int, int, Any]:
@@ -107,7 +169,7 @@ def _serialized(tensor: Any, name: str) -> tuple[bytes, int, int, Any]:
         raise ValueError(f"{name}: cannot store tensor ({kind}): {error}") from None
 
 
-def _nested_body(value: Any, name: str) -> tuple[_Body, dict[str, Any]]:
+def _nested_body(value: Any, name: str) -> tuple[Body, dict[str, Any]]:
     """Encodes a tensor of rows of different lengths. Its values, offsets and lengths become
     separate tensors.
     """
@@ -122,7 +184,7 @@ def _nested_body(value: Any, name: str) -> tuple[_Body, dict[str, Any]]:
     owners, sizes = [], []
     for tensor in tensors:
         header, address, size, owner = _serialized(tensor, name)
-        views += [memoryview(header), *([memoryview(_at(address, size))] if size else [])]
+        views += [memoryview(header), *([memoryview(_at(address, size)).cast("B")] if size else [])]
         owners.append(owner)
         sizes.append(len(header) + size)
     described = {
@@ -134,7 +196,7 @@ def _nested_body(value: Any, name: str) -> tuple[_Body, dict[str, Any]]:
         "has_lengths": len(tensors) == 3,
         "ragged_idx": int(getattr(value, "_ragged_idx", 1)),
     }
-    return _Body(views, sum(sizes), {}, owners), described
+    return Body(views, sum(sizes), owners, None, True), described
 
 
 def _nested_of(data: bytes, described: Mapping[str, Any]) -> Any:
@@ -196,24 +258,17 @@ def _at(address: int, size: int) -> Any:
     return (ctypes.c_ubyte * size).from_address(address)
 
 
-def _cut(body: _Body, start: int, end: int) -> list[memoryview]:
-    """Returns bytes `start` to `end` of a body."""
-    parts, at = [], 0
-    for part in body.parts:
-        first, last = max(start - at, 0), min(end - at, part.nbytes)
-        if first < last:
-            parts.append(part[first:last])
-        at += part.nbytes
-    return parts
-
-
 def _check_destination(name: str, destination: Any, dtype: Any, shape: tuple[int, ...]) -> None:
     if not isinstance(destination, np.ndarray):
         raise TypeError(f"{name}: the destination must be an ndarray, not {type(destination).__name__}")
     # Elements of such an array are pointers, which stored bytes must never become.
     if destination.dtype.hasobject:
         raise ValueError(f"{name}: the destination must not hold objects. dtype={destination.dtype}")
-    if destination.dtype != dtype or destination.shape != shape:
-        raise ValueError(f"{name}: {dtype} {shape} does not fit into {destination.dtype} {destination.shape}")
-    if not destination.flags.c_contiguous or not destination.flags.writeable:
-        raise ValueError(f"{name}: the destination must be C-contiguous and writable")
+    if destination.dtype != dtype:
+        raise ValueError(f"{name}: destination dtype mismatch: {destination.dtype}; expected {dtype}")
+    if destination.shape != shape:
+        raise ValueError(f"{name}: destination shape mismatch: {destination.shape}; expected {shape}")
+    if not destination.flags.c_contiguous:
+        raise ValueError(f"{name}: the destination must be C-contiguous")
+    if not destination.flags.writeable:
+        raise ValueError(f"{name}: the destination must be writeable")

@@ -45,7 +45,7 @@ DOCUMENT: dict[str, Any] = {
         },
         "/api/get/{key}": {"get": _does("Returns the value of a key", 404, 500, parameters=_KEY)},
         "/api/exist/{key}": {"get": _does("Returns whether a key exists", 500, parameters=_KEY)},
-        "/api/remove/{key}": {"delete": _does("Removes a key", 404, 409, 500, parameters=_KEY)},
+        "/api/remove/{key}": {"delete": _does("Removes a key", 500, parameters=_KEY)},
         "/api/remove_all": {"delete": _does("Removes every key that has no lease", 500)},
         "/api/mount": {
             "post": _does(

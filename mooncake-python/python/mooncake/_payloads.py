@@ -1,13 +1,7 @@
-"""Payloads of a bundle: their descriptions in the manifest, and reads of their bytes.
-
-Stored data is untrusted. A manifest is validated once, when it is read. The description of a member
-is validated before memory is allocated for it.
-"""
+"""Reads of the bytes of a payload by location."""
 
 from __future__ import annotations
 
-import json
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -16,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mooncake import _mooncake
+from mooncake._manifests import MOST
 from mooncake._shards import _Job, _Read
 
 # Runs of bytes with at most this gap between them are read as one, which costs less than another
@@ -30,107 +24,9 @@ _PIECE = 8 << 20
 _ROWS, _RUNS = 1 << 20, 1 << 16
 # Before this much memory is allocated, the sizes in the manifest are compared with the stored ones.
 _LARGE = 64 << 20
-_MOST = (1 << 63) - 1
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
-
-
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what} must be a dictionary, not {type(value).__name__}")
-    return value
-
-
-def _words(value: Any, what: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"{what} must be a list of strings")
-    return value
-
-
-def _is_count(value: Any) -> bool:
-    """Returns whether a value is a valid count. `True` and `1.0` are not."""
-    return type(value) is int and 0 <= value <= _MOST
-
-
-def dictionary_of(data: bytes, what: str) -> dict[str, Any]:
-    """Parses a JSON dictionary. Raises `ValueError` if it is none."""
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise ValueError(f"{what} is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a dictionary")
-    return value
-
-
-def check_manifest(manifest: Mapping[str, Any], key: str, prefix: str) -> None:
-    """Raises `ValueError` if the manifest at `key` is not that of a bundle, or is that of another
-    one.
-    """
-    base = key.removesuffix("/manifest")
-    if manifest.get("layout") != "bundle":
-        raise ValueError(f"no bundle manifest at {key!r}")
-    if f"{prefix}/{manifest.get('object_id')}" != base:
-        raise ValueError(f"manifest at {key!r} belongs to another object")
-    _mapping(manifest.get("buffers"), f"buffers of the manifest at {key!r}")
-    others = _words(manifest.get("buffer_object_ids", []), "buffer_object_ids")
-    prefixes = (f"{base}/", *(f"{prefix}/{other}/" for other in others))
-    for one in payloads(manifest):
-        _check_payload(one, prefixes)
-    outside = [one for one in _words(manifest.get("cleanup_keys", []), "cleanup_keys") if not one.startswith(prefixes)]
-    if outside:
-        raise ValueError(f"bundle manifest cleanup_keys {outside} are outside the bundle namespace")
-
-
-def _check_payload(payload: Any, prefixes: tuple[str, ...]) -> None:
-    payload = _mapping(payload, "payload of a bundle manifest")
-    key, size, chunks = (payload.get(name) for name in ("key", "bytes", "chunks"))
-    if not isinstance(key, str) or not _is_count(size) or not isinstance(chunks, list):
-        raise ValueError(f"payload {key!r} of a bundle manifest needs a key, bytes, and a list of chunks")
-    sizes = 0
-    for given in chunks:
-        chunk = _mapping(given, f"chunk of {key!r}")
-        if not isinstance(chunk.get("key"), str) or not _is_count(chunk.get("bytes")):
-            raise ValueError(f"chunk of {key!r} needs a key and bytes")
-        if not chunk["key"].startswith(prefixes):
-            raise ValueError(f"bundle payload {chunk['key']!r} is outside the bundle namespace")
-        sizes += chunk["bytes"]
-    if sizes != size:
-        raise ValueError(f"chunks of {key!r} have {sizes} bytes in total, not {size}")
-
-
-def payloads(manifest: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """Yields all payloads that a manifest lists."""
-    yield manifest.get("meta") or {}
-    yield from manifest["buffers"].values()
-
-
-def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any, tuple[int, ...]]:
-    """Returns type and shape of a stored array of `size` bytes. Raises `ValueError` if they do not
-    match the size.
-    """
-    dtype = numbers_of(name, described.get("dtype"))
-    shape = described.get("shape")
-    if not isinstance(shape, list) or not all(_is_count(dim) for dim in shape):
-        raise ValueError(f"{name}: invalid array shape {shape!r}: it must be a list of non-negative integers")
-    if math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{name}: an array of {dtype} {tuple(shape)} does not have {size} bytes")
-    return dtype, tuple(shape)
-
-
-def numbers_of(name: str, dtype_name: Any) -> Any:
-    """Returns the element type of an array by its name. A type with objects is rejected, because
-    stored bytes would become pointers.
-    """
-    try:
-        dtype = np.dtype(dtype_name) if isinstance(dtype_name, str) else None
-    except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError, RecursionError):
-        dtype = None
-    # numpy makes arrays of "|S1" from "|S0".
-    if dtype is None or dtype.hasobject or dtype.subdtype is not None or (dtype.kind in "SU" and not dtype.itemsize):
-        raise ValueError(f"{name}: unsupported dtype {dtype_name!r}")
-    return dtype
 
 
 class Reader:
@@ -142,23 +38,18 @@ class Reader:
         # End of each chunk.
         self._ends = list(accumulate(chunk["bytes"] for chunk in self._chunks))
         self._sizes = {chunk["key"]: chunk["bytes"] for chunk in self._chunks}
-        # Last value that was fetched, for stores that only return whole values.
-        self._last: tuple[str, Any] = ("", None)
 
     def whole(self) -> bytes:
         """Reads the whole payload."""
         keys = [chunk["key"] for chunk in self._chunks]
-        if len(keys) > 1 and hasattr(self._store, "get_batch"):
-            data = b"".join(bytes(one) for one in self._store.get_batch(keys))
-        else:
-            data = b"".join(bytes(self._store.get(key)) for key in keys)
+        data = b"".join(self._store.get_batch(keys)) if len(keys) > 1 else b"".join(map(self._store.get, keys))
         if len(data) != self._size:
             raise RuntimeError(f"get failed for {self._key}: {len(data)} of {self._size} bytes")
         return data
 
     def expect(self, size: int) -> None:
         """Compares the stored chunks with the manifest, before `size` bytes are allocated."""
-        if size >= _LARGE and isinstance(self._store, _mooncake.Store):
+        if size >= _LARGE:
             # Missing chunks may not be among those to read.
             self._located([chunk["key"] for chunk in self._chunks], gone_is_fine=True)
 
@@ -187,7 +78,7 @@ class Reader:
         whole chunk.
         """
         gap = (rows.step - 1) * width
-        least = min((chunk["bytes"] for chunk in self._chunks[:-1]), default=_MOST)
+        least = min((chunk["bytes"] for chunk in self._chunks[:-1]), default=MOST)
         return rows.step > 1 and width < _LONG and gap <= _NEAR and gap < least
 
     def _read_dense(self, start: int, width: int, rows: range, into: Bytes) -> None:
@@ -290,15 +181,6 @@ class Reader:
 
     def _copy_in(self, pieces: list[tuple[int, int, int, int]], into: Bytes) -> None:
         keys = [self._chunks[index]["key"] for index, *_ in pieces]
-        if not isinstance(self._store, _mooncake.Store):
-            for key, (_, start, to, length) in zip(keys, pieces):
-                if key != self._last[0]:
-                    self._last = (key, np.frombuffer(bytes(self._store.get(key)), np.uint8))
-                part = self._last[1][start : start + length]
-                if part.nbytes != length:
-                    raise RuntimeError(f"get failed for {key}")
-                into[to : to + length] = part
-            return
         found = self._located([*dict.fromkeys(keys)])
         reads = [
             _Read(found[key], start, length, to, length, 1, length) for key, (_, start, to, length) in zip(keys, pieces)

@@ -10,18 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mooncake._columns import (
-    LEAVES,
-    MAX_DEPTH,
-    MAX_KEYS,
-    MAX_LIST,
-    MISSING,
-    Codec,
-    Column,
-    FieldSchema,
-    Source,
-    choose,
-)
+from mooncake._columns import LEAVES, MAX_DEPTH, MAX_KEYS, MAX_LIST, Codec, Column, FieldSchema, Source
+from mooncake._decisions import MISSING, NO_VALUES, SCHEMA_SOURCE, Decision, choose
 
 TREE = "structured_recursive"
 # Codecs whose values justify splitting dictionaries. Other dictionaries are stored as a whole.
@@ -34,7 +24,14 @@ class Leaf:
 
     path: str
     values: list[Any]
-    codec: str | None
+    decision: Decision
+
+    @property
+    def codec(self) -> str | None:
+        """Codec that preserves the values, or `None` if there is none."""
+        if self.decision is NO_VALUES:
+            return "json_ragged"
+        return self.decision.codec if self.decision.accepted else None
 
 
 @dataclass
@@ -70,7 +67,8 @@ def _longest(values: Sequence[Any]) -> int | None:
     return longest if deeper and longest <= MAX_LIST else None
 
 
-def _escaped(key: str) -> str:
+def escape_key(key: str) -> str:
+    """Returns a key as a part of a path."""
     return key.replace("\\", "\\\\").replace(".", "\\.").replace("[", "\\[")
 
 
@@ -87,7 +85,7 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
         nodes.append(Node(path, "dict", list(names), None, present, missing))
         for name in names:
             below = [value.get(name, MISSING) if isinstance(value, dict) else None for value in values]
-            infer_structure(f"{path}.{_escaped(name)}", below, leaves, nodes, _depth=_depth + 1)
+            infer_structure(f"{path}.{escape_key(name)}", below, leaves, nodes, _depth=_depth + 1)
         return
     longest = _longest(values)
     if longest is None:
@@ -98,7 +96,7 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
     nodes.append(Node(path, "list", list(range(longest)), lengths, present, missing))
     for i in range(longest):
         below = [
-            (value[i] if i < len(value) else MISSING) if is_list else None for value, is_list in zip(values, present)
+            value[i] if is_list and i < len(value) else MISSING for value, is_list in zip(values, present)
         ]
         infer_structure(f"{path}[{i}]", below, leaves, nodes, _depth=_depth + 1)
 
@@ -121,9 +119,10 @@ class Trees(Codec):
             of_nodes.append(described)
         for number, leaf in enumerate(leaves):
             if leaf.codec is None:
-                raise ValueError(f"{leaf.path}: no codec supports these values")
+                raise ValueError(f"{leaf.path}: no codec supports these values: {leaf.decision.reason}")
             values = [None if value is MISSING else value for value in leaf.values]
             parts, metadata = LEAVES[leaf.codec].encode(values, FieldSchema(leaf.codec))
+            metadata = {**metadata, **leaf.decision.described()}
             parts["missing"] = np.array([value is MISSING for value in leaf.values], np.bool_)
             members = {name: f"leaf.{number}.{name}" for name in parts}
             payload |= {members[name]: part for name, part in parts.items()}
@@ -137,7 +136,8 @@ class Trees(Codec):
                     "payload_members": members,
                 }
             )
-        described = {"structure_version": 1, "root_path": path, "nodes": of_nodes, "leaves": of_leaves}
+        described = {"schema_source": SCHEMA_SOURCE, "structure_version": 1, "root_path": path}
+        described |= {"nodes": of_nodes, "leaves": of_leaves}
         return Column(TREE, rows, payload, described)
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
@@ -161,7 +161,7 @@ class Trees(Codec):
             return [otherwise] * rows if member is None else list(payload[member].tolist())
 
         children, is_dict = node["children"], node["node_type"] == "dict"
-        paths = [f"{node['path']}.{_escaped(str(c))}" if is_dict else f"{node['path']}[{int(c)}]" for c in children]
+        paths = [f"{node['path']}.{escape_key(str(c))}" if is_dict else f"{node['path']}[{int(c)}]" for c in children]
         missing, present = column("missing", False), column("row_mask", True)
         lengths = column("lengths", len(children))
         made: list[Any] = []
@@ -216,7 +216,11 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
     rows = len(values)
     if schema is not None and not schema.nullable and any(value is None for value in values):
         raise ValueError(f"FieldSchema for {path!r} is not nullable")
-    if schema is not None and schema.codec not in ("auto", TREE):
+    is_chosen = schema is not None and schema.codec not in ("auto", TREE)
+    if schema is not None and schema.codec == "ndarray" and "dtype" not in schema.metadata:
+        # As in Mooncake C++, the codec for numbers gives way for other values.
+        is_chosen = choose(values).codec == "ndarray" or all(value is None for value in values)
+    if schema is not None and is_chosen:
         codec = LEAVES.get(schema.codec)
         if codec is None:
             raise ValueError(f"unsupported schema codec: {schema.codec!r}")
@@ -235,16 +239,22 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
             return _TREES.encode_tree(path, leaves, nodes, rows)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             if schema is None:
-                raise
+                raise ValueError(f"unsupported structured non-tensor field: {error}") from error
             refused.append(f"{TREE}: {error}")
-    names = [choose(values)]
+    whole = Leaf(path, values, choose(values))
+    names = [whole.codec]
     if schema is not None:
         # With a schema, values may be converted to types that msgpack or JSON have.
         names += ["msgpack_ragged", "json_ragged"]
     for name in dict.fromkeys(name for name in names if name is not None):
         try:
-            return Column(name, rows, *LEAVES[name].encode(values, FieldSchema(name)))
+            payload, metadata = LEAVES[name].encode(values, FieldSchema(name))
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             refused.append(f"{name}: {error}")
-    why = "; ".join(refused) or "rows have different types"
-    raise ValueError(f"no codec preserves the values of {path!r} ({why}); select one with a FieldSchema")
+            continue
+        inferred = whole.decision.described() if name == whole.codec else {}
+        return Column(name, rows, payload, {**metadata, **inferred})
+    why = "; ".join(refused) or whole.decision.reason
+    if schema is None:
+        raise ValueError(f"unsupported structured non-tensor field {path!r}: {why}; select a codec with a FieldSchema")
+    raise ValueError(f"unable to infer a safe codec for {path!r}: {why}; select one with a FieldSchema")

@@ -52,31 +52,21 @@ def http_metadata_server() -> int:
 def rest_server() -> int:
     """Runs `mc_store_rest_server`."""
     try:
-        from mooncake.mooncake_store_service import main
+        from mooncake.mooncake_store_service import sync_main
     except ModuleNotFoundError as error:
         return _without("mc_store_rest_server", error)
-    return main()
+    return sync_main()
 
 
 def topology_dump() -> int:
     """Runs `transfer_engine_topology_dump`, which prints the devices near each memory."""
-    import argparse
+    from mooncake.transfer_engine_topology_dump import main as dump
 
-    from mooncake.engine import TransferEngine
+    return dump()
 
-    parser = argparse.ArgumentParser(prog="transfer_engine_topology_dump", description="Print the devices near each memory.")
-    parser.add_argument("--device-name", default="", help="RDMA devices to include, separated by commas")
-    parser.add_argument("--backend", choices=("auto", "te", "tent"), default="auto", help="tent is not supported")
-    parser.add_argument("--use-custom-topo", action="store_true", help="use the file that MC_CUSTOM_TOPO_JSON names")
-    parser.add_argument("--custom-topo-json", default="", help="topology file, in place of discovery")
-    arguments = parser.parse_args()
-    if arguments.backend == "tent":
-        parser.error("backend tent is not supported; use te")
-    if arguments.custom_topo_json:
-        os.environ["MC_CUSTOM_TOPO_JSON"] = arguments.custom_topo_json
-    elif not arguments.use_custom_topo:
-        os.environ.pop("MC_CUSTOM_TOPO_JSON", None)
-    custom = os.environ.get("MC_CUSTOM_TOPO_JSON")
-    origin = f"te/custom ({custom})" if custom else "te/discover"
-    print(f"Local topology [{origin}]: {TransferEngine().get_local_topology(arguments.device_name)}")
-    return 0
+
+# Name of the master's script in Mooncake C++.
+main = master
+
+if __name__ == "__main__":
+    sys.exit(main())

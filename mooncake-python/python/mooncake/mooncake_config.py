@@ -5,38 +5,61 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import parse_size, parse_switch
-
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
-_PROTOCOLS = ("tcp", "rdma", "efa", "cxi", "ascend", "hccl", "cxl", "ub", "nvlink", "rpc_only")
+# Protocols of Mooncake C++ as well as those of this package. Another one may belong to a later
+# release.
+_PROTOCOLS = (
+    "tcp", "rdma", "efa", "nvmeof", "nvlink", "musa", "nvlink_intra", "hip", "barex", "cxl", "ascend", "ub", "ubshmem",
+    "maca", "sunrise_link", "rpc_only",
+)  # fmt: skip
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
+_SIZES = ("global_segment_size", "local_buffer_size")
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(.*?)\s*(?:([kmgt])b?|b)?", re.IGNORECASE | re.DOTALL)
+_TRUE = ("true", "1", "yes", "on", "enable")
+_FALSE = ("false", "0", "no", "off", "disable", "")
 
 
-def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(f"invalid size: {value!r}")
+def _parse_segment_size(value: Any) -> int:
+    """Returns a size in bytes: a number, or a text such as `1.5GB`. Units are powers of 1024.
+
+    Raises `ValueError` for another value. A size may be negative.
+    """
+    if isinstance(value, int):
+        return value
     try:
-        return parse_size(int(value) if isinstance(value, float) else value)
-    except OverflowError:
-        raise ValueError(f"invalid size: {value!r}") from None
+        if isinstance(value, float):
+            return int(value)
+        if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
+            number, unit = match[1], _UNITS[(match[2] or "").lower()]
+            return int(number) * unit if number.lstrip("+-").isdecimal() else int(float(number) * unit)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"invalid size: {value!r}; expected a number of bytes, or a text such as 64MB or 1.5g")
 
 
 def _switch(value: Any) -> bool:
-    return value != 0 if isinstance(value, (int, float)) else parse_switch(value)
+    if value is None or isinstance(value, (int, float)):
+        return bool(value)
+    text = value.strip().lower() if isinstance(value, str) else None
+    if text not in (*_TRUE, *_FALSE):
+        raise ValueError(f"invalid truth value: {value!r}; expected true or false")
+    return text in _TRUE
 
 
 def _protocol(value: Any) -> str:
     if not isinstance(value, str) or not (protocol := value.strip().lower()):
-        raise ValueError(f"invalid protocol: {value!r}")
+        raise ValueError(f"Invalid protocol: {value!r}; expected a name such as tcp or rdma")
     if protocol not in _PROTOCOLS:
-        _LOG.warning("unknown protocol %r; known are %s", protocol, ", ".join(_PROTOCOLS))
+        logger.warning("Unrecognised protocol %r; known are %s", protocol, ", ".join(_PROTOCOLS))
     return protocol
 
 
@@ -60,13 +83,13 @@ class MooncakeConfig:
     def __post_init__(self) -> None:
         """Validates the settings, whatever their source. Raises `ValueError` for invalid ones."""
         self.protocol = _protocol(self.protocol)
+        for name in _SIZES:
+            if (size := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative: {size}")
         for name in _REQUIRED:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{name} must be a non-empty string, not {value!r}")
-        for name in ("global_segment_size", "local_buffer_size"):
-            if (size := getattr(self, name)) < 0:
-                raise ValueError(f"{name} must not be negative: {size}")
 
     @staticmethod
     def _of(given: Mapping[str, Any]) -> MooncakeConfig:
@@ -78,10 +101,10 @@ class MooncakeConfig:
         return MooncakeConfig(
             local_hostname=fields["local_hostname"],
             metadata_server=fields["metadata_server"],
-            global_segment_size=_size(fields.get("global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE)),
-            local_buffer_size=_size(fields.get("local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE)),
+            global_segment_size=_parse_segment_size(fields.get("global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE)),
+            local_buffer_size=_parse_segment_size(fields.get("local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE)),
             protocol=given.get("protocol", "tcp"),
-            device_name=str(fields.get("device_name", "")),
+            device_name=given.get("device_name", ""),
             master_server_address=fields["master_server_address"],
             enable_ssd_offload=_switch(fields.get("enable_ssd_offload", False)),
             ssd_offload_path=str(fields.get("ssd_offload_path", "")),
@@ -105,10 +128,14 @@ class MooncakeConfig:
         `MOONCAKE_*`.
         """
         path = os.environ.get("MOONCAKE_CONFIG_PATH")
-        if path:
+        if path is not None:
+            # Even if it is empty, as in Mooncake C++.
             return MooncakeConfig.from_file(path)
         if not os.environ.get("MOONCAKE_MASTER"):
-            raise ValueError("neither MOONCAKE_CONFIG_PATH nor MOONCAKE_MASTER is set")
+            raise ValueError(
+                "cannot load settings: neither MOONCAKE_CONFIG_PATH nor MOONCAKE_MASTER is set; "
+                "set one to a JSON file or to the address of the master"
+            )
         variables = {
             "local_hostname": "MOONCAKE_LOCAL_HOSTNAME",
             "metadata_server": "MOONCAKE_TE_META_DATA_SERVER",

@@ -5,33 +5,30 @@ Needs numpy, and msgpack for values that have no other encoding.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from mooncake._bundles import (
-    _DEFAULT_CHUNK,
-    _FIELDS,
-    _OBJECT_NOT_FOUND,
-    Bundles,
+from mooncake._bundle_types import (
+    FIELDS,
     BundleStore,
-    BundleTransferPolicy,
     Opened,
     RemoteBundleRef,
     StructuredMemberSlice,
     StructuredObjectPayload,
     StructuredObjectReadSpec,
     StructuredObjectResult,
-    _grouped,
-    _json,
 )
-from mooncake._columns import MISSING, Column, FieldSchema
+from mooncake._bundles import Bundles, _json
+from mooncake._call_reads import reader_of
+from mooncake._columns import Column, FieldSchema, Ragged
 from mooncake._dataproto import (
     _VERSION,
     HANDLE,
+    STORAGE_GROUP_ID,
     DataProtoRefLike,
     Envelope,
     MooncakeDataProtoRef,
@@ -50,24 +47,29 @@ from mooncake._dataproto import (
     rows_of,
     section_of,
 )
+from mooncake._decisions import MISSING, choose
+from mooncake._groups import group_of, in_group
+from mooncake._manifests import array_kind, chunk_keys
 from mooncake._members import RawDestination, TensorObjectBuffer, raw_destination, tensor_object_buffer
-from mooncake._mooncake import Store
-from mooncake._payloads import Reader, array_kind, payloads
+from mooncake._pool_results import owned, release
 from mooncake._shards import _is_tensor
-from mooncake._trees import codec_of, encode, infer_structure
+from mooncake._store_calls import OBJECT_NOT_FOUND
+from mooncake._trees import codec_of, encode, escape_key, infer_structure
+from mooncake._writes import AUTO_PARALLEL_MIN_BYTES, AUTO_PARALLEL_MIN_CHUNKS, DEFAULT_CHUNK, BundleTransferPolicy
 
 # Constants of Mooncake C++, for programs that use them.
-AUTO_PARALLEL_MIN_BYTES = _DEFAULT_CHUNK
-AUTO_PARALLEL_MIN_CHUNKS = 8
 DATAPROTO_REF_HANDLE_TYPE = HANDLE
 DATAPROTO_REF_HANDLE_VERSION = _VERSION
-DEFAULT_BUNDLE_CHUNK_BYTES = _DEFAULT_CHUNK
-MISSING_OBJECT_ERROR = _OBJECT_NOT_FOUND
-STORAGE_GROUP_ID = "storage_group_id"
-STRUCTURED_FIELD_SPECS_KEY = _FIELDS
+DEFAULT_BUNDLE_CHUNK_BYTES = DEFAULT_CHUNK
+MISSING_OBJECT_ERROR = OBJECT_NOT_FOUND
+STRUCTURED_FIELD_SPECS_KEY = FIELDS
 
 export_ref = export_dataproto_ref
 import_ref = import_dataproto_ref
+
+# Names that tests of Mooncake C++ import.
+_choose_leaf_codec = choose
+_escape_key = escape_key
 
 Rows = slice | StructuredMemberSlice | Sequence[int]
 
@@ -75,11 +77,15 @@ Rows = slice | StructuredMemberSlice | Sequence[int]
 class _Payloads:
     """Payloads of a column that is read in parts."""
 
-    def __init__(self, bundles: MooncakeBundleTransfer, opened: Opened, members: Mapping[str, str]) -> None:
+    def __init__(
+        self, bundles: MooncakeBundleTransfer, opened: Opened, members: Mapping[str, str], pooled: str | None = None
+    ) -> None:
         self._bundles, self._opened, self._members = bundles, opened, members
+        # Payload that may lie in the buffer pool, because rows are views of it.
+        self._pooled = pooled
 
     def whole(self, name: str) -> Any:
-        return self._bundles._read_member(self._opened, self._member(name), None, None)
+        return self._bundles._read_member(self._opened, self._member(name), None, None, name == self._pooled)
 
     def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Any:
         payload, described = self._opened.member(self._member(name))
@@ -91,7 +97,7 @@ class _Payloads:
         width = dtype.itemsize
         if not width or (len(wanted) and (lengths.min() < 0 or begins.min() < 0 or wanted.max() > payload["bytes"] // width)):
             raise ValueError(f"{name}: row exceeds the payload")
-        reader, size = Reader(self._bundles.store, payload), int(lengths.sum())
+        reader, size = reader_of(self._bundles._calls, payload), int(lengths.sum())
         reader.expect(size * width)
         into = np.empty(size, dtype)
         reader.runs(begins * width, lengths * width, into)
@@ -113,8 +119,11 @@ class MooncakeBundleTransfer(Bundles):
 
     @staticmethod
     def release_result(result: Any) -> None:
-        """Does nothing: results of this package own their memory."""
-        del result
+        """Returns the memory of a result to the buffer pool that it came from, if any.
+
+        The result must not be used afterwards. Another call does nothing.
+        """
+        release(result)
 
     # Batches: writing.
 
@@ -139,7 +148,7 @@ class MooncakeBundleTransfer(Bundles):
         schemas = field_schemas or {}
         envelope = envelope_of(data) if type == "dataproto" else envelope_of_dict(data, schemas)
         empty = MooncakeDataProtoRef(envelope.rows(), {}, {}, {}, namespace, partition)
-        empty._storage_group_id = self._group_of(config)
+        empty._storage_group_id = group_of(config)
         return self._put_stage(empty, envelope, stage, False, schemas, (chunk_bytes, policy, config))
 
     def put_dataproto(
@@ -188,17 +197,6 @@ class MooncakeBundleTransfer(Bundles):
             raise ValueError(f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}")
         return self._put_stage(ref, envelope, stage, overwrite, field_schemas or {}, (chunk_bytes, policy, config))
 
-    def _group_of(self, config: Any) -> str | None:
-        """Returns the group of all values of a batch, which are useful only together. An empty name
-        stands for no group.
-        """
-        named = getattr(_grouped(config), "group_ids", None)
-        given = getattr(config, "group_ids", None)
-        if given:
-            return named[0] if named else None
-        # A store that only has put and get does not support groups.
-        return f"structured-{uuid.uuid4().hex}" if isinstance(self._store, Store) else None
-
     def _put_stage(
         self,
         ref: MooncakeDataProtoRef,
@@ -229,7 +227,7 @@ class MooncakeBundleTransfer(Bundles):
         }
         payload = StructuredObjectPayload({"layout": "dataproto_stage", "dataproto": described}, members)
         chunk_bytes, policy, config = how
-        config = _grouped(config, ref._storage_group_id)
+        config = in_group(config, ref._storage_group_id)
         written = self.put_structured_object(payload, ref.partition, chunk_bytes, policy, None, config)
         before = ref.stage_refs.get(stage)
         if before is not None and overwrite:
@@ -261,7 +259,7 @@ class MooncakeBundleTransfer(Bundles):
             if schema is None and (_is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object)):
                 members[member] = value
                 continue
-            made = _encoded(member, column(name, value, None), schema)
+            made = _encoded(name, member, column(name, value, None), schema)
             parts = {part: f"{member}.{part}" for part in made.payload}
             members |= {parts[part]: one for part, one in made.payload.items()}
             encoded[name] = {
@@ -289,27 +287,22 @@ class MooncakeBundleTransfer(Bundles):
             if twice:
                 raise ValueError(f"structured members already exist: {twice}")
             if old.metadata.get("dataproto") != new.metadata.get("dataproto"):
-                raise ValueError("bundles belong to different batches")
-            metadata = {**old.metadata, _FIELDS: {**old.fields, **new.fields}}
-            obsolete = [added.manifest_key, *(chunk["key"] for chunk in new.manifest["meta"]["chunks"])]
+                raise ValueError("cannot merge structured objects: they belong to different batches")
+            metadata = {**old.metadata, FIELDS: {**old.fields, **new.fields}}
+            obsolete = [added.manifest_key, *chunk_keys(new.manifest["meta"])]
             cleanup = [
                 *old.manifest.get("cleanup_keys", []),
                 before.manifest_key,
-                *(chunk["key"] for chunk in old.manifest["meta"]["chunks"]),
+                *chunk_keys(old.manifest["meta"]),
                 *obsolete,
             ]
-            merged = self._put_merged(
-                _json(metadata),
-                {**old.manifest["buffers"], **new.manifest["buffers"]},
-                cleanup,
-                partition,
-                chunk_bytes,
-                config,
-            )
+            buffers = {**old.manifest["buffers"], **new.manifest["buffers"]}
+            merged = self._put_merged(_json(metadata), buffers, cleanup, partition, chunk_bytes, config)
         except BaseException:
-            self.remove_bundle(added)
+            with contextlib.suppress(Exception):
+                self.remove_bundle(added)
             raise
-        self._remove(obsolete)
+        self._calls.discard(obsolete)
         return merged
 
     # Batches: reading.
@@ -385,12 +378,13 @@ class MooncakeBundleTransfer(Bundles):
         array = np.empty(len(values), object)
         for row, value in enumerate(values):
             array[row] = value
-        return array
+        return owned(array, values)
 
     def _decoded(
         self, opened: Opened, encoded: Mapping[str, Any], picked: Sequence[int] | None, total: int
     ) -> list[Any]:
-        codec, source = codec_of(str(encoded["codec"])), _Payloads(self, opened, encoded["payload_members"])
+        codec = codec_of(str(encoded["codec"]))
+        source = _Payloads(self, opened, encoded["payload_members"], "data" if isinstance(codec, Ragged) else None)
         metadata = encoded.get("metadata") or {}
         if picked is None:
             payload = {name: source.whole(name) for name in encoded["payload_members"]}
@@ -446,24 +440,40 @@ class MooncakeBundleTransfer(Bundles):
             if before is None:
                 self.remove_bundle(added)
                 continue
-            if added.manifest_key == before.manifest_key or not self._store.get(added.manifest_key):
-                continue
-            old = {chunk["key"] for one in payloads(self._manifest(before)) for chunk in one["chunks"]}
-            manifest = self._manifest(added)
-            keys = [chunk["key"] for one in payloads(manifest) for chunk in one["chunks"]]
-            left = self._remove([key for key in keys if key not in old]) or self._remove([added.manifest_key])
-            if left:
-                raise RuntimeError(f"remove failed for {', '.join(left)}")
+            if added.manifest_key != before.manifest_key:
+                self._remove_addition(before, added)
+
+    def _remove_addition(self, before: RemoteBundleRef, added: RemoteBundleRef) -> None:
+        """Removes a merged bundle without the payloads that it has in common with an earlier one.
+        """
+        key = added.manifest_key
+        if self._calls.exists(key) is False:
+            return
+        data = bytes(self.store.get(key))
+        if not data:
+            return
+        manifest = self._parsed(key, data)
+        kept = self._manifest(before)["buffers"]
+        new = {name: payload for name, payload in manifest["buffers"].items() if name not in kept}
+        owners = {self._object_id(payload["key"]) for payload in new.values()}
+        keys = [*chunk_keys(manifest["meta"]), *(one for payload in new.values() for one in chunk_keys(payload))]
+        keys += [one for one in manifest.get("cleanup_keys", []) if self._object_id(one) in owners]
+        self._calls.remove(keys)
+        self._calls.remove([key])
 
 
-def _encoded(member: str, values: Any, schema: FieldSchema | None) -> Column:
+_ENCODING_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
+
+
+def _encoded(name: str, member: str, values: Any, schema: FieldSchema | None) -> Column:
     try:
         return encode(member, list(values), schema)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except _ENCODING_ERRORS as error:
         if schema is None:
             raise
-        message = f"failed to encode field {member!r} with FieldSchema codec {schema.codec!r}: {error}"
-        raise (ValueError if isinstance(error, AttributeError) else type(error))(message) from error
+        kind = next(kind for kind in _ENCODING_ERRORS if isinstance(error, kind))
+        text = f"failed to encode non_tensor_batch field {name!r} with FieldSchema codec {schema.codec!r}: {error}"
+        raise kind(text) from error
 
 
 __all__ = [

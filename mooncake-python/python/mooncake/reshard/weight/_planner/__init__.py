@@ -1,0 +1,1 @@
+"""Planner of transfers between layouts."""
