@@ -539,6 +539,7 @@ impl CoordinatorMachine {
             self.ranks.healthy = healthy;
             for group in self.groups.groups.values_mut() {
                 group.is_dirty = true;
+                group.deactivate_failed(&self.ranks);
             }
         }
     }
@@ -553,7 +554,6 @@ impl CoordinatorMachine {
             self.end_session(rank);
         }
         for group in self.groups.groups.values_mut() {
-            group.deactivate_failed(&self.ranks);
             group.publish(&self.ranks, self.planted, &mut self.outbox);
         }
         for (caller, id) in &window.syncs {
