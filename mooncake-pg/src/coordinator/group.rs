@@ -137,9 +137,14 @@ impl Group {
         self.slots.iter_mut().find(|slot| slot.rank == rank)
     }
 
-    /// Returns whether the slots have these ranks, in order.
+    /// Returns whether the slots, or those of the founding ranks, have these ranks in order.
     pub(super) fn has_order(&self, order: &[GlobalRank]) -> bool {
-        self.slots.iter().map(|slot| slot.rank).eq(order.iter().copied())
+        [self.slots.len(), self.founders].contains(&order.len()) && self.begins(order)
+    }
+
+    /// Returns whether the first slots, or all of them, have the first of these ranks in order.
+    pub(super) fn begins(&self, order: &[GlobalRank]) -> bool {
+        self.slots.iter().map(|slot| slot.rank).zip(order).all(|(own, other)| own == *other)
     }
 
     pub(super) fn active(&self) -> impl Iterator<Item = Slot> + '_ {

@@ -94,15 +94,16 @@ impl Window {
         if planted.has(Bug::WindowNeverClosesEarly) {
             return false;
         }
-        let present = ranks.healthy.intersection(present(ranks, now, limits));
-        let is_open = |(from, to): (GlobalRank, GlobalRank)| present.contains(from) && present.contains(to);
-        if !pairs(&self.accused).any(is_open) {
+        // The lost connection of an accused rank confirms the accusation. That of an accuser does
+        // not refute it.
+        let confirmed = targets.difference(present(ranks, now, limits));
+        let open = targets.difference(confirmed);
+        if open.is_empty() {
             return true;
         }
-        let targets = targets.intersection(present);
         let has_reported =
-            |rank: GlobalRank| self.reported[usize::from(rank.0)].contains_all(targets.without(rank));
-        present.difference(targets).iter().all(has_reported)
+            |rank: GlobalRank| self.reported[usize::from(rank.0)].contains_all(open.without(rank));
+        ranks.healthy.difference(targets).iter().all(has_reported)
     }
 
     /// Returns the next time after `now` at which the window may be over.

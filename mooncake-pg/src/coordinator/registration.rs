@@ -176,10 +176,8 @@ impl GroupTable {
         spec: &GroupSpec,
         alike: &dyn Fn() -> I,
     ) -> Match {
-        let is_part = |group: &&Group| {
-            let size = group.slots.len();
-            size < spec.order.len() && group.has_order(&spec.order[..size])
-        };
+        let is_part =
+            |group: &&Group| group.slots.len() < spec.order.len() && group.begins(&spec.order);
         let mut parts = alike().filter(is_part);
         let Some(group) = parts.next() else { return Match::Absent };
         if parts.next().is_some() && !self.planted.has(Bug::AmbiguousExtension) {

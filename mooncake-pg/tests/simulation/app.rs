@@ -10,6 +10,9 @@ use mooncake_pg::view::{GlobalRank, MemberState, RankState, Slot};
 use crate::process::{AppGroup, CallKind, PendingCall, Stage};
 use crate::world::{Event, NAMES, Scenario, Simulation, trace};
 
+/// Place of the session among the groups of a program, for another attempt.
+const SESSION: usize = NAMES.len();
+
 type Outcome = Result<CallValue, CallError>;
 
 impl Simulation {
@@ -63,6 +66,16 @@ impl Simulation {
         Some(call)
     }
 
+    /// Starts the operations of a process.
+    pub(crate) fn begin_operations(&mut self, rank: u8, id: u64) {
+        for index in 0..NAMES.len() {
+            if self.process(rank, id).is_some_and(|it| it.groups[index].stage != Stage::Absent) {
+                let delay = self.millis(200..900);
+                self.after(delay, Event::Operation(rank, id, index));
+            }
+        }
+    }
+
     /// Starts the program of a process.
     pub(crate) fn begin(&mut self, rank: u8, id: u64) {
         if let Some(call) = self.call(rank, id, 0, CallKind::Session) {
@@ -104,7 +117,7 @@ impl Simulation {
                     }
                 }
             }
-            (CallKind::Session, Err(_)) => self.again(rank, id, 0),
+            (CallKind::Session, Err(_)) => self.again(rank, id, SESSION),
             (CallKind::Register { may_succeed }, Ok(CallValue::Registered { group, .. })) => {
                 if !may_succeed {
                     self.fail("a registration attached to one of several groups");
@@ -155,10 +168,6 @@ impl Simulation {
             agent.publish_endpoint(key, endpoint, now, effects);
             agent.wait_until_ready(call, key, now, effects);
         });
-        if index == 0 {
-            let delay = self.millis(200..900);
-            self.after(delay, Event::Operation(rank, id, index));
-        }
     }
 
     fn work(&mut self, rank: u8, id: u64, index: usize) {
@@ -180,11 +189,13 @@ impl Simulation {
 
     /// Continues a program whose last call has failed.
     pub(crate) fn retry(&mut self, rank: u8, id: u64, index: usize) {
+        if index == SESSION {
+            self.begin(rank, id);
+            return;
+        }
         let Some(process) = self.process(rank, id) else { return };
-        let is_known = process.agent.incarnation().is_some();
         let (stage, key) = (process.groups[index].stage, process.groups[index].key);
         match (stage, key) {
-            _ if !is_known => self.begin(rank, id),
             (Stage::Registering, _) => self.register(rank, id, index),
             (Stage::WaitsForReady, Some(key)) => {
                 if let Some(call) = self.call(rank, id, index, CallKind::Ready) {

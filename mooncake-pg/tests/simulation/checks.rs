@@ -8,7 +8,7 @@ use mooncake_pg::coordinator::CoordinatorMachine;
 use mooncake_pg::protocol::{Change, GroupId, WorldId};
 use mooncake_pg::view::{GlobalRank, MemberState, Slot, View};
 
-/// What the simulation knows about views, registrations and links.
+/// Views, registrations and links that have been observed.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
     /// Every view that was sent.
@@ -27,6 +27,11 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
+    /// Forgets all but the worlds: another coordinator numbers all things again.
+    pub(crate) fn begin_world(&mut self) {
+        *self = Self { worlds: std::mem::take(&mut self.worlds), ..Self::default() };
+    }
+
     pub(crate) fn registered(
         &mut self,
         rank: u8,

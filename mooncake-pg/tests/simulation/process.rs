@@ -35,7 +35,6 @@ pub(crate) struct AppGroup {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) id: u64,
-    pub(crate) rank: u8,
     pub(crate) agent: AgentMachine,
     pub(crate) is_paused: bool,
     /// Events that arrived while the process was stopped.
@@ -45,7 +44,6 @@ pub(crate) struct Process {
     pub(crate) epochs: BTreeMap<GroupKey, u64>,
     pub(crate) groups: Vec<AppGroup>,
     pub(crate) last_call: u64,
-    pub(crate) is_replacement: bool,
 }
 
 /// Call of a program that has not ended.

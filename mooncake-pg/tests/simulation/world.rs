@@ -15,6 +15,7 @@ use mooncake_pg::planted::Planted;
 use mooncake_pg::protocol::{
     ConnectionId, ProposalOutcome, RankInfo, Request, Response, SessionId, ToAgent, ToCoordinator, WorldId,
 };
+use mooncake_pg::rank_set::RankSet;
 use mooncake_pg::view::{GlobalRank, Slot};
 
 use crate::checks::{Checks, FailedProcess};
@@ -123,6 +124,8 @@ pub(crate) struct Simulation {
     coordinator_tick: Option<Moment>,
     pub(crate) processes: Vec<Option<Process>>,
     last_process: u64,
+    /// Ranks that have had a process.
+    started: RankSet,
     connections: BTreeMap<u64, Connection>,
     last_connection: u64,
     links: Vec<OpenLink>,
@@ -200,6 +203,7 @@ impl Simulation {
             coordinator_tick: None,
             processes: std::iter::repeat_with(|| None).take(usize::from(ranks)).collect(),
             last_process: 0,
+            started: RankSet::EMPTY,
             connections: BTreeMap::new(),
             last_connection: 0,
             links: Vec::new(),
@@ -216,8 +220,11 @@ impl Simulation {
         };
         simulation.start_coordinator();
         for rank in 0..ranks {
-            let spread = if rank < founders { 300 } else { 9000 };
-            let after = simulation.millis(0..spread);
+            let after = match (scenario, rank) {
+                (Scenario::Twins, 2..) => simulation.millis(3000..6000),
+                _ if rank < founders => simulation.millis(0..300),
+                _ => simulation.millis(0..9000),
+            };
             simulation.after(after, Event::Restart(rank));
         }
         simulation.after(seconds(1), Event::Watch);
@@ -366,6 +373,7 @@ impl Simulation {
 
     fn start_coordinator(&mut self) {
         let world = WorldId(self.rng.next_u64());
+        self.checks.begin_world();
         let limits = self.coordinator_limits.clone();
         self.coordinator = Some(CoordinatorMachine::planted(world, limits, self.now, self.planted));
         self.schedule_coordinator();
@@ -659,7 +667,7 @@ impl Simulation {
         }
         self.last_process += 1;
         let id = self.last_process;
-        let is_replacement = self.last_process > u64::from(self.ranks);
+        let is_replacement = !self.started.insert(GlobalRank(rank));
         let rng = self.rng.split();
         let (limits, now) = (self.agent_limits.clone(), self.now);
         let agent = AgentMachine::new(GlobalRank(rank), SessionId(id), String::new(), limits, rng, now)
@@ -668,7 +676,6 @@ impl Simulation {
         trace!(self, "process {id} of rank {rank} starts");
         self.processes[usize::from(rank)] = Some(Process {
             id,
-            rank,
             agent,
             is_paused: false,
             backlog: Vec::new(),
@@ -677,11 +684,11 @@ impl Simulation {
             epochs: BTreeMap::new(),
             groups,
             last_call: 0,
-            is_replacement,
         });
         if rank == 0 && self.coordinator.is_none() {
             self.start_coordinator();
         }
+        self.begin_operations(rank, id);
         self.begin(rank, id);
         self.with_agent(rank, id, |agent, now, effects| agent.tick(now, effects));
     }
