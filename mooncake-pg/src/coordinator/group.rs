@@ -173,9 +173,15 @@ impl Group {
     }
 
     /// Ends the registration of a rank. An active slot keeps its state, so that the others finish
-    /// their operations undisturbed.
+    /// their operations undisturbed. Before the group is ready, the rank may register again.
     pub(super) fn leave(&mut self, rank: GlobalRank) {
+        let is_ready = self.stage == GroupStage::Ready;
         let Some(record) = self.record_of(rank) else { return };
+        if !is_ready {
+            *record = SlotRecord::new(rank);
+            self.is_dirty = true;
+            return;
+        }
         record.has_left = true;
         if record.state != MemberState::Active {
             record.state = MemberState::Left;

@@ -122,6 +122,8 @@ pub(crate) struct Simulation {
     coordinator_limits: CoordinatorLimits,
     agent_limits: AgentLimits,
     coordinator_tick: Option<Moment>,
+    /// End of the last stop of the coordinator.
+    coordinator_resumes: Moment,
     pub(crate) processes: Vec<Option<Process>>,
     last_process: u64,
     /// Ranks that have had a process.
@@ -201,6 +203,7 @@ impl Simulation {
             coordinator_limits,
             agent_limits,
             coordinator_tick: None,
+            coordinator_resumes: now,
             processes: std::iter::repeat_with(|| None).take(usize::from(ranks)).collect(),
             last_process: 0,
             started: RankSet::EMPTY,
@@ -699,7 +702,9 @@ impl Simulation {
         trace!(self, "process {} of rank {rank} dies, with its host: {with_host}", process.id);
         self.calls.retain(|(id, _), _| *id != process.id);
         if let Some(incarnation) = process.agent.incarnation() {
-            let deadline = self.now.after(self.failure_bound());
+            // Messages in flight count as signs of life when they arrive.
+            let arrival = self.coordinator_resumes.max(self.partitions.control_until(rank));
+            let deadline = self.now.max(arrival).after(self.failure_bound());
             self.failed.push(FailedProcess { rank, incarnation, deadline });
         }
         for number in process.connections.values() {
@@ -758,6 +763,7 @@ impl Simulation {
             }
         }
         if rank == 0 {
+            self.coordinator_resumes = self.now.after(time);
             for failed in &mut self.failed {
                 failed.deadline = failed.deadline.after(time);
             }
