@@ -135,7 +135,8 @@ pub(crate) struct Simulation {
     pub(crate) checks: Checks,
     pub(crate) calls: BTreeMap<(u64, CallId), PendingCall>,
     failed: Vec<FailedProcess>,
-    proposals: BTreeMap<(u64, u64), Proposed>,
+    /// Proposals by process and request, until their first response.
+    proposals: BTreeMap<(u64, u64), Option<Proposed>>,
     pub(crate) faults_end: Moment,
     pub(crate) is_over: bool,
     pub(crate) failure: Option<String>,
@@ -426,7 +427,7 @@ impl Simulation {
         let (rank, process, now) = (it.rank, it.process, self.now);
         if let ToCoordinator::Request { id, request: Request::Propose { group, change, slots } } = &message {
             let proposed = Proposed { group: *group, change: *change, slots: slots.clone() };
-            self.proposals.insert((process, id.0), proposed);
+            self.proposals.entry((process, id.0)).or_insert(Some(proposed));
         }
         if !matches!(message, ToCoordinator::Heartbeat { .. }) {
             trace!(self, "{rank} -> c ({connection}) {message:?}");
@@ -466,7 +467,7 @@ impl Simulation {
             ToAgent::Response {
                 id,
                 response: Response::Proposed(ProposalOutcome::Applied { dropped, .. }),
-            } => match self.proposals.get(&(process, id.0)).cloned() {
+            } => match self.proposals.get_mut(&(process, id.0)).and_then(Option::take) {
                 Some(proposed) => self.check_acknowledged(&proposed, dropped),
                 None => Ok(()),
             },
