@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 pub mod agent;
+pub mod control;
 pub mod coordinator;
 pub mod limits;
 #[cfg(any(test, feature = "testkit"))]
@@ -13,3 +14,4 @@ mod planted;
 pub mod protocol;
 pub mod rank_set;
 pub mod view;
+mod wire;
