@@ -197,7 +197,7 @@ struct E5M2Fnuz;
 struct E8M0;
 
 narrow_elements! {
-    f16: 2, |bytes| f16::from_ne_bytes(bytes).to_f32(), |value| f16::from_f32(value).to_ne_bytes();
+    f16: 2, |bytes| from_f16(u16::from_ne_bytes(bytes)), to_f16;
     bf16: 2, |bytes| f32::from_bits(u32::from(u16::from_ne_bytes(bytes)) << 16), to_bf16;
     E4M3Fn: 1, |[code]: [u8; 1]| float8::E4M3FN_VALUES[usize::from(code)], |value| [float8::E4M3FN.encode(value)];
     E5M2: 1, |[code]: [u8; 1]| float8::E5M2_VALUES[usize::from(code)], |value| [float8::E5M2.encode(value)];
@@ -214,6 +214,31 @@ fn to_bf16(value: f32) -> [u8; 2] {
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let quiet = bits | 0x40_0000;
     ((if value.is_nan() { quiet } else { rounded } >> 16) as u16).to_ne_bytes()
+}
+
+/// Converts the bits of a half-precision float. Written without a branch, so that it vectorises; the
+/// conversions of `half` choose an instruction of the processor for each element.
+fn from_f16(bits: u16) -> f32 {
+    let word = u32::from(bits) << 16;
+    let (sign, twice) = (word & 0x8000_0000, word << 1);
+    // The exponent moves by 224 at first, so that infinity becomes infinity, and then by -112.
+    let normal = f32::from_bits((twice >> 4) + (0xe0 << 23)) * f32::from_bits(0x0780_0000);
+    let subnormal = f32::from_bits((twice >> 17) | 126 << 23) - 0.5;
+    let magnitude = if twice < 1 << 27 { subnormal } else { normal };
+    f32::from_bits(sign | magnitude.to_bits())
+}
+
+/// Rounds to half precision, to nearest, ties to even. Written without a branch.
+fn to_f16(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    let (sign, twice) = (bits >> 16 & 0x8000, bits << 1);
+    // Too large values become infinity. Adding a power of two rounds the value to 10 bits.
+    let scaled = value.abs() * f32::from_bits(0x7780_0000) * f32::from_bits(0x0880_0000);
+    let rounding = f32::from_bits(((twice & 0xff00_0000).max(0x7100_0000) >> 1) + 0x0780_0000);
+    let rounded = (scaled + rounding).to_bits();
+    let magnitude = (rounded >> 13 & 0x7c00) + (rounded & 0x0fff);
+    let magnitude = if twice > 0xff00_0000 { 0x7e00 } else { magnitude };
+    ((sign | magnitude) as u16).to_ne_bytes()
 }
 
 /// Boolean in a byte: any other value than 0 is true.

@@ -124,7 +124,9 @@ fn floats_agree_with_double_precision() {
                 let expected = match op {
                     ReduceOp::Sum => values.iter().sum(),
                     ReduceOp::Avg => values.iter().sum::<f64>() / ranks,
-                    ReduceOp::Product => values.iter().product(),
+                    ReduceOp::Product if dtype == DType::F64 => values.iter().product(),
+                    // Intermediate products may leave the range of `f32`.
+                    ReduceOp::Product => f64::from(values.iter().fold(1f32, |a, b| a * *b as f32)),
                     _ if values.iter().any(|value| value.is_nan()) => f64::NAN,
                     ReduceOp::Min => values.iter().copied().reduce(f64::min).unwrap(),
                     _ => values.iter().copied().reduce(f64::max).unwrap(),
@@ -169,7 +171,24 @@ fn narrow_floats_are_rounded_once() {
     for _ in 0..100_000 {
         let x = f32::from_bits(rng.next_u64() as u32);
         assert_eq!(to_bf16(x), bf16::from_f32(x).to_ne_bytes(), "{x}");
+        if !x.is_nan() {
+            assert_eq!(to_f16(x), f16::from_f32(x).to_ne_bytes(), "{x}");
+        }
     }
+    for bits in 0..=u16::MAX {
+        let (value, expected) = (from_f16(bits), f16::from_bits(bits).to_f32());
+        assert!(value == expected || value.is_nan() && expected.is_nan(), "{bits:#x}");
+        if !expected.is_nan() {
+            // Values halfway between two neighbours, and the neighbours of these.
+            let next = f16::from_bits(bits.wrapping_add(1)).to_f32();
+            for x in [expected, (expected + next) / 2.0, f32::from_bits(((expected + next) / 2.0).to_bits() + 1)] {
+                if !x.is_nan() {
+                    assert_eq!(to_f16(x), f16::from_f32(x).to_ne_bytes(), "{x:e}");
+                }
+            }
+        }
+    }
+    assert_eq!(u16::from_ne_bytes(to_f16(f32::NAN)), 0x7e00);
 }
 
 #[test]
