@@ -3,9 +3,17 @@
 #![deny(unsafe_code)]
 
 pub mod agent;
+#[allow(unsafe_code)]
+pub mod call;
+#[allow(unsafe_code)]
+pub mod comm;
 pub mod control;
 pub mod coordinator;
+pub mod dtype;
 pub mod limits;
+pub mod link;
+mod message;
+pub mod operation;
 #[cfg(any(test, feature = "testkit"))]
 pub mod planted;
 #[cfg(not(any(test, feature = "testkit")))]
@@ -13,5 +21,13 @@ pub mod planted;
 mod planted;
 pub mod protocol;
 pub mod rank_set;
+pub mod reduce;
+#[allow(unsafe_code)]
+mod staging;
+#[cfg(any(test, feature = "testkit"))]
+#[allow(unsafe_code)]
+pub mod testkit;
 pub mod view;
 mod wire;
+
+pub use message::ExchangeTag;

@@ -1,0 +1,432 @@
+//! Point-to-point operations.
+//!
+//! The sender announces a message, with its bytes or with their place in staging memory. The
+//! receiver matches announcements with receives in their order, copies or reads the bytes, and
+//! acknowledges them. Then both operations are over. The failure of a process ends all operations
+//! with it. There is no time limit for a process that responds: after each p2p timeout without
+//! progress, the membership is asked whether it does.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mooncake_core::clock::Rng;
+use mooncake_core::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::transfer::{Source, fill};
+use super::{Counted, Shared};
+use crate::call::{Buffer, INLINE_BYTES, Input};
+use crate::operation::{Operation, Outcome, Pending, closed};
+use crate::staging::{Keep, Staged};
+use crate::view::{Evidence, MAX_RANKS, Slot};
+use crate::message::{Message, Payload};
+
+/// Largest number of announced messages per pair that the receiver has not taken.
+const MAX_ANNOUNCED: usize = 64;
+/// Largest number of bytes in announcements per pair that the receiver has not taken. Messages
+/// beyond are staged.
+const MAX_INLINE: usize = 1 << 20;
+
+/// Point-to-point operations of a communicator.
+pub(crate) struct PointToPoint {
+    state: Mutex<State>,
+    next: AtomicU64,
+}
+
+impl Default for PointToPoint {
+    fn default() -> Self {
+        // Numbers of an earlier process of this rank mean nothing to the others.
+        Self { state: Mutex::default(), next: AtomicU64::new(Rng::from_os().next_u64() >> 1) }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    lanes: HashMap<u8, Lane>,
+    /// Receives from any slot.
+    any: VecDeque<Receive>,
+}
+
+/// Operations with one slot.
+#[derive(Default)]
+struct Lane {
+    /// Sends that are not announced yet.
+    sends: VecDeque<Send>,
+    /// True while a task announces the sends.
+    is_announcing: bool,
+    /// Wakes that task when the receiver has taken a message.
+    taken: Arc<Notify>,
+    /// Announced sends by their numbers.
+    announced: HashMap<u64, Announced>,
+    inline: usize,
+    receives: VecDeque<Receive>,
+    /// Messages that have been announced to this rank.
+    arrived: VecDeque<(u64, Payload)>,
+    /// Number of receives that read their bytes now.
+    reading: usize,
+    /// True while a task examines the process after each timeout.
+    is_watched: bool,
+    /// Counts the steps of progress.
+    steps: u64,
+    /// Counts the failures of the pair. A task of an earlier count is out of date.
+    failures: u64,
+}
+
+impl Lane {
+    fn is_idle(&self) -> bool {
+        self.sends.is_empty() && self.announced.is_empty() && self.receives.is_empty() && self.reading == 0
+    }
+}
+
+struct Send {
+    tensor: Buffer,
+    keep: Keep,
+    pending: Pending,
+    counted: Counted,
+}
+
+struct Announced {
+    /// Operation to finish. A message without bytes has finished its operation already.
+    end: Option<End>,
+    inline: usize,
+    _staged: Option<Staged>,
+}
+
+struct Receive {
+    tensor: Buffer,
+    end: End,
+}
+
+/// What is left to do when an operation is over.
+struct End {
+    keep: Keep,
+    pending: Pending,
+    _counted: Counted,
+}
+
+impl End {
+    fn finish(self, outcome: Outcome) {
+        drop(self.keep);
+        drop(self._counted);
+        self.pending.finish(outcome);
+    }
+}
+
+impl Shared {
+    /// Returns an unused number for a message that will be acknowledged.
+    pub(super) fn message_number(&self) -> u64 {
+        self.p2p.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
+        let (operation, pending) = Operation::new();
+        let send = Send { tensor, keep, pending, counted: Counted::new(self) };
+        let mut state = self.p2p.state.lock();
+        let lane = state.lanes.entry(to.0).or_default();
+        lane.sends.push_back(send);
+        if !lane.is_announcing {
+            lane.is_announcing = true;
+            let (shared, failures) = (self.clone(), lane.failures);
+            self.plane.runtime.spawn(async move { shared.announce_sends(to.0, failures).await });
+        }
+        self.watch(to.0, lane);
+        operation
+    }
+
+    pub(super) fn post_receive(self: &Arc<Self>, tensor: Buffer, from: Option<Slot>, keep: Keep) -> Operation {
+        let (operation, pending) = Operation::new();
+        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(self) } };
+        match from {
+            Some(slot) => {
+                // A process that has ended is noticed by the connection.
+                if let Some((_, link)) = self.correspondent(slot.0) {
+                    link.open();
+                }
+                let mut state = self.p2p.state.lock();
+                let lane = state.lanes.entry(slot.0).or_default();
+                lane.receives.push_back(receive);
+                self.watch(slot.0, lane);
+            }
+            None => {
+                for slot in 0..MAX_RANKS as u8 {
+                    if let Some((_, link)) = self.correspondent(slot) {
+                        link.open();
+                    }
+                }
+                self.p2p.state.lock().any.push_back(receive);
+            }
+        }
+        self.match_receives();
+        operation
+    }
+
+    /// Announces the sends to a slot in their order.
+    async fn announce_sends(self: Arc<Self>, slot: u8, failures: u64) {
+        loop {
+            let (send, window, inline) = {
+                let mut state = self.p2p.state.lock();
+                let Some(lane) = state.lanes.get_mut(&slot).filter(|lane| lane.failures == failures) else {
+                    return;
+                };
+                let taken = lane.taken.clone();
+                if lane.announced.len() >= MAX_ANNOUNCED {
+                    (None, taken, false)
+                } else if let Some(send) = lane.sends.pop_front() {
+                    let inline = send.tensor.len <= INLINE_BYTES && lane.inline + send.tensor.len <= MAX_INLINE;
+                    (Some(send), taken, inline)
+                } else {
+                    lane.is_announcing = false;
+                    return;
+                }
+            };
+            let Some(send) = send else {
+                // A permit is kept if a message is taken between the look and this wait.
+                window.notified().await;
+                continue;
+            };
+            self.announce_send(slot, failures, send, inline).await;
+        }
+    }
+
+    async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Send, inline: bool) {
+        let Send { tensor, keep, pending, counted } = send;
+        let longest = if inline { 0 } else { tensor.len.max(INLINE_BYTES + 1) };
+        let input = Input::whole(tensor);
+        // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
+        let source = unsafe { Source::stage(&self.plane, &input, longest) }.await;
+        let end = End { keep, pending, _counted: counted };
+        let (payload, staged) = match source {
+            Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
+            Ok(Source::Shared(staged)) => {
+                (Payload::Staged { address: staged.address(), len: tensor.len as u64 }, Some(staged))
+            }
+            Err(error) => return end.finish(Outcome::of_error(error)),
+        };
+        let (id, len) = (self.message_number(), tensor.len);
+        let mut end = Some(end);
+        {
+            let mut state = self.p2p.state.lock();
+            let lane = state.lanes.entry(slot).or_default();
+            if lane.failures == failures {
+                let inline = if staged.is_none() { len } else { 0 };
+                let end = if len == 0 { None } else { end.take() };
+                lane.inline += inline;
+                lane.announced.insert(id, Announced { end, inline, _staged: staged });
+            } else if let Some(end) = end.take() {
+                drop(state);
+                return end.finish(failed_with(slot, "it has failed meanwhile"));
+            }
+        }
+        self.send_to(slot, Message::Send { id, payload });
+        if let Some(end) = end {
+            end.finish(Outcome::default());
+        }
+    }
+
+    /// Takes an announced message.
+    pub(super) fn take_sent(self: &Arc<Self>, slot: u8, id: u64, payload: Payload) {
+        let is_too_much = {
+            let mut state = self.p2p.state.lock();
+            let lane = state.lanes.entry(slot).or_default();
+            lane.arrived.push_back((id, payload));
+            lane.steps += 1;
+            lane.arrived.len() > MAX_ANNOUNCED
+        };
+        if is_too_much {
+            return self.fail_pair(slot, "it announces more messages than agreed");
+        }
+        self.match_receives();
+    }
+
+    /// Matches announced messages with receives, in the order of both.
+    fn match_receives(self: &Arc<Self>) {
+        let mut state = self.p2p.state.lock();
+        let State { lanes, any } = &mut *state;
+        for (slot, lane) in lanes.iter_mut() {
+            while !lane.arrived.is_empty() {
+                let Some(receive) = lane.receives.pop_front().or_else(|| any.pop_front()) else { break };
+                let Some((id, payload)) = lane.arrived.pop_front() else { break };
+                lane.reading += 1;
+                let (shared, slot) = (self.clone(), *slot);
+                self.plane.runtime.spawn(async move { shared.read_message(slot, id, payload, receive).await });
+                self.watch(slot, lane);
+            }
+        }
+    }
+
+    async fn read_message(self: Arc<Self>, slot: u8, id: u64, payload: Payload, receive: Receive) {
+        let Receive { tensor, end } = receive;
+        let len = usize::try_from(payload.len()).unwrap_or(usize::MAX);
+        let fits = len <= tensor.len;
+        let result: Result<()> = match (tensor.part(0..len), payload) {
+            (None, _) => Err(too_long(slot, len, tensor.len)),
+            (Some(place), Payload::Inline(bytes)) => {
+                // SAFETY: the caller of `receive` promises the buffer until `keep` is dropped.
+                unsafe { fill(place, &bytes) };
+                Ok(())
+            }
+            (Some(place), Payload::Staged { address, .. }) => {
+                // SAFETY: as above.
+                unsafe { self.clone().read(slot, address, place, end.keep.clone()) }.await
+            }
+        };
+        {
+            let mut state = self.p2p.state.lock();
+            let lane = state.lanes.entry(slot).or_default();
+            lane.reading = lane.reading.saturating_sub(1);
+            lane.steps += 1;
+        }
+        self.send_to(slot, Message::Taken { id, success: result.is_ok() });
+        match result {
+            Ok(()) => {
+                let source = Some(Slot(slot));
+                end.finish(Outcome { source, ..Outcome::default() });
+            }
+            Err(error) if !fits => end.finish(Outcome::of_error(error)),
+            Err(error) => {
+                tracing::info!(slot, %error, "cannot read the message of a rank");
+                self.fail_pair_with(slot, "its data cannot be read", vec![end]);
+            }
+        }
+    }
+
+    /// Takes the acknowledgement of a message.
+    pub(super) fn take_acknowledgement(self: &Arc<Self>, slot: u8, id: u64, success: bool) {
+        if self.exchanges.take_acknowledgement(slot, id) {
+            return;
+        }
+        let (announced, taken) = {
+            let mut state = self.p2p.state.lock();
+            let Some(lane) = state.lanes.get_mut(&slot) else { return };
+            let Some(announced) = lane.announced.remove(&id) else { return };
+            lane.inline -= announced.inline;
+            lane.steps += 1;
+            (announced, lane.taken.clone())
+        };
+        taken.notify_one();
+        let Announced { end, .. } = announced;
+        if let Some(end) = end {
+            end.finish(match success {
+                true => Outcome::default(),
+                false => Outcome::of_error(Error::invalid(format!(
+                    "cannot send message: the receiver has less space. slot={slot}"
+                ))),
+            });
+        }
+    }
+
+    /// Starts the task that examines a slot after each timeout without progress.
+    fn watch(self: &Arc<Self>, slot: u8, lane: &mut Lane) {
+        if !std::mem::replace(&mut lane.is_watched, true) {
+            let (shared, failures) = (Arc::downgrade(self), lane.failures);
+            self.plane.runtime.spawn(async move {
+                loop {
+                    let Some(timeout) = shared.upgrade().map(|shared| shared.plane.timeouts.p2p()) else {
+                        return;
+                    };
+                    let steps = shared.upgrade().and_then(|shared| shared.steps(slot, failures));
+                    let Some(steps) = steps else { return };
+                    tokio::time::sleep(timeout.max(std::time::Duration::from_millis(10))).await;
+                    let Some(shared) = shared.upgrade() else { return };
+                    match shared.steps(slot, failures) {
+                        None => return,
+                        Some(now) if now != steps => {}
+                        Some(_) => {
+                            if !shared.membership.is_alive(Slot(slot)).await
+                                && shared.steps(slot, failures) == Some(steps)
+                            {
+                                return shared.fail_pair(slot, "its process does not respond");
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// Returns the progress of a slot, or `None` if there is nothing to watch any more.
+    fn steps(&self, slot: u8, failures: u64) -> Option<u64> {
+        let mut state = self.p2p.state.lock();
+        let lane = state.lanes.get_mut(&slot)?;
+        if lane.failures != failures {
+            return None;
+        }
+        if lane.is_idle() {
+            lane.is_watched = false;
+            return None;
+        }
+        Some(lane.steps)
+    }
+
+    /// Ends all operations with a slot.
+    pub(super) fn fail_pair(self: &Arc<Self>, slot: u8, reason: &'static str) {
+        self.fail_pair_with(slot, reason, Vec::new());
+    }
+
+    fn fail_pair_with(self: &Arc<Self>, slot: u8, reason: &'static str, mut ends: Vec<End>) {
+        {
+            let mut state = self.p2p.state.lock();
+            if let Some(lane) = state.lanes.get_mut(&slot) {
+                let Lane { sends, announced, receives, failures, taken, reading, .. } = std::mem::take(lane);
+                // Reads in progress end by themselves, with their own failures.
+                *lane = Lane { failures: failures + 1, reading, ..Lane::default() };
+                taken.notify_one();
+                ends.extend(sends.into_iter().map(|Send { keep, pending, counted, .. }| End {
+                    keep,
+                    pending,
+                    _counted: counted,
+                }));
+                ends.extend(announced.into_values().filter_map(|announced| announced.end));
+                ends.extend(receives.into_iter().map(|receive| receive.end));
+            }
+        }
+        if ends.is_empty() {
+            return;
+        }
+        tracing::info!(slot, reason, operations = ends.len(), "point-to-point operations failed");
+        if self.is_closing() {
+            return ends.into_iter().for_each(|end| end.finish(Outcome::of_error(closed())));
+        }
+        self.report_failure(slot);
+        let shared = self.clone();
+        self.plane.runtime.spawn(async move {
+            if shared.options.syncs_after_failure {
+                let outcome = shared.membership.sync_after_failure().await;
+                tracing::debug!(?outcome, "failure reconciled");
+            }
+            ends.into_iter().for_each(|end| end.finish(failed_with(slot, reason)));
+        });
+    }
+
+    fn report_failure(&self, slot: u8) {
+        let incarnation = {
+            let inbox = self.inbox.lock();
+            inbox.members[usize::from(slot)].present.as_ref().map(|(incarnation, ..)| *incarnation)
+        };
+        if let Some(incarnation) = incarnation {
+            self.membership.report(Slot(slot), incarnation, Evidence::Failure);
+        }
+    }
+
+    /// Ends all operations because the communicator is closed.
+    pub(super) fn fail_all_pairs(self: &Arc<Self>) {
+        for slot in 0..MAX_RANKS as u8 {
+            self.fail_pair(slot, "the communicator is closed");
+        }
+        let any = std::mem::take(&mut self.p2p.state.lock().any);
+        any.into_iter().for_each(|receive| receive.end.finish(Outcome::of_error(closed())));
+    }
+}
+
+fn failed_with(slot: u8, reason: &'static str) -> Outcome {
+    let text = format!("cannot finish operation: the other rank failed: {reason}. slot={slot}");
+    Outcome { failed: 1 << slot, ..Outcome::of_error(Error::new(ErrorCode::TransferFail, text)) }
+}
+
+fn too_long(slot: u8, len: usize, space: usize) -> Error {
+    Error::invalid(format!(
+        "cannot receive message: it is longer than the tensor. slot={slot} len={len} space={space}"
+    ))
+}
