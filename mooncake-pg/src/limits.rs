@@ -22,7 +22,7 @@ pub struct CoordinatorLimits {
     /// Time that a process has for a new connection before its lost connection counts as evidence.
     pub reconnection: Duration,
     /// Largest step of the coordinator's clock. A longer time without a call means that the process
-    /// was stopped, which is no evidence against others.
+    /// was stopped. That time does not count against others.
     pub step: Duration,
 }
 

@@ -91,7 +91,7 @@ pub struct LinkEvidence {
     pub is_up: bool,
 }
 
-/// How a registration finds its group.
+/// Choice of the group that a registration attaches to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttachMode {
     /// Attaches to a group of the same name, order and capacity, or creates one.
@@ -109,9 +109,9 @@ pub struct GroupSpec {
     pub order: Vec<GlobalRank>,
     /// Largest number of slots.
     pub capacity: usize,
-    /// How the registration finds its group.
+    /// Choice of the group among those with the name.
     pub mode: AttachMode,
-    /// Whether a failed rank leaves the active set without a proposal. The first registration of
+    /// True if a failed rank leaves the active set without a proposal. The first registration of
     /// the group decides.
     pub auto_deactivate: bool,
 }
@@ -134,7 +134,11 @@ impl GroupSpec {
             return Err("a rank has two slots".to_owned());
         }
         if self.capacity > MAX_RANKS || self.capacity < self.order.len() {
-            return Err(format!("the capacity is out of range. capacity={} size={}", self.capacity, seen.len()));
+            return Err(format!(
+                "the capacity is out of range. capacity={} size={}",
+                self.capacity,
+                seen.len()
+            ));
         }
         if !seen.contains(rank) {
             return Err(format!("the group has no slot for this process. rank={rank}"));
@@ -197,7 +201,7 @@ pub enum ToAgent {
     Refused {
         /// Reason in words.
         reason: String,
-        /// Whether a later attempt may succeed.
+        /// True if a later attempt may succeed.
         may_retry: bool,
     },
     /// Another process has taken over the rank.

@@ -100,7 +100,7 @@ impl fmt::Debug for RankSet {
     }
 }
 
-/// Returns the bit of a rank, or no bit for a number that is no rank.
+/// Returns the bit of a rank, or no bit for a number above all ranks.
 fn bit(rank: GlobalRank) -> u64 {
     1_u64.checked_shl(u32::from(rank.0)).unwrap_or(0)
 }
@@ -115,7 +115,9 @@ mod tests {
         assert_eq!(set.iter().map(|rank| rank.0).collect::<Vec<_>>(), [0, 5, 63]);
         assert_eq!(set.len(), 3);
         assert!(set.contains(GlobalRank(63)) && !set.contains(GlobalRank(62)));
-        assert!(set.contains_all(set.without(GlobalRank(5))) && !set.without(GlobalRank(5)).contains_all(set));
+        assert!(
+            set.contains_all(set.without(GlobalRank(5))) && !set.without(GlobalRank(5)).contains_all(set)
+        );
         assert!(set.difference(set).is_empty());
         assert_eq!(set.without(GlobalRank(0)).union(set), set);
         let mut other = set;

@@ -130,6 +130,11 @@ pub trait Membership: Send + Sync {
     /// Own slot.
     fn slot(&self) -> Slot;
 
+    /// State of the own process. Operations are refused while it is offline.
+    fn rank_state(&self) -> RankState {
+        RankState::Healthy
+    }
+
     /// Current view and its changes. `None` until the first view with an active own slot: operations
     /// are local until then.
     fn view(&self) -> watch::Receiver<Option<Arc<View>>>;

@@ -130,7 +130,7 @@ fn version_of(bytes: &[u8]) -> Option<u16> {
     (*mark == MAGIC).then_some(u16::from_le_bytes(*rest.first_chunk()?))
 }
 
-/// Bytes that are no message.
+/// Error of bytes that do not form a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Malformed(&'static str);
 
@@ -163,7 +163,7 @@ pub(crate) fn message_length(header: [u8; 4]) -> Result<usize, Malformed> {
 /// Parses a message without its length.
 ///
 /// # Errors
-/// Returns an error if the bytes are no message, or are longer than one.
+/// Returns an error if the bytes do not form a message, or are longer than one.
 pub(crate) fn decode<M: Message>(bytes: &[u8]) -> Result<M, Malformed> {
     let mut input = Input(bytes);
     let message = M::take(&mut input)?;

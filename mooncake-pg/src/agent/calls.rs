@@ -88,12 +88,7 @@ pub(super) struct Calls {
 
 impl Calls {
     /// Adds a request and returns its number.
-    pub(super) fn add(
-        &mut self,
-        request: Request,
-        call: Option<CallId>,
-        deadline: Moment,
-    ) -> RequestId {
+    pub(super) fn add(&mut self, request: Request, call: Option<CallId>, deadline: Moment) -> RequestId {
         self.last += 1;
         let id = RequestId(self.last);
         self.requests.insert(id, OpenRequest { request, call, deadline });

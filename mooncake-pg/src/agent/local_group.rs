@@ -14,11 +14,11 @@ pub(super) struct LocalGroup {
     pub(super) id: GroupId,
     pub(super) slot: Slot,
     pub(super) endpoint: Option<Bytes>,
-    /// Whether the process has declared that its slot may be activated.
+    /// True after the process has declared that its slot may be activated.
     pub(super) is_joining: bool,
     pub(super) view: Option<Arc<View>>,
     pub(super) is_ready: bool,
-    /// Whether the own slot has been active.
+    /// True if the own slot has been active.
     pub(super) was_active: bool,
     /// Reason why the coordinator does not know the registration any more.
     pub(super) lost: Option<String>,
@@ -70,9 +70,7 @@ impl LocalGroup {
     /// Returns whether the own slot is active at this incarnation.
     pub(super) fn is_active(&self, incarnation: u64) -> bool {
         let member = self.view.as_ref().and_then(|view| view.members.get(usize::from(self.slot.0)));
-        member.is_some_and(|member| {
-            member.state == MemberState::Active && member.incarnation == incarnation
-        })
+        member.is_some_and(|member| member.state == MemberState::Active && member.incarnation == incarnation)
     }
 }
 

@@ -9,7 +9,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
 use super::connection::{carry, open};
@@ -71,6 +71,8 @@ pub(super) struct AgentState {
 struct AgentCore {
     machine: AgentMachine,
     control: Option<(ConnectionId, mpsc::Sender<ToCoordinator>)>,
+    /// Task of the last connection.
+    control_task: Option<JoinHandle<()>>,
     links: HashMap<LinkAttempt, AbortHandle>,
     calls: HashMap<CallId, oneshot::Sender<Outcome>>,
     views: HashMap<GroupKey, watch::Sender<Option<Arc<View>>>>,
@@ -107,6 +109,7 @@ impl Agent {
             core: Mutex::new(AgentCore {
                 machine,
                 control: None,
+                control_task: None,
                 links: HashMap::new(),
                 calls: HashMap::new(),
                 views: HashMap::new(),
@@ -153,37 +156,33 @@ impl Agent {
 
     /// Ends the session of the process. Calls fail from now on.
     pub async fn shut_down(&self) {
-        let closed = {
-            let core = self.state.core.lock();
-            core.control.as_ref().map(|(_, sender)| sender.clone())
-        };
         self.state.step(|machine, _, effects| machine.leave(effects));
-        // The message is on its way when its connection has taken it.
-        if let Some(sender) = closed {
-            let weak = sender.downgrade();
-            drop(sender);
-            let limit = self.state.settings.hello;
-            let gone = async {
-                while let Some(sender) = weak.upgrade() {
-                    sender.closed().await;
-                }
-            };
-            let _ = timeout(limit, gone).await;
+        // The task of the connection ends when the message is on its way.
+        let task = self.state.core.lock().control_task.take();
+        if let Some(task) = task {
+            let _ = timeout(self.state.settings.hello, task).await;
         }
     }
 }
 
 /// Call whose caller waits. The drop cancels it.
 struct WaitingCall<'a> {
-    state: &'a AgentState,
+    state: &'a Arc<AgentState>,
     call: CallId,
+    outcome: oneshot::Receiver<Outcome>,
 }
 
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
-        let mut core = self.state.core.lock();
-        if core.calls.remove(&self.call).is_some() {
-            core.machine.cancel(self.call);
+        {
+            let mut core = self.state.core.lock();
+            if core.calls.remove(&self.call).is_some() {
+                core.machine.cancel(self.call);
+            }
+        }
+        // The outcome has arrived, and the caller has not seen it.
+        if let Ok(Ok(CallValue::Registered { group, .. })) = self.outcome.try_recv() {
+            self.state.abandon(group);
         }
     }
 }
@@ -194,7 +193,7 @@ impl AgentState {
         self: &Arc<Self>,
         begin: impl FnOnce(&mut AgentMachine, CallId, Moment, &mut Vec<AgentEffect>),
     ) -> Outcome {
-        let (sender, receiver) = oneshot::channel();
+        let (sender, outcome) = oneshot::channel();
         let call = {
             let mut core = self.core.lock();
             core.last_call += 1;
@@ -202,10 +201,9 @@ impl AgentState {
             core.calls.insert(call, sender);
             call
         };
-        let waiting = WaitingCall { state: self, call };
+        let mut waiting = WaitingCall { state: self, call, outcome };
         self.step(|machine, now, effects| begin(machine, call, now, effects));
-        let outcome = receiver.await;
-        drop(waiting);
+        let outcome = (&mut waiting.outcome).await;
         outcome.unwrap_or_else(|_| Err(CallError::Unavailable("the agent has ended".to_owned())))
     }
 
@@ -278,7 +276,8 @@ impl AgentState {
             AgentEffect::Connect(connection) => {
                 let (sender, outgoing) = mpsc::channel(MAX_OUTGOING);
                 core.control = Some((connection, sender));
-                self.runtime.spawn(control(self.clone(), connection, outgoing));
+                let task = self.runtime.spawn(control(self.clone(), connection, outgoing));
+                core.control_task = Some(task);
             }
             AgentEffect::Send { connection, message } => {
                 let control = core.control.as_ref().filter(|(current, _)| *current == connection);
@@ -339,7 +338,7 @@ async fn tick(state: Arc<AgentState>) {
             core.planned = core.machine.next_deadline().unwrap_or(now.after(Duration::from_secs(1)));
             core.planned.since(now)
         };
-        // One more millisecond: timers of tokio are no finer, and may be early by less.
+        // One more millisecond: timers of tokio have this resolution, and may end early by less.
         tokio::select! {
             () = tokio::time::sleep(pause + Duration::from_millis(1)) => {}
             () = state.earlier.notified() => {}
@@ -371,10 +370,13 @@ async fn control(
             }
         }
         Ok(Err(error)) => {
-            let coordinator = &state.coordinator;
-            tracing::debug!(rank = %state.rank, coordinator, %error, "cannot connect to coordinator");
+            tracing::debug!(rank = %state.rank, coordinator = state.coordinator, %error, "cannot connect");
+            let reason = error.to_string();
+            state.step(|machine, now, _| machine.connection_failed(connection, reason, now));
         }
-        Err(_) => tracing::debug!(rank = %state.rank, "coordinator does not respond"),
+        Err(_) => {
+            tracing::debug!(rank = %state.rank, coordinator = state.coordinator, "no response to hello");
+        }
     }
     state.step(|machine, now, _| machine.connection_lost(connection, now));
 }

@@ -60,7 +60,10 @@ impl GroupHandle {
     /// respond.
     pub async fn join(&self) -> Result<()> {
         let key = self.key;
-        self.state().call("join group", |machine, call, now, fx| machine.join(call, key, now, fx)).await.map(drop)
+        self.state()
+            .call("join group", |machine, call, now, fx| machine.join(call, key, now, fx))
+            .await
+            .map(drop)
     }
 
     /// Proposes a change of the active set, and waits until it is in force at all ranks that it
@@ -105,11 +108,6 @@ impl GroupHandle {
         self.state().read(|machine| machine.view(self.key).cloned())
     }
 
-    /// Returns the state of the own process.
-    pub fn rank_state(&self) -> RankState {
-        self.state().read(|machine| machine.own_state(self.key))
-    }
-
     /// Ends the registration, and waits for the coordinator.
     ///
     /// # Errors
@@ -143,6 +141,10 @@ impl Drop for GroupHandle {
 impl Membership for GroupHandle {
     fn slot(&self) -> Slot {
         self.slot
+    }
+
+    fn rank_state(&self) -> RankState {
+        self.state().read(|machine| machine.own_state(self.key))
     }
 
     fn view(&self) -> watch::Receiver<Option<Arc<View>>> {

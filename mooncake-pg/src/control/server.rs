@@ -150,11 +150,7 @@ async fn serve_listener(listener: ParentOnly<TcpListener>, state: Arc<ServerStat
     }
 }
 
-async fn serve(
-    mut stream: ParentOnly<TcpStream>,
-    state: &ServerState,
-    place: &Place,
-) -> std::io::Result<()> {
+async fn serve(mut stream: ParentOnly<TcpStream>, state: &ServerState, place: &Place) -> std::io::Result<()> {
     let hello = accept(&mut stream, |hello| hello.purpose == Purpose::Control);
     timeout(state.settings.hello, hello).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
     let (sender, outgoing) = mpsc::channel(MAX_OUTGOING);
@@ -203,7 +199,7 @@ async fn tick(state: Arc<ServerState>) {
             core.planned = core.machine.next_deadline().map_or(latest, |next| next.min(latest));
             core.planned.since(now)
         };
-        // One more millisecond: timers of tokio are no finer, and may be early by less.
+        // One more millisecond: timers of tokio have this resolution, and may end early by less.
         tokio::select! {
             () = tokio::time::sleep(pause + Duration::from_millis(1)) => {}
             () = state.earlier.notified() => {}

@@ -32,7 +32,8 @@ fn micros(limit: Duration) -> u64 {
     u64::try_from(limit.as_micros()).unwrap_or(u64::MAX)
 }
 
-static WINDOW: LazyLock<SharedLimit> = LazyLock::new(|| SharedLimit::new(CoordinatorLimits::default().window));
+static WINDOW: LazyLock<SharedLimit> =
+    LazyLock::new(|| SharedLimit::new(CoordinatorLimits::default().window));
 
 /// Sets the length of the reconciliation windows of this process, in microseconds in the interface
 /// of Mooncake C++. The setting of rank 0 applies to the world, that of other ranks to the time

@@ -1,4 +1,4 @@
-//! One instance of a group: slots, view, and the proposals that wait.
+//! Instance of a group: slots, view, and the proposals that wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct SlotRecord {
     pub(super) session: Option<SessionId>,
     pub(super) incarnation: u64,
     pub(super) state: MemberState,
-    /// Whether the process has unregistered. An active slot stays active until it fails.
+    /// True after the process has unregistered. An active slot stays active until it fails.
     pub(super) has_left: bool,
     pub(super) endpoint: Option<Bytes>,
     /// Latest epoch that the process has acknowledged.
@@ -101,9 +101,9 @@ pub(super) struct Group {
     pub(super) stage: GroupStage,
     pub(super) proposals: VecDeque<Proposal>,
     pub(super) view: Arc<View>,
-    /// Whether views are sent to the processes.
+    /// True if views are sent to the processes.
     is_published: bool,
-    /// Whether the view may differ from the slots.
+    /// True if the view may differ from the slots.
     pub(super) is_dirty: bool,
 }
 

@@ -61,7 +61,7 @@ pub(super) fn connected_set(
 ) -> RankSet {
     let linked: RankSet = online.iter().filter(|rank| links.mutual(*rank).contains(*rank)).collect();
     let others = |rank: GlobalRank| links.mutual(rank).intersection(linked).without(rank);
-    // A rank without a link keeps nobody out as long as others have links.
+    // A rank without a link does not keep others out that have links.
     let paired: RankSet = linked.iter().filter(|rank| !others(*rank).is_empty()).collect();
     let eligible = if paired.is_empty() { linked } else { paired };
 

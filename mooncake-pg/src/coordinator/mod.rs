@@ -47,7 +47,7 @@ pub struct CoordinatorMachine {
     now: Moment,
     ranks: RankTable,
     links: LinkMatrix,
-    /// Whether a link has changed since the set of healthy ranks was computed.
+    /// True if a link has changed since the set of healthy ranks was computed.
     links_changed: bool,
     groups: GroupTable,
     window: Option<Window>,
@@ -186,8 +186,7 @@ impl CoordinatorMachine {
     }
 
     fn advance_clock(&mut self, now: Moment) {
-        self.now =
-            if self.planted.has(Bug::PauseCountsAsSilence) { now } else { self.clock.advance(now) };
+        self.now = if self.planted.has(Bug::PauseCountsAsSilence) { now } else { self.clock.advance(now) };
     }
 
     fn register(
@@ -460,13 +459,7 @@ impl CoordinatorMachine {
         Response::Done
     }
 
-    fn propose(
-        &mut self,
-        caller: Caller,
-        id: GroupId,
-        change: crate::protocol::Change,
-        slots: Vec<Slot>,
-    ) {
+    fn propose(&mut self, caller: Caller, id: GroupId, change: crate::protocol::Change, slots: Vec<Slot>) {
         let slot = self.groups.registered(id, caller.rank, &self.ranks).map(|(_, slot)| slot);
         let group = self.groups.groups.get_mut(&id).filter(|_| slot.is_some());
         let Some(group) = group else {

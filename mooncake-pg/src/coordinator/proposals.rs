@@ -162,11 +162,7 @@ fn can_activate(group: &Group, slots: &[Slot], context: &ProposalContext<'_>) ->
 }
 
 /// Removes the slots that need not be awaited any more. Returns the ranks whose time is over.
-fn await_acknowledgements(
-    group: &Group,
-    proposal: &mut Proposal,
-    context: &ProposalContext<'_>,
-) -> RankSet {
+fn await_acknowledgements(group: &Group, proposal: &mut Proposal, context: &ProposalContext<'_>) -> RankSet {
     let ProposalStage::Committed { epoch, awaited, dropped, deadline } = &mut proposal.stage else {
         return RankSet::EMPTY;
     };

@@ -49,7 +49,7 @@ pub(super) struct RankRecord {
     pub(super) session: Option<Session>,
 }
 
-/// How a coordinator continues with a request that has arrived.
+/// Treatment of a request that has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// The request is to be executed.
@@ -67,7 +67,7 @@ pub(super) struct RankTable {
     connections: BTreeMap<ConnectionId, GlobalRank>,
     /// Ranks that are connected to each other.
     pub(super) healthy: RankSet,
-    /// Whether a session has begun or ended since the agents were last notified.
+    /// True if a session has begun or ended since the agents were last notified.
     pub(super) changed: bool,
     planted: Planted,
 }

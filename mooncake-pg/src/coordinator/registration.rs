@@ -157,7 +157,7 @@ impl GroupTable {
                 exact().find(is_new).map_or(Match::Create, |group| Match::Attach(group.id))
             }
             AttachMode::AttachOrExtend => {
-                if let Some(group) = exact().last() {
+                if let Some(group) = exact().next_back() {
                     let slot = group.slot_of(rank).and_then(|slot| group.record(slot));
                     return if slot.is_some_and(|slot| slot.is_registered(ranks)) {
                         Match::Refused("this process is already registered".to_owned())
@@ -176,8 +176,7 @@ impl GroupTable {
         spec: &GroupSpec,
         alike: &dyn Fn() -> I,
     ) -> Match {
-        let is_part =
-            |group: &&Group| group.slots.len() < spec.order.len() && group.begins(&spec.order);
+        let is_part = |group: &&Group| group.slots.len() < spec.order.len() && group.begins(&spec.order);
         let mut parts = alike().filter(is_part);
         let Some(group) = parts.next() else { return Match::Absent };
         if parts.next().is_some() && !self.planted.has(Bug::AmbiguousExtension) {

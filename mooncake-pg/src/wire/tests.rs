@@ -89,7 +89,7 @@ impl Draw {
         }
     }
 
-    fn to_coordinator(&mut self) -> ToCoordinator {
+    fn message_of_agent(&mut self) -> ToCoordinator {
         match self.below(6) {
             0 => ToCoordinator::Register {
                 rank: self.rank(),
@@ -123,7 +123,7 @@ impl Draw {
         }
     }
 
-    fn to_agent(&mut self) -> ToAgent {
+    fn message_of_coordinator(&mut self) -> ToAgent {
         match self.below(10) {
             0 => ToAgent::Registered { world: WorldId(self.word()), incarnation: self.word() },
             1 => ToAgent::Refused { reason: self.text(), may_retry: self.is() },
@@ -152,7 +152,8 @@ fn framed<M: Message>(message: &M) -> Vec<u8> {
     frame.split_off(4)
 }
 
-/// Returns the seed of a run, which a failure prints.
+/// Returns the seed of a run, which a failure shows.
+#[allow(clippy::print_stderr, reason = "a failure names its seed")]
 fn seed() -> u64 {
     let seed = Rng::from_os().next_u64();
     eprintln!("seed {seed}");
@@ -164,9 +165,9 @@ fn seed() -> u64 {
 fn messages_survive_encoding() {
     let mut draw = Draw(Rng::seeded(seed()));
     for _ in 0..2000 {
-        let message = draw.to_coordinator();
+        let message = draw.message_of_agent();
         assert_eq!(decode::<ToCoordinator>(&framed(&message)), Ok(message));
-        let message = draw.to_agent();
+        let message = draw.message_of_coordinator();
         assert_eq!(decode::<ToAgent>(&framed(&message)), Ok(message));
     }
 }
@@ -185,14 +186,14 @@ fn other_bytes_are_refused() {
             assert_eq!(framed(&message), bytes[..]);
         }
         // Messages with one changed, missing or added byte.
-        let mut bytes = framed(&draw.to_agent());
+        let mut bytes = framed(&draw.message_of_coordinator());
         assert!(decode::<ToAgent>(&bytes[..bytes.len() - 1]).is_err());
         let at = draw.below(bytes.len() as u64) as usize;
         bytes[at] ^= 1 << draw.below(8);
         if let Ok(message) = decode::<ToAgent>(&bytes) {
             assert_eq!(framed(&message), bytes);
         }
-        let mut bytes = framed(&draw.to_coordinator());
+        let mut bytes = framed(&draw.message_of_agent());
         bytes.push(0);
         assert!(decode::<ToCoordinator>(&bytes).is_err());
     }

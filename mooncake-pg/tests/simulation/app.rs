@@ -25,7 +25,7 @@ impl Simulation {
             AttachMode::AttachOrExtend
         };
         let group = |stage| AppGroup { key: None, stage, refusals: 0, mode, is_blocked: false };
-        let in_second = is_founder && rank % 2 == 0 && self.scenario != Scenario::Twins;
+        let in_second = is_founder && rank.is_multiple_of(2) && self.scenario != Scenario::Twins;
         let absent = if in_second { Stage::Registering } else { Stage::Absent };
         vec![group(Stage::Registering), group(absent)]
     }
@@ -37,7 +37,8 @@ impl Simulation {
         });
         let all = if index == 0 { self.ranks } else { self.founders };
         // A replacement of a founding rank does not know whether the group was extended.
-        let is_short = mode == AttachMode::CreateOrAttach || (rank < self.founders && refusals % 2 == 0);
+        let is_short =
+            mode == AttachMode::CreateOrAttach || (rank < self.founders && refusals.is_multiple_of(2));
         let size = if is_short { self.founders } else { all };
         let step = if index == 0 { 1 } else { 2 };
         let name = NAMES[index].to_owned();
@@ -459,8 +460,10 @@ impl Simulation {
             return;
         };
         let slots = || (0..view.members.len()).map(|slot| Slot(slot as u8));
-        let failed: Vec<Slot> =
-            view.active().filter(|s| view.members[usize::from(s.0)].rank_state != RankState::Healthy).collect();
+        let failed: Vec<Slot> = view
+            .active()
+            .filter(|s| view.members[usize::from(s.0)].rank_state != RankState::Healthy)
+            .collect();
         let waiting: Vec<Slot> = slots()
             .filter(|slot| is_usable(&view, *slot))
             .filter(|slot| view.members[usize::from(slot.0)].state == MemberState::AwaitingActivation)

@@ -7,6 +7,7 @@
 
 mod app;
 mod checks;
+mod faults;
 mod network;
 mod process;
 mod world;

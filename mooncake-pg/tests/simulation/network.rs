@@ -15,9 +15,9 @@ pub(crate) struct Connection {
     /// Time of the last delivery in each direction: deliveries keep their order.
     pub(crate) to_coordinator: Moment,
     pub(crate) to_agent: Moment,
-    /// Whether messages in flight are lost.
+    /// True if messages in flight are lost.
     pub(crate) is_cut: bool,
-    /// Whether the coordinator has closed it or has learned of its end.
+    /// True if the coordinator has closed it or has learned of its end.
     pub(crate) is_closed_by_coordinator: bool,
     pub(crate) is_closed_by_agent: bool,
 }

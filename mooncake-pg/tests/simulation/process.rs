@@ -27,7 +27,7 @@ pub(crate) struct AppGroup {
     pub(crate) stage: Stage,
     pub(crate) refusals: u32,
     pub(crate) mode: AttachMode,
-    /// Whether an operation waits for a slow process.
+    /// True if an operation waits for a slow process.
     pub(crate) is_blocked: bool,
 }
 

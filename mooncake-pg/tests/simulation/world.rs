@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -13,16 +12,16 @@ use mooncake_pg::coordinator::{CoordinatorMachine, Effect};
 use mooncake_pg::limits::{AgentLimits, CoordinatorLimits};
 use mooncake_pg::planted::Planted;
 use mooncake_pg::protocol::{
-    ConnectionId, ProposalOutcome, RankInfo, Request, Response, SessionId, ToAgent, ToCoordinator, WorldId,
+    ConnectionId, ProposalOutcome, RankInfo, Request, Response, ToAgent, ToCoordinator, WorldId,
 };
 use mooncake_pg::rank_set::RankSet;
 use mooncake_pg::view::{GlobalRank, Slot};
 
 use crate::checks::{Checks, FailedProcess};
 use crate::network::{Connection, OpenLink, Partitions};
-use crate::process::{AppGroup, PendingCall, Process, Proposed};
+use crate::process::{PendingCall, Process, Proposed};
 
-/// Whether events are printed.
+/// True if events are printed.
 pub(crate) static TRACE: AtomicBool = AtomicBool::new(false);
 
 macro_rules! trace {
@@ -91,9 +90,9 @@ impl Ord for Scheduled {
 pub(crate) enum Scenario {
     /// All faults.
     General,
-    /// One killed process and nothing else.
+    /// A killed process and nothing else.
     SingleKill,
-    /// One stop of the coordinator's process and nothing else.
+    /// A stop of the coordinator's process and nothing else.
     CoordinatorPause,
     /// The coordinator's process dies, and another one listens at its address.
     CoordinatorCrash,
@@ -106,44 +105,44 @@ pub(crate) enum Scenario {
 /// Names of the two groups of every run.
 pub(crate) const NAMES: [&str; 2] = ["cpu:0", "cpu:1"];
 
-/// One run.
+/// Run of a seed.
 pub(crate) struct Simulation {
     pub(crate) rng: Rng,
     pub(crate) now: Moment,
-    queue: BinaryHeap<Scheduled>,
-    scheduled: u64,
+    pub(crate) queue: BinaryHeap<Scheduled>,
+    pub(crate) scheduled: u64,
     pub(crate) scenario: Scenario,
-    planted: Planted,
+    pub(crate) planted: Planted,
     pub(crate) ranks: u8,
     /// Number of founding ranks of the first group.
     pub(crate) founders: u8,
     pub(crate) auto_deactivate: [bool; 2],
     pub(crate) coordinator: Option<CoordinatorMachine>,
-    coordinator_limits: CoordinatorLimits,
-    agent_limits: AgentLimits,
-    coordinator_tick: Option<Moment>,
+    pub(crate) coordinator_limits: CoordinatorLimits,
+    pub(crate) agent_limits: AgentLimits,
+    pub(crate) coordinator_tick: Option<Moment>,
     /// End of the last stop of the coordinator.
-    coordinator_resumes: Moment,
+    pub(crate) coordinator_resumes: Moment,
     pub(crate) processes: Vec<Option<Process>>,
-    last_process: u64,
+    pub(crate) last_process: u64,
     /// Ranks that have had a process.
-    started: RankSet,
-    connections: BTreeMap<u64, Connection>,
-    last_connection: u64,
-    links: Vec<OpenLink>,
+    pub(crate) started: RankSet,
+    pub(crate) connections: BTreeMap<u64, Connection>,
+    pub(crate) last_connection: u64,
+    pub(crate) links: Vec<OpenLink>,
     pub(crate) partitions: Partitions,
     pub(crate) checks: Checks,
     pub(crate) calls: BTreeMap<(u64, CallId), PendingCall>,
-    failed: Vec<FailedProcess>,
+    pub(crate) failed: Vec<FailedProcess>,
     /// Proposals by process and request, until their first response.
-    proposals: BTreeMap<(u64, u64), Option<Proposed>>,
+    pub(crate) proposals: BTreeMap<(u64, u64), Option<Proposed>>,
     pub(crate) faults_end: Moment,
     pub(crate) is_over: bool,
     pub(crate) failure: Option<String>,
-    effects: Vec<Effect>,
+    pub(crate) effects: Vec<Effect>,
 }
 
-fn seconds(seconds: u64) -> Duration {
+pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
@@ -262,7 +261,7 @@ impl Simulation {
         Duration::from_micros(self.rng.range(range.start * 1000..range.end * 1000))
     }
 
-    fn delay(&mut self) -> Duration {
+    pub(crate) fn delay(&mut self) -> Duration {
         let most = if self.rng.below(16) == 0 { 300_000 } else { 5000 };
         Duration::from_micros(self.rng.range(100..most))
     }
@@ -271,7 +270,7 @@ impl Simulation {
         self.at(self.now.after(time), event);
     }
 
-    fn at(&mut self, at: Moment, event: Event) {
+    pub(crate) fn at(&mut self, at: Moment, event: Event) {
         self.scheduled += 1;
         self.queue.push(Scheduled { at, number: self.scheduled, event });
     }
@@ -297,7 +296,9 @@ impl Simulation {
             Event::ToCoordinator(..) | Event::CoordinatorLost(_) | Event::CoordinatorTick(_) => {
                 Some((0, self.processes[0].as_ref()?.id))
             }
-            Event::ToAgent(connection, _) | Event::AgentConnected(connection) | Event::AgentLost(connection) => {
+            Event::ToAgent(connection, _)
+            | Event::AgentConnected(connection)
+            | Event::AgentLost(connection) => {
                 let connection = self.connections.get(connection)?;
                 Some((connection.rank, connection.process))
             }
@@ -312,7 +313,7 @@ impl Simulation {
         }
     }
 
-    fn dispatch(&mut self, event: Event) {
+    pub(crate) fn dispatch(&mut self, event: Event) {
         if let Some((rank, id)) = self.recipient(&event)
             && let Some(process) = self.process(rank, id)
             && process.is_paused
@@ -321,7 +322,7 @@ impl Simulation {
             return;
         }
         match event {
-            Event::ToCoordinator(connection, message) => self.to_coordinator(connection, message),
+            Event::ToCoordinator(connection, message) => self.arrive_at_coordinator(connection, message),
             Event::CoordinatorLost(connection) => {
                 let Some(it) = self.connections.get_mut(&connection) else { return };
                 it.is_cut = true;
@@ -339,7 +340,7 @@ impl Simulation {
                     self.coordinate(|machine, effects| machine.tick(now, effects));
                 }
             }
-            Event::ToAgent(connection, message) => self.to_agent(connection, message),
+            Event::ToAgent(connection, message) => self.arrive_at_agent(connection, message),
             Event::AgentConnected(connection) => {
                 self.with_connection(connection, |agent, at_agent, now, effects| {
                     agent.connected(at_agent, now, effects);
@@ -375,7 +376,7 @@ impl Simulation {
         }
     }
 
-    fn start_coordinator(&mut self) {
+    pub(crate) fn start_coordinator(&mut self) {
         let world = WorldId(self.rng.next_u64());
         self.checks.begin_world();
         let limits = self.coordinator_limits.clone();
@@ -419,7 +420,7 @@ impl Simulation {
         self.schedule_coordinator();
     }
 
-    fn to_coordinator(&mut self, connection: u64, message: ToCoordinator) {
+    fn arrive_at_coordinator(&mut self, connection: u64, message: ToCoordinator) {
         let Some(it) = self.connections.get(&connection) else { return };
         if it.is_cut || it.is_closed_by_coordinator {
             return;
@@ -504,7 +505,7 @@ impl Simulation {
         Ok(())
     }
 
-    fn to_agent(&mut self, connection: u64, message: ToAgent) {
+    pub(crate) fn arrive_at_agent(&mut self, connection: u64, message: ToAgent) {
         let Some(it) = self.connections.get(&connection) else { return };
         if it.is_cut || it.is_closed_by_agent {
             return;
@@ -608,13 +609,12 @@ impl Simulation {
             return;
         }
         let delay = self.delay();
-        let event =
-            if has_coordinator { Event::AgentConnected(number) } else { Event::AgentLost(number) };
+        let event = if has_coordinator { Event::AgentConnected(number) } else { Event::AgentLost(number) };
         self.after(delay, event);
     }
 
     /// Closes a connection at the agent. The coordinator learns of it later.
-    fn close_by_agent(&mut self, number: u64, loses_messages: bool) {
+    pub(crate) fn close_by_agent(&mut self, number: u64, loses_messages: bool) {
         let delay = self.delay();
         let Some(it) = self.connections.get_mut(&number) else { return };
         it.is_closed_by_agent = true;
@@ -663,188 +663,5 @@ impl Simulation {
         self.with_agent(rank, id, |agent, now, effects| {
             agent.probed(info.rank, info.incarnation, is_alive, now, effects);
         });
-    }
-
-    fn start_process(&mut self, rank: u8) {
-        if self.processes[usize::from(rank)].is_some() {
-            return;
-        }
-        self.last_process += 1;
-        let id = self.last_process;
-        let is_replacement = !self.started.insert(GlobalRank(rank));
-        let rng = self.rng.split();
-        let (limits, now) = (self.agent_limits.clone(), self.now);
-        let agent = AgentMachine::new(GlobalRank(rank), SessionId(id), String::new(), limits, rng, now)
-            .planted(self.planted);
-        let groups = self.groups_of(rank, is_replacement);
-        trace!(self, "process {id} of rank {rank} starts");
-        self.processes[usize::from(rank)] = Some(Process {
-            id,
-            agent,
-            is_paused: false,
-            backlog: Vec::new(),
-            tick_at: None,
-            connections: BTreeMap::new(),
-            epochs: BTreeMap::new(),
-            groups,
-            last_call: 0,
-        });
-        if rank == 0 && self.coordinator.is_none() {
-            self.start_coordinator();
-        }
-        self.begin_operations(rank, id);
-        self.begin(rank, id);
-        self.with_agent(rank, id, |agent, now, effects| agent.tick(now, effects));
-    }
-
-    /// Ends a process. If its host dies as well, no connection reports it.
-    pub(crate) fn kill(&mut self, rank: u8, with_host: bool) {
-        let Some(process) = self.processes[usize::from(rank)].take() else { return };
-        trace!(self, "process {} of rank {rank} dies, with its host: {with_host}", process.id);
-        self.calls.retain(|(id, _), _| *id != process.id);
-        if let Some(incarnation) = process.agent.incarnation() {
-            // Messages in flight count as signs of life when they arrive.
-            let arrival = self.coordinator_resumes.max(self.partitions.control_until(rank));
-            let deadline = self.now.max(arrival).after(self.failure_bound());
-            self.failed.push(FailedProcess { rank, incarnation, deadline });
-        }
-        for number in process.connections.values() {
-            if with_host {
-                let delay = self.millis(1000..60_000);
-                self.after(delay, Event::CoordinatorLost(*number));
-            } else {
-                let loses = self.rng.below(3) == 0;
-                self.close_by_agent(*number, loses);
-            }
-        }
-        self.links.retain(|link| link.process != process.id);
-        if !with_host {
-            let broken: Vec<OpenLink> =
-                self.links.iter().filter(|link| link.attempt.rank.0 == rank).copied().collect();
-            for link in broken {
-                let delay = self.delay();
-                self.after(delay, Event::LinkBroken(link.from, link.process, link.attempt));
-            }
-        }
-        if rank == 0 {
-            self.coordinator = None;
-            for it in self.connections.values_mut() {
-                it.is_closed_by_coordinator = true;
-            }
-            let open: Vec<u64> = self.connections.keys().copied().collect();
-            for number in open {
-                let delay = self.delay();
-                self.after(delay, Event::AgentLost(number));
-            }
-        }
-    }
-
-    /// Returns the longest time from the death of a process to the end of its memberships.
-    fn failure_bound(&self) -> Duration {
-        let limits = &self.coordinator_limits;
-        if self.scenario == Scenario::SingleKill {
-            // Connections break at once, and all others report.
-            return Duration::from_millis(3500);
-        }
-        limits.heartbeat + limits.window + seconds(3)
-    }
-
-    /// Stops a process for a time.
-    pub(crate) fn pause(&mut self, rank: u8, time: Duration) {
-        let Some(process) = self.processes[usize::from(rank)].as_mut().filter(|it| !it.is_paused) else {
-            return;
-        };
-        process.is_paused = true;
-        let id = process.id;
-        trace!(self, "process {id} of rank {rank} stops for {time:?}");
-        for ((process, _), call) in &mut self.calls {
-            // A stopped coordinator delays the calls of all processes.
-            if *process == id || rank == 0 {
-                call.deadline = call.deadline.after(time);
-            }
-        }
-        if rank == 0 {
-            self.coordinator_resumes = self.now.after(time);
-            for failed in &mut self.failed {
-                failed.deadline = failed.deadline.after(time);
-            }
-        }
-        self.after(time, Event::Resume(rank, id));
-    }
-
-    fn resume(&mut self, rank: u8, id: u64) {
-        let Some(process) = self.process(rank, id) else { return };
-        process.is_paused = false;
-        let backlog = std::mem::take(&mut process.backlog);
-        trace!(self, "process {id} of rank {rank} continues");
-        for event in backlog {
-            self.dispatch(event);
-        }
-    }
-
-    /// Breaks the connection of a rank to the coordinator. Each side learns of it at another time.
-    pub(crate) fn break_connection(&mut self, rank: u8) {
-        let Some(process) = &self.processes[usize::from(rank)] else { return };
-        let Some(number) = process.connections.values().last().copied() else { return };
-        trace!(self, "connection {number} of rank {rank} breaks");
-        let (at_agent, at_coordinator) = (self.millis(0..1500), self.millis(0..4000));
-        let loses = self.rng.below(2) == 0;
-        if let Some(it) = self.connections.get_mut(&number) {
-            it.is_cut |= loses;
-        }
-        self.after(at_agent, Event::AgentLost(number));
-        self.after(at_coordinator, Event::CoordinatorLost(number));
-    }
-
-    /// Checks that failed processes are out, and that no call takes too long.
-    pub(crate) fn check_limits(&mut self) {
-        let Some(machine) = &self.coordinator else { return };
-        let mut failure = None;
-        let is_active = |failed: &FailedProcess| {
-            machine.views().filter(|(group, _)| machine.is_auto_deactivated(*group)).any(|(_, view)| {
-                view.active().any(|slot| {
-                    let member = &view.members[usize::from(slot.0)];
-                    member.rank.0 == failed.rank && member.incarnation == failed.incarnation
-                })
-            })
-        };
-        let now = self.now;
-        self.failed.retain(|failed| {
-            if failed.deadline <= now && is_active(failed) {
-                failure = Some(format!("failed rank {} is still active", failed.rank));
-            }
-            failed.deadline > now
-        });
-        if let Some(failure) = failure {
-            self.fail(failure);
-        }
-    }
-
-    /// Checks that no call takes too long.
-    pub(crate) fn check_calls(&mut self) {
-        let late = self.calls.iter().find(|(_, call)| call.deadline.after(seconds(1)) < self.now);
-        if let Some(((process, _), call)) = late {
-            let failure = format!("a call of process {process} takes too long: {call:?}");
-            self.fail(failure);
-        }
-    }
-
-    /// Sends an agent another view of the epoch that it has.
-    pub(crate) fn forge_view(&mut self, rank: u8) {
-        let Some(process) = &self.processes[usize::from(rank)] else { return };
-        let Some(number) = process.connections.values().last().copied() else { return };
-        let Some((group, view)) = process.groups.iter().find_map(|group: &AppGroup| {
-            let key = group.key?;
-            Some((process.agent.registration(key)?.0, process.agent.view(key)?.clone()))
-        }) else {
-            return;
-        };
-        let mut forged = (*view).clone();
-        forged.capacity += 1;
-        let id = process.id;
-        if process.agent.is_registered() && !process.is_paused {
-            trace!(self, "process {id} of rank {rank} gets a forged view");
-            self.to_agent(number, ToAgent::View { group, view: Arc::new(forged) });
-        }
     }
 }
