@@ -378,17 +378,6 @@ impl Collective {
         }
     }
 
-    /// Returns the slot without which the operation has no result.
-    pub(crate) fn root(&self) -> Option<Slot> {
-        match self {
-            Self::Reduce { root, .. }
-            | Self::Broadcast { root, .. }
-            | Self::Gather { root, .. }
-            | Self::Scatter { root, .. } => Some(*root),
-            _ => None,
-        }
-    }
-
     /// Returns the tensor if it is both input and result. A rank that is left out of the operation
     /// gets its input back.
     pub(crate) fn in_place(&self) -> Option<Buffer> {

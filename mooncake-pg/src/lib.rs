@@ -16,6 +16,6 @@ mod staging;
 #[allow(unsafe_code)]
 pub mod testkit;
 pub mod view;
-mod wire;
+mod message;
 
-pub use wire::ExchangeTag;
+pub use message::ExchangeTag;

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::staging::Pool;
-use crate::wire::{Endpoint, Envelope, HELLO_BYTES, Hello, Message};
+use crate::message::{Endpoint, Envelope, HELLO_BYTES, Hello, Message};
 
 /// Longest time for a new connection, and for its first bytes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);

@@ -93,6 +93,11 @@ impl TestGroup {
         self.inner.lock().dead |= 1 << slot;
     }
 
+    /// Makes a slot respond again.
+    pub fn set_alive(&self, slot: usize) {
+        self.inner.lock().dead &= !(1 << slot);
+    }
+
     /// Gives a slot to a new process, which is inactive at first.
     #[must_use]
     pub fn revived(&self, slot: usize) -> Self {

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, StreamExt};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::{SliceMut, Target};
@@ -14,7 +15,7 @@ use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{Source, fill, payload_of};
 use crate::call::{Buffer, Collective, Fold, INLINE_BYTES, Place, Plan, bits};
 use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
-use crate::wire::{Message, Payload, Round, Tag};
+use crate::message::{Message, Payload, Round, Tag};
 
 /// Longest part of a tensor that is reduced at a time.
 const FOLD_BYTES: usize = 256 << 10;
@@ -72,7 +73,7 @@ impl Executor {
             match (agreement, ready.take()) {
                 (Agreement::Reached, _) => {}
                 (Agreement::Finished, Some((round, attempt))) => {
-                    self.finish(round);
+                    self.finish(Some(round));
                     // SAFETY: promised by the caller.
                     return unsafe { attempt.complete() };
                 }
@@ -111,7 +112,7 @@ impl Executor {
             self.send_ready(tag, attempt.fault.is_none(), self.peers());
             match self.gather_ready(tag, &mut attempt).await {
                 Ok(()) => {
-                    self.finish(tag.round);
+                    self.finish(Some(tag.round));
                     // SAFETY: promised by the caller.
                     return unsafe { attempt.complete() };
                 }
@@ -179,12 +180,14 @@ impl Executor {
                 attempt.fault = Some(refused_by(slot));
             }
             // A member may have finished and sent its next progress already. Its readiness counts.
-            if missing == 0 && self.round == tag.round {
+            let is_early = is_planted("pg-operation-ends-before-all-are-ready");
+            if (missing == 0 || is_early) && self.round == tag.round {
                 return Ok(());
             }
             // A member that is ready may end as soon as it has finished: its loss is no failure of
             // this operation.
-            self.settled = peers & !missing;
+            let counts = is_planted("pg-loss-of-a-ready-rank-is-a-failure");
+            self.settled = if counts { 0 } else { peers & !missing };
             let is_interrupted = self.is_interrupted(tag.round);
             self.settled = 0;
             if is_interrupted {

@@ -15,7 +15,7 @@ use crate::call::{Buffer, Input, bits};
 use crate::operation::{Operation, Outcome};
 use crate::staging::{Keep, Staged};
 use crate::view::MAX_RANKS;
-use crate::wire::{ExchangeTag, Message, Payload};
+use crate::message::{ExchangeTag, Message, Payload};
 
 /// Largest number of rounds of a rank that are kept until this rank begins them.
 const MAX_AHEAD: usize = 64;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
@@ -14,7 +15,7 @@ use super::{Call, Shared, not_active};
 use crate::call::bits;
 use crate::operation::{Outcome, closed};
 use crate::view::{Evidence, MAX_RANKS, Slot, View};
-use crate::wire::{Envelope, Message, Progress, Round, Tag};
+use crate::message::{Message, Progress, Round, Tag};
 
 /// Task of a communicator.
 pub(super) struct Executor {
@@ -27,8 +28,8 @@ pub(super) struct Executor {
     pub(super) round: Round,
     /// Number of the next operation. `None` until the members have told it.
     next: Option<u64>,
-    /// Round in which the last operation was finished.
-    finished: Round,
+    /// Round in which the last operation was finished, unless this rank was left out of it.
+    finished: Option<Round>,
     /// Slots that did not respond within the timeout, and have sent nothing since.
     dead: u64,
     /// True if the next operation needs a new round.
@@ -91,7 +92,7 @@ impl Executor {
             active: 0,
             round: Round::default(),
             next: None,
-            finished: Round::default(),
+            finished: None,
             dead: 0,
             is_stale: false,
             is_busy: false,
@@ -203,7 +204,8 @@ impl Executor {
                 // The opinion of an absent member does not count, nor does that of a member in
                 // another view.
                 let is_absent = self.round.absent >> slot & 1 != 0;
-                if theirs.mask != self.round.mask || is_absent && theirs.number <= self.round.number {
+                let is_older = theirs.number <= self.round.number;
+                if theirs.mask != self.round.mask || is_absent && (self.is_busy || is_older) {
                     continue;
                 }
                 if theirs.number > self.round.number {
@@ -304,10 +306,12 @@ impl Executor {
             if self.active & self.own_bit() == 0 {
                 return Agreement::Inactive;
             }
-            if self.round.absent & self.own_bit() != 0 {
+            // Members that are behind do not need this rank yet.
+            let is_absent = self.round.absent & self.own_bit() != 0;
+            if is_absent && self.highest_next() >= self.next {
                 return Agreement::LeftOut;
             }
-            let missing = match self.survey(ready) {
+            let missing = match if is_absent { Err(0) } else { self.survey(ready) } {
                 Ok(agreement) => return agreement,
                 Err(missing) => missing,
             };
@@ -319,29 +323,50 @@ impl Executor {
         }
     }
 
+    /// Returns the highest number of a next operation among the other active slots.
+    fn highest_next(&self) -> Option<u64> {
+        let inbox = self.shared.inbox.lock();
+        let progress = |slot: u8| inbox.members[usize::from(slot)].progress;
+        bits(self.active & !self.own_bit()).filter_map(progress).filter_map(|theirs| theirs.next).max()
+    }
+
     /// Compares the progress of the members.
     ///
     /// # Errors
     /// The members that have not entered the round yet.
     fn survey(&mut self, ready: Option<Round>) -> Result<Agreement, u64> {
-        let inbox = self.shared.inbox.lock();
-        let (mut missing, mut highest) = (0u64, self.next);
+        let (mut missing, mut skipped, mut highest) = (0u64, 0u64, self.next);
         let mut finished = false;
-        for slot in bits(self.peers()) {
-            let Some(theirs) = inbox.members[usize::from(slot)].progress else {
-                missing |= 1 << slot;
-                continue;
-            };
-            highest = highest.max(theirs.next);
-            if theirs.round != self.round {
-                missing |= 1 << slot;
+        {
+            let inbox = self.shared.inbox.lock();
+            for slot in bits(self.peers()) {
+                let Some(theirs) = inbox.members[usize::from(slot)].progress else {
+                    missing |= 1 << slot;
+                    continue;
+                };
+                if theirs.round != self.round {
+                    missing |= 1 << slot;
+                }
+                // A member that was left out of the present operation waits for the next one.
+                if self.next.is_some() && theirs.next > self.next && theirs.finished.is_none() {
+                    skipped |= 1 << slot;
+                    continue;
+                }
+                highest = highest.max(theirs.next);
+                let is_forgotten = is_planted("pg-finished-rank-is-not-asked");
+                finished |= !is_forgotten
+                    && theirs.next == self.next.map(|next| next + 1)
+                    && theirs.finished.is_some_and(|round| Some(round) == ready);
             }
-            finished |= theirs.next == self.next.map(|next| next + 1) && Some(theirs.finished) == ready;
         }
-        drop(inbox);
         match (self.next, highest) {
             (Some(next), Some(highest)) if highest > next => {
                 Ok(if finished && highest == next + 1 { Agreement::Finished } else { Agreement::LeftOut })
+            }
+            _ if skipped != 0 => {
+                self.round.absent |= skipped;
+                self.announce();
+                Err(self.peers())
             }
             _ if missing != 0 => Err(missing),
             _ => {
@@ -368,7 +393,8 @@ impl Executor {
     }
 
     /// Records the end of the present operation, and drops its messages.
-    pub(super) fn finish(&mut self, round: Round) {
+    /// `round` is `None` if this rank is left out.
+    pub(super) fn finish(&mut self, round: Option<Round>) {
         if self.view.is_none() {
             return;
         }
@@ -388,8 +414,7 @@ impl Executor {
         self.failed = 0;
         self.renew_round();
         self.is_busy = true;
-        let founders = self.members();
-        let is_global = self.view.is_some();
+        let active = if self.view.is_some() { self.active } else { 0 };
         let end = match collective.is_empty() {
             true => Ok(()),
             // SAFETY: the caller of `start` promises the buffers until `keep` is dropped.
@@ -399,14 +424,14 @@ impl Executor {
         let mut outcome = Outcome { failed: self.failed, ..Outcome::default() };
         match end {
             Ok(()) => {
-                outcome.failed |= founders & !self.members();
+                outcome.failed |= active & !self.members();
                 let present = self.peers();
                 self.report(present, Evidence::Success);
             }
             Err(error) => outcome.error = Some(error),
         }
         outcome.failed &= !self.own_bit();
-        if outcome.failed != 0 && is_global && self.shared.options.syncs_after_failure {
+        if outcome.failed != 0 && self.shared.options.syncs_after_failure {
             self.sync().await;
         }
         self.shared.plane.pool.trim();
@@ -441,7 +466,7 @@ impl Executor {
             Agreement::LeftOut | Agreement::Reached | Agreement::Finished => {
                 self.failed |= self.active & !self.own_bit();
                 // The others count this operation as well.
-                self.finish(Round::default());
+                self.finish(None);
                 self.is_stale = true;
                 Error::new(
                     ErrorCode::TransferFail,
@@ -459,16 +484,6 @@ impl Executor {
     pub(super) fn send_ready(&self, tag: Tag, success: bool, to: u64) {
         for slot in bits(to) {
             self.shared.send_to(slot, Message::Ready { tag, success });
-        }
-    }
-}
-
-impl Shared {
-    /// Sends an envelope without a look at the table of members, for tests of stale messages.
-    #[cfg(any(test, feature = "testkit"))]
-    pub(crate) fn send_raw(&self, slot: u8, message: Message) {
-        if let Some((endpoint, link)) = self.correspondent(slot) {
-            link.send(&Envelope { communicator: endpoint.communicator, slot: self.own.0, message });
         }
     }
 }

@@ -23,6 +23,9 @@
 //!   the number of its next operation is higher, and the round in which it finished comes with it.
 //!   A member that was ready in that round has the same result, and finishes as well. Any other
 //!   member was absent from that round; the operation fails there, because it is left out.
+//! - A rank that was left out counts the operation as over. While others still carry that operation
+//!   out, the rank is absent there. From the next operation on, it takes part again if its slot is
+//!   still active: after a round with absent slots, each operation begins a new round.
 //! - A change of the mask is a round like any other: an unfinished operation begins anew among the
 //!   members of the new view. A message of an earlier round is dropped. A message of a later mask
 //!   waits for the view.
@@ -62,7 +65,7 @@ use crate::link::{DataPlane, Link, Plane, Recipient};
 use crate::operation::{Operation, Pending, closed};
 use crate::staging::{Keep, keep};
 use crate::view::{MAX_RANKS, MemberState, Membership, Slot, View};
-use crate::wire::{Endpoint, Envelope, ExchangeTag, Message, Payload, Progress, Tag};
+use crate::message::{Endpoint, Envelope, ExchangeTag, Message, Payload, Progress, Tag};
 
 use executor::Executor;
 use p2p::PointToPoint;

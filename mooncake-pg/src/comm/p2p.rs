@@ -21,7 +21,7 @@ use crate::call::{Buffer, INLINE_BYTES, Input};
 use crate::operation::{Operation, Outcome, Pending, closed};
 use crate::staging::{Keep, Staged};
 use crate::view::{Evidence, MAX_RANKS, Slot};
-use crate::wire::{Message, Payload};
+use crate::message::{Message, Payload};
 
 /// Largest number of announced messages per pair that the receiver has not taken.
 const MAX_ANNOUNCED: usize = 64;
@@ -53,7 +53,7 @@ struct State {
 #[derive(Default)]
 struct Lane {
     /// Sends that are not announced yet.
-    sends: VecDeque<Send>,
+    sends: VecDeque<Outgoing>,
     /// True while a task announces the sends.
     is_announcing: bool,
     /// Wakes that task when the receiver has taken a message.
@@ -80,7 +80,7 @@ impl Lane {
     }
 }
 
-struct Send {
+struct Outgoing {
     tensor: Buffer,
     keep: Keep,
     pending: Pending,
@@ -122,7 +122,7 @@ impl Shared {
 
     pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
         let (operation, pending) = Operation::new();
-        let send = Send { tensor, keep, pending, counted: Counted::new(self) };
+        let send = Outgoing { tensor, keep, pending, counted: Counted::new(self) };
         let mut state = self.p2p.state.lock();
         let lane = state.lanes.entry(to.0).or_default();
         lane.sends.push_back(send);
@@ -190,8 +190,8 @@ impl Shared {
         }
     }
 
-    async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Send, inline: bool) {
-        let Send { tensor, keep, pending, counted } = send;
+    async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Outgoing, inline: bool) {
+        let Outgoing { tensor, keep, pending, counted } = send;
         let longest = if inline { 0 } else { tensor.len.max(INLINE_BYTES + 1) };
         let input = Input::whole(tensor);
         // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
@@ -373,7 +373,7 @@ impl Shared {
                 // Reads in progress end by themselves, with their own failures.
                 *lane = Lane { failures: failures + 1, reading, ..Lane::default() };
                 taken.notify_one();
-                ends.extend(sends.into_iter().map(|Send { keep, pending, counted, .. }| End {
+                ends.extend(sends.into_iter().map(|Outgoing { keep, pending, counted, .. }| End {
                     keep,
                     pending,
                     _counted: counted,

@@ -16,7 +16,7 @@ use super::Shared;
 use crate::call::{Buffer, INLINE_BYTES, Input};
 use crate::link::Plane;
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
-use crate::wire::Payload;
+use crate::message::Payload;
 
 /// Bytes that are copied before other tasks of the thread get a turn.
 const TURN_BYTES: usize = 4 << 20;

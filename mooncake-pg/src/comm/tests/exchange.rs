@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::wire::ExchangeTag;
+use crate::message::ExchangeTag;
 
 /// Starts an exchange in which each rank sends `len` bytes of its number to each other rank.
 fn begin(rank: &Rank, count: usize, round: u64, len: usize, timeout: u64) -> (Operation, Vec<Arc<Memory>>) {
