@@ -11,11 +11,21 @@ use mooncake_core::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
-use super::{Call, Shared, not_active};
-use crate::call::bits;
-use crate::operation::{Outcome, closed};
+use super::counted::Counted;
+use super::shared::{Shared, not_active};
+use crate::call::{Collective, bits};
+use crate::operation::{Outcome, Pending, closed};
+use crate::staging::Keep;
 use crate::view::{Evidence, MAX_RANKS, Slot, View};
 use crate::message::{Message, Progress, Round, Tag};
+
+/// Collective call that waits for its turn.
+pub(super) struct Call {
+    pub(super) collective: Collective,
+    pub(super) keep: Keep,
+    pub(super) pending: Pending,
+    pub(super) _counted: Counted,
+}
 
 /// Task of a communicator.
 pub(super) struct Executor {

@@ -6,113 +6,20 @@
 //! with it. There is no time limit for a process that responds: after each p2p timeout without
 //! progress, the membership is asked whether it does.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use mooncake_core::clock::Rng;
 use mooncake_core::{Error, ErrorCode, Result};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
+use super::counted::Counted;
+use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
+use super::shared::Shared;
 use super::transfer::{Source, fill};
-use super::{Counted, Shared};
 use crate::call::{Buffer, INLINE_BYTES, Input};
-use crate::operation::{Operation, Outcome, Pending, closed};
-use crate::staging::{Keep, Staged};
-use crate::view::{Evidence, MAX_RANKS, Slot};
 use crate::message::{Message, Payload};
-
-/// Largest number of announced messages per pair that the receiver has not taken.
-const MAX_ANNOUNCED: usize = 64;
-/// Largest number of bytes in announcements per pair that the receiver has not taken. Messages
-/// beyond are staged.
-const MAX_INLINE: usize = 1 << 20;
-
-/// Point-to-point operations of a communicator.
-pub(crate) struct PointToPoint {
-    state: Mutex<State>,
-    next: AtomicU64,
-}
-
-impl Default for PointToPoint {
-    fn default() -> Self {
-        // Numbers of an earlier process of this rank mean nothing to the others.
-        Self { state: Mutex::default(), next: AtomicU64::new(Rng::from_os().next_u64() >> 1) }
-    }
-}
-
-#[derive(Default)]
-struct State {
-    lanes: HashMap<u8, Lane>,
-    /// Receives from any slot.
-    any: VecDeque<Receive>,
-}
-
-/// Operations with one slot.
-#[derive(Default)]
-struct Lane {
-    /// Sends that are not announced yet.
-    sends: VecDeque<Outgoing>,
-    /// True while a task announces the sends.
-    is_announcing: bool,
-    /// Wakes that task when the receiver has taken a message.
-    taken: Arc<Notify>,
-    /// Announced sends by their numbers.
-    announced: HashMap<u64, Announced>,
-    inline: usize,
-    receives: VecDeque<Receive>,
-    /// Messages that have been announced to this rank.
-    arrived: VecDeque<(u64, Payload)>,
-    /// Number of receives that read their bytes now.
-    reading: usize,
-    /// True while a task examines the process after each timeout.
-    is_watched: bool,
-    /// Counts the steps of progress.
-    steps: u64,
-    /// Counts the failures of the pair. A task of an earlier count is out of date.
-    failures: u64,
-}
-
-impl Lane {
-    fn is_idle(&self) -> bool {
-        self.sends.is_empty() && self.announced.is_empty() && self.receives.is_empty() && self.reading == 0
-    }
-}
-
-struct Outgoing {
-    tensor: Buffer,
-    keep: Keep,
-    pending: Pending,
-    counted: Counted,
-}
-
-struct Announced {
-    /// Operation to finish. A message without bytes has finished its operation already.
-    end: Option<End>,
-    inline: usize,
-    _staged: Option<Staged>,
-}
-
-struct Receive {
-    tensor: Buffer,
-    end: End,
-}
-
-/// What is left to do when an operation is over.
-struct End {
-    keep: Keep,
-    pending: Pending,
-    _counted: Counted,
-}
-
-impl End {
-    fn finish(self, outcome: Outcome) {
-        drop(self.keep);
-        drop(self._counted);
-        self.pending.finish(outcome);
-    }
-}
+use crate::operation::{Operation, Outcome, closed};
+use crate::staging::Keep;
+use crate::view::{Evidence, MAX_RANKS, Slot};
 
 impl Shared {
     /// Returns an unused number for a message that will be acknowledged.
@@ -122,7 +29,7 @@ impl Shared {
 
     pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
         let (operation, pending) = Operation::new();
-        let send = Outgoing { tensor, keep, pending, counted: Counted::new(self) };
+        let send = Outgoing { tensor, keep, pending, counted: Counted::new(&self.gauge) };
         let mut state = self.p2p.state.lock();
         let lane = state.lanes.entry(to.0).or_default();
         lane.sends.push_back(send);
@@ -137,7 +44,7 @@ impl Shared {
 
     pub(super) fn post_receive(self: &Arc<Self>, tensor: Buffer, from: Option<Slot>, keep: Keep) -> Operation {
         let (operation, pending) = Operation::new();
-        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(self) } };
+        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
         match from {
             Some(slot) => {
                 // A process that has ended is noticed by the connection.

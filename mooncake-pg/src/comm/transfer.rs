@@ -12,7 +12,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::Target;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::call::{Buffer, INLINE_BYTES, Input};
 use crate::link::Plane;
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
