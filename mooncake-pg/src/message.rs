@@ -44,7 +44,7 @@ impl Hello {
     }
 }
 
-/// Address of a communicator: the content of a member's published endpoint.
+/// Address of a communicator: the content of a participant's published endpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Endpoint {
     /// Random number of the process.
@@ -95,7 +95,7 @@ impl Endpoint {
     }
 }
 
-/// Attempt of the members to work together. Attempts are ordered, and a later one replaces all
+/// Attempt of the participants to work together. Attempts are ordered, and a later one replaces all
 /// earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Round {
@@ -129,7 +129,7 @@ pub(crate) struct Tag {
     /// Number of the operation in its group.
     pub(crate) operation: u64,
     pub(crate) round: Round,
-    /// Digest of the call. Members that call different operations find out by it.
+    /// Digest of the call. Participants that call different operations find out by it.
     pub(crate) call: u64,
 }
 
@@ -149,14 +149,14 @@ impl Tag {
     }
 }
 
-/// Progress of a member: the promise to finish no operation in a round before this one.
+/// Progress of a participant: the promise to finish no operation in a round before this one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Progress {
     pub(crate) round: Round,
-    /// Number of the next operation. `None` before the member has learnt it from the others.
+    /// Number of the next operation. `None` before the participant has learnt it from the others.
     pub(crate) next: Option<u64>,
-    /// Round in which the last operation was finished. `None` if the member was left out of it, or
-    /// has taken part in none.
+    /// Round in which the last operation was finished. `None` if the participant was left out of
+    /// it, or has taken part in none.
     pub(crate) finished: Option<Round>,
 }
 
@@ -191,7 +191,8 @@ impl Payload {
 
     fn decode(rest: &mut Bytes) -> Result<Self> {
         match take::<1>(rest)? {
-            // A short payload is copied, so that it does not keep the whole buffer of the connection.
+            // A short payload is copied, so that it does not keep the whole buffer of the
+            // connection.
             [0] if rest.len() < COPIED => Ok(Payload::Inline(Bytes::copy_from_slice(rest))),
             [0] => Ok(Payload::Inline(rest.split_off(0))),
             [1] => Ok(Payload::Staged {

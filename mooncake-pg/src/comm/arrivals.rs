@@ -40,7 +40,7 @@ impl Exchanges {
         taken.is_some()
     }
 
-    /// Ends the wait for a slot. What it has sent is dropped.
+    /// Ends the wait for a slot, and drops the data that the slot has sent.
     pub(super) fn lose(&self, slot: u8) {
         {
             let mut state = self.state.lock();

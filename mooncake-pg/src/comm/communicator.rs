@@ -59,7 +59,7 @@ impl Communicator {
     }
 
     /// Starts a collective operation. Every active rank makes the same calls in the same order.
-    /// While there is no view, the operation has this rank as its only member.
+    /// While there is no view, the operation has this rank as its only participant.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for invalid arguments. `UNAVAILABLE_IN_CURRENT_STATUS` if this rank is not
@@ -140,8 +140,8 @@ impl Communicator {
     /// `UNAVAILABLE_IN_CURRENT_STATUS` if the communicator has no view yet, is closed or quiescing.
     ///
     /// # Safety
-    /// Until `keep` is dropped, the buffers stay allocated, no other code writes the outputs, and no
-    /// other code touches the inputs.
+    /// Until `keep` is dropped, the buffers stay allocated, no other code writes the outputs, and
+    /// no other code touches the inputs.
     pub unsafe fn exchange(
         &self,
         tag: ExchangeTag,

@@ -17,7 +17,7 @@ use crate::operation::{Operation, Outcome};
 use crate::staging::Keep;
 use crate::view::MAX_RANKS;
 
-/// One exchange of this rank.
+/// Exchange of this rank.
 struct Exchange {
     tag: ExchangeTag,
     outputs: Vec<Option<Buffer>>,
@@ -168,7 +168,7 @@ impl Shared {
         let place = place.filter(|place| place.len as u64 == payload.len());
         let success = match (place, payload) {
             (None, _) => {
-                tracing::warn!(slot, "data of an exchange has another length than its place");
+                tracing::warn!(slot, "data of an exchange does not have the length of its buffer");
                 false
             }
             (Some(place), Payload::Inline(bytes)) => {

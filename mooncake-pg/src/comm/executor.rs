@@ -1,5 +1,5 @@
 //! Rounds of a communicator: the task that carries out its collective operations, and agrees with
-//! the other members on who takes part.
+//! the other participants on who takes part.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) struct Executor {
     /// Active slots of the view.
     active: u64,
     pub(super) round: Round,
-    /// Number of the next operation. `None` until the members have told it.
+    /// Number of the next operation. `None` until the participants have announced it.
     next: Option<u64>,
     /// Round in which the last operation was finished, unless this rank was left out of it.
     finished: Option<Round>,
@@ -46,7 +46,7 @@ pub(super) struct Executor {
     is_stale: bool,
     /// True while an operation is in progress.
     is_busy: bool,
-    /// Slots whose loss is no failure of the present operation.
+    /// Slots whose loss does not count as a failure of the present operation.
     pub(super) settled: u64,
     /// Slots whose failure was seen during the present operation.
     pub(super) failed: u64,
@@ -57,9 +57,9 @@ pub(super) struct Executor {
 /// Result of an attempt to agree on a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Agreement {
-    /// Every member has entered the round.
+    /// Every participant has entered the round.
     Reached,
-    /// Another member has finished the operation in the round in which this one was ready.
+    /// Another participant has finished the operation in the round in which this one was ready.
     Finished,
     /// The others go on, or have gone on, without this rank.
     LeftOut,
@@ -69,7 +69,7 @@ pub(super) enum Agreement {
     Closed,
 }
 
-/// Reason to begin an operation anew.
+/// Reason to repeat an operation.
 #[derive(Debug)]
 pub(super) struct Interrupted;
 
@@ -141,7 +141,7 @@ impl Executor {
         tokio::select! {
             () = shared.changed.notified() => {}
             change = views.changed() => if change.is_err() {
-                // There will be no other view.
+                // Views do not change any more.
                 shared.changed.notified().await;
             },
         }
@@ -160,7 +160,8 @@ impl Executor {
         }
     }
 
-    /// Asks whether the processes of the slots respond. Those that do not are absent from now on.
+    /// Asks whether the processes of the slots respond. A slot without a response is absent from
+    /// now on.
     async fn examine(&mut self, slots: u64) {
         let membership = &self.shared.membership;
         let asked = bits(slots).map(|slot| async move { (slot, membership.is_alive(Slot(slot)).await) });
@@ -178,7 +179,7 @@ impl Executor {
         self.shared.own_bit()
     }
 
-    /// Returns the members of the present round. Without a view, this rank alone.
+    /// Returns the participants of the present round. Without a view, this rank alone.
     pub(super) fn members(&self) -> u64 {
         match self.view {
             Some(_) => self.active & !self.round.absent,
@@ -195,7 +196,7 @@ impl Executor {
         Tag { operation: self.next.unwrap_or(0), round: self.round, call }
     }
 
-    /// Takes over the view, the rounds of other members, and failures. Does not wait.
+    /// Takes over the view, the rounds of other participants, and failures. Does not wait.
     pub(super) fn reconcile(&mut self) {
         self.shared.apply_view();
         let mut is_new = self.take_view();
@@ -211,8 +212,8 @@ impl Executor {
                 else {
                     continue;
                 };
-                // The opinion of an absent member does not count, nor does that of a member in
-                // another view.
+                // The opinion of an absent participant does not count, nor does that of a
+                // participant in another view.
                 let is_absent = self.round.absent >> slot & 1 != 0;
                 let is_older = theirs.number <= self.round.number;
                 if theirs.mask != self.round.mask || is_absent && (self.is_busy || is_older) {
@@ -300,8 +301,8 @@ impl Executor {
         })
     }
 
-    /// Waits until every member has entered the present round. `ready` is the round in which this
-    /// rank has all data of the present operation.
+    /// Waits until every participant has entered the present round. `ready` is the round in which
+    /// this rank has all data of the present operation.
     pub(super) async fn agree(&mut self, ready: Option<Round>) -> Agreement {
         let mut patience = Patience::new(self.shared.plane.timeouts.collective());
         let mut waited_for = 0;
@@ -316,7 +317,7 @@ impl Executor {
             if self.active & self.own_bit() == 0 {
                 return Agreement::Inactive;
             }
-            // Members that are behind do not need this rank yet.
+            // Participants that are behind do not need this rank yet.
             let is_absent = self.round.absent & self.own_bit() != 0;
             if is_absent && self.highest_next() >= self.next {
                 return Agreement::LeftOut;
@@ -340,10 +341,10 @@ impl Executor {
         bits(self.active & !self.own_bit()).filter_map(progress).filter_map(|theirs| theirs.next).max()
     }
 
-    /// Compares the progress of the members.
+    /// Compares the progress of the participants.
     ///
     /// # Errors
-    /// The members that have not entered the round yet.
+    /// The participants that have not entered the round yet.
     fn survey(&mut self, ready: Option<Round>) -> Result<Agreement, u64> {
         let (mut missing, mut skipped, mut highest) = (0u64, 0u64, self.next);
         let mut finished = false;
@@ -357,7 +358,7 @@ impl Executor {
                 if theirs.round != self.round {
                     missing |= 1 << slot;
                 }
-                // A member that was left out of the present operation waits for the next one.
+                // A participant that was left out of the present operation waits for the next one.
                 if self.next.is_some() && theirs.next > self.next && theirs.finished.is_none() {
                     skipped |= 1 << slot;
                     continue;
@@ -449,7 +450,7 @@ impl Executor {
         pending.finish(outcome);
     }
 
-    /// Waits for the end of the reconciliation window, and serves the other members meanwhile.
+    /// Waits for the end of the reconciliation window, and serves the other participants meanwhile.
     async fn sync(&mut self) {
         let membership = self.shared.membership.clone();
         let mut sync = membership.sync_after_failure();
@@ -481,8 +482,8 @@ impl Executor {
                 Error::new(
                     ErrorCode::TransferFail,
                     format!(
-                        "cannot finish collective: the other ranks went on without this one. slot={}; \
-                         call join_group, or start this rank again",
+                        "cannot finish collective: the other ranks left this one out. slot={}; call \
+                         join_group, or start this rank again",
                         self.shared.own
                     ),
                 )
@@ -490,7 +491,7 @@ impl Executor {
         }
     }
 
-    /// Sends a message of the present operation to members.
+    /// Sends a message of the present operation to participants.
     pub(super) fn send_ready(&self, tag: Tag, success: bool, to: u64) {
         for slot in bits(to) {
             self.shared.send_to(slot, Message::Ready { tag, success });

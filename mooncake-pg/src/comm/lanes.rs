@@ -90,7 +90,7 @@ pub(super) struct Receive {
     pub(super) end: End,
 }
 
-/// What is left to do when an operation is over.
+/// Steps at the end of an operation.
 pub(super) struct End {
     pub(super) keep: Keep,
     pub(super) pending: Pending,

@@ -1,6 +1,6 @@
 //! Point-to-point operations.
 //!
-//! The sender announces a message, with its bytes or with their place in staging memory. The
+//! The sender announces a message, with its bytes or with their address in staging memory. The
 //! receiver matches announcements with receives in their order, copies or reads the bytes, and
 //! acknowledges them. Then both operations are over. The failure of a process ends all operations
 //! with it. There is no time limit for a process that responds: after each p2p timeout without

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::shared::{MAX_EARLY, MAX_OFFERS, Offer, Shared};
 use crate::link::Recipient;
 use crate::message::Message;
+use crate::view::MAX_RANKS;
 
 impl Recipient for Shared {
     fn deliver(self: Arc<Self>, process: u64, slot: u8, message: Message) {
@@ -14,7 +15,11 @@ impl Recipient for Shared {
     fn lose(self: Arc<Self>, process: u64) {
         let slots = self.slots_of(process, None);
         if slots != 0 {
-            self.lose_slots(slots, false);
+            return self.lose_slots(slots, false);
+        }
+        let mut inbox = self.inbox.lock();
+        if inbox.early.iter().any(|(from, ..)| *from == process) && inbox.early_lost.len() < MAX_RANKS {
+            inbox.early_lost.push_back(process);
         }
     }
 

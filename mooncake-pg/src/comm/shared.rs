@@ -19,7 +19,8 @@ use crate::view::{MAX_RANKS, MemberState, Membership, Slot, View};
 
 /// Largest number of messages that wait for the view that introduces their sender.
 pub(super) const MAX_EARLY: usize = 4096;
-/// Largest number of unused offers of one member. A member is at most two operations ahead.
+/// Largest number of unused offers of one participant. A participant is at most two operations
+/// ahead.
 pub(super) const MAX_OFFERS: usize = 64;
 
 /// Settings of a communicator.
@@ -27,7 +28,7 @@ pub(super) const MAX_OFFERS: usize = 64;
 pub struct CommunicatorOptions {
     /// Largest number of slots.
     pub capacity: usize,
-    /// Whether an operation that saw a failure waits for the end of the reconciliation window
+    /// True if an operation that saw a failure waits for the end of the reconciliation window
     /// before it is over.
     pub syncs_after_failure: bool,
 }
@@ -52,7 +53,7 @@ pub(super) struct Shared {
     pub(super) gauge: Arc<Gauge>,
 }
 
-/// Process of a member, and what has arrived from it.
+/// Process of a participant, and what has arrived from it.
 #[derive(Default)]
 pub(super) struct Correspondent {
     /// Incarnation, endpoint and link of the present process.
@@ -79,6 +80,8 @@ pub(super) struct Inbox {
     /// Slots that have sent a collective message since the executor last looked.
     pub(super) heard: u64,
     pub(super) early: VecDeque<(u64, u8, Message)>,
+    /// Processes without a slot of which messages may be lost.
+    pub(super) early_lost: VecDeque<u64>,
 }
 
 pub(super) fn unavailable(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -109,6 +112,7 @@ impl Shared {
                 left: 0,
                 heard: 0,
                 early: VecDeque::new(),
+                early_lost: VecDeque::new(),
             }),
             changed: Notify::new(),
             p2p: PointToPoint::default(),
@@ -174,7 +178,7 @@ impl Shared {
         inbox.members[usize::from(slot)].present.as_ref().map(|(_, endpoint, link)| (endpoint.clone(), link.clone()))
     }
 
-    /// Brings the table of members up to the present view.
+    /// Brings the table of participants up to the present view.
     pub(super) fn apply_view(self: &Arc<Self>) {
         let Some(view) = self.views.borrow().clone() else { return };
         let (mut replaced, mut early) = (0u64, VecDeque::new());
@@ -204,11 +208,14 @@ impl Shared {
                     let link = self.plane.link(&endpoint);
                     (member.incarnation, endpoint, link)
                 });
+                let process = present.as_ref().map(|(_, endpoint, _)| endpoint.process);
+                let is_lost = process.is_some_and(|process| inbox.early_lost.contains(&process));
                 inbox.members[slot] = Correspondent { present, ..Correspondent::default() };
-                inbox.lost &= !(1 << slot);
+                inbox.lost = inbox.lost & !(1 << slot) | u64::from(is_lost) << slot;
                 inbox.left &= !(1 << slot);
             }
             std::mem::swap(&mut inbox.early, &mut early);
+            inbox.early_lost.clear();
         }
         for slot in crate::call::bits(replaced) {
             self.fail_pair(slot, "its process was replaced");
@@ -260,17 +267,17 @@ impl Shared {
         present.as_ref().is_some_and(|(_, endpoint, _)| endpoint.process == process)
     }
 
-    /// Keeps a message of a collective operation and wakes the executor. A member that sends more
-    /// than the protocol allows counts as failed.
+    /// Keeps a message of a collective operation and wakes the executor. A participant that sends
+    /// more than the protocol allows counts as failed.
     pub(super) fn keep_collective(&self, slot: u8, keep: impl FnOnce(&mut Correspondent) -> bool) {
         {
             let mut inbox = self.inbox.lock();
             inbox.heard |= 1 << slot;
-            let member = &mut inbox.members[usize::from(slot)];
-            if !keep(member) {
-                tracing::warn!(slot, "member sends too many messages");
-                member.offers.clear();
-                member.ready.clear();
+            let participant = &mut inbox.members[usize::from(slot)];
+            if !keep(participant) {
+                tracing::warn!(slot, "participant sends too many messages");
+                participant.offers.clear();
+                participant.ready.clear();
                 inbox.lost |= 1 << slot;
             }
         }

@@ -30,7 +30,7 @@ fn survivors_go_on_without_a_dead_rank() {
     let (group, mut ranks) = start(4);
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     kill(&group, &mut ranks, 3);
-    // The caller expects three ranks already: the output has no place for the dead one.
+    // The caller expects three ranks already: the output is too short for a fourth one.
     let begun: Vec<_> = ranks[..3]
         .iter()
         .map(|rank| {
@@ -95,7 +95,7 @@ fn a_root_that_dies_leaves_no_result_and_no_hang() {
     }
 }
 
-/// One rank or two end at a random moment of a row of operations.
+/// Ends ranks at random moments of a row of operations.
 fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
     let (group, mut ranks) = start(count);
     let lengths: Vec<usize> =
@@ -221,7 +221,7 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
     for (operation, _) in &begun[2] {
         assert!(finish(operation).error.is_some());
     }
-    // The others have heard of the rank when a later message of it has arrived.
+    // The others know of the return when a later message of the rank has arrived.
     for at in 0..2 {
         let (received, _) = receive(&ranks[at], 2, 1);
         succeed(&send(&ranks[2], at, vec![1]));
