@@ -53,8 +53,10 @@ impl Communicator {
         Ok(Self { shared, calls })
     }
 
-    /// Publishes the endpoint again, for a process that joins its group once more.
-    pub fn publish_endpoint(&self) {
+    /// Publishes the endpoint again, for a process that joins its group once more. From the next
+    /// mask on, the rank takes part in the operations that the others call then.
+    pub fn rejoin(&self) {
+        self.shared.rejoins.store(true, Ordering::SeqCst);
         self.shared.membership.publish_endpoint(self.shared.plane.endpoint(self.shared.number).encode());
     }
 

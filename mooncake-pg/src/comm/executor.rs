@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -255,9 +256,10 @@ impl Executor {
         self.round = Round { mask: view.mask, number: 0, absent: 0 };
         (self.dead, self.is_stale) = (0, false);
         self.reported = [None; MAX_RANKS];
-        if self.active & self.own_bit() == 0 {
+        let rejoins = self.shared.rejoins.swap(false, Ordering::SeqCst);
+        if rejoins || self.active & self.own_bit() == 0 {
             // When this rank is active again, the others know the number.
-            self.next = None;
+            (self.next, self.finished) = (None, None);
         }
         self.view = Some(view);
         true
@@ -319,7 +321,7 @@ impl Executor {
             }
             // Participants that are behind do not need this rank yet.
             let is_absent = self.round.absent & self.own_bit() != 0;
-            if is_absent && self.highest_next() >= self.next {
+            if is_absent && (self.peers() == 0 || self.highest_next() >= self.next) {
                 return Agreement::LeftOut;
             }
             let missing = match if is_absent { Err(0) } else { self.survey(ready) } {

@@ -48,6 +48,8 @@ pub(super) struct Shared {
     pub(super) p2p: PointToPoint,
     pub(super) exchanges: Exchanges,
     pub(super) closing: AtomicBool,
+    /// True from the moment when this rank joins its group again until the next mask.
+    pub(super) rejoins: AtomicBool,
     /// True while calls are refused.
     pub(super) quiescing: AtomicBool,
     pub(super) gauge: Arc<Gauge>,
@@ -118,6 +120,7 @@ impl Shared {
             p2p: PointToPoint::default(),
             exchanges: Exchanges::default(),
             closing: AtomicBool::new(false),
+            rejoins: AtomicBool::new(false),
             quiescing: AtomicBool::new(false),
             gauge: Arc::default(),
             plane,

@@ -326,3 +326,39 @@ fn a_rank_joins_and_a_replacement_takes_over() {
     check(&ranks, 0b111);
     check(&ranks, 0b111);
 }
+
+#[test]
+fn a_rank_that_was_inactive_rejoins_in_place() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    // The rank does not see the view without itself.
+    group.hold(2, true);
+    group.set(&[2], MemberState::Inactive);
+    for _ in 0..4 {
+        ranks[..2].iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    }
+    ranks[2].comm().rejoin();
+    group.set(&[2], MemberState::Active);
+    group.hold(2, false);
+    for _ in 0..3 {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 20_000))).collect();
+        for (operation, memory) in &begun {
+            succeed(operation);
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+}
+
+#[test]
+fn an_inactive_rank_is_refused() {
+    let (group, ranks) = start(2);
+    group.set(&[1], MemberState::Inactive);
+    let memory = Memory::new(vec![0; 4]);
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    // SAFETY: the guard owns the memory.
+    let refused = unsafe { ranks[1].comm().start(call, Box::new(memory)) };
+    assert!(refused.unwrap_err().to_string().contains("not active"));
+    let (alone, memory) = all_reduce(&ranks[0], values(0, 1));
+    succeed(&alone);
+    assert_eq!(contributors(&memory), 1);
+}
