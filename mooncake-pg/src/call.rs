@@ -208,7 +208,21 @@ impl Collective {
 
 /// Longest data that a message carries itself. Longer data is staged, and the receiver reads it by
 /// the transfer engine. Measured on one host; see `docs/design-pg.md`.
-pub(crate) const INLINE_BYTES: usize = 32 << 10;
+const INLINE_BYTES: usize = 32 << 10;
+
+/// Limit of a measurement, in place of [`INLINE_BYTES`].
+#[cfg(test)]
+pub(crate) static MEASURED_INLINE_BYTES: std::sync::atomic::AtomicUsize =
+    std::sync::atomic::AtomicUsize::new(INLINE_BYTES);
+
+/// Returns the length of the longest data that a message carries itself. It is the same on every
+/// rank.
+pub(crate) fn inline_bytes() -> usize {
+    #[cfg(test)]
+    return MEASURED_INLINE_BYTES.load(std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(test))]
+    INLINE_BYTES
+}
 
 /// Longest tensor of a reduction that every rank receives whole, times the number of other ranks.
 /// Above that, each rank reduces one block and the blocks are gathered.

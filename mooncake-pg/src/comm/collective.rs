@@ -13,7 +13,7 @@ use mooncake_transport::{SliceMut, Target};
 
 use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{Source, fill, payload_of};
-use crate::call::{Buffer, Collective, Fold, INLINE_BYTES, Place, Plan, bits};
+use crate::call::{Buffer, Collective, Fold, inline_bytes, Place, Plan, bits};
 use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 use crate::message::{Message, Payload, Round, Tag};
 
@@ -340,7 +340,7 @@ impl Executor {
             return Ok(());
         }
         inputs.sort_unstable_by_key(|(slot, _)| *slot);
-        if len <= INLINE_BYTES {
+        if len <= inline_bytes() {
             let result = fold_inline(self.shared.own.0, fold, &inputs, source);
             for slot in &fold.receivers {
                 let payload = Payload::Inline(result.clone());

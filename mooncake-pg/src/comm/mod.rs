@@ -40,7 +40,7 @@
 //!
 //! # Memory
 //!
-//! Data of up to [`INLINE_BYTES`](crate::call) travels in messages. Longer data is staged in memory
+//! Data of up to 32 KiB travels in messages. Longer data is staged in memory
 //! that is registered with the transfer engine, and the receiver reads it from there. No rank
 //! writes into the memory of another one, so that a late transfer of a failed rank harms nothing.
 //! The staged bytes stay until all participants are ready, and a participant that still reads is

@@ -15,7 +15,7 @@ use super::counted::Counted;
 use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
 use super::shared::Shared;
 use super::transfer::{Source, fill};
-use crate::call::{Buffer, INLINE_BYTES, Input};
+use crate::call::{Buffer, inline_bytes, Input};
 use crate::message::{Message, Payload};
 use crate::operation::{Operation, Outcome, closed};
 use crate::staging::Keep;
@@ -81,7 +81,7 @@ impl Shared {
                 if lane.announced.len() >= MAX_ANNOUNCED {
                     (None, taken, false)
                 } else if let Some(send) = lane.sends.pop_front() {
-                    let inline = send.tensor.len <= INLINE_BYTES && lane.inline + send.tensor.len <= MAX_INLINE;
+                    let inline = send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
                     (Some(send), taken, inline)
                 } else {
                     lane.is_announcing = false;
@@ -99,7 +99,7 @@ impl Shared {
 
     async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Outgoing, inline: bool) {
         let Outgoing { tensor, keep, pending, counted } = send;
-        let longest = if inline { 0 } else { tensor.len.max(INLINE_BYTES + 1) };
+        let longest = if inline { 0 } else { tensor.len.max(inline_bytes() + 1) };
         let input = Input::whole(tensor);
         // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
         let source = unsafe { Source::stage(&self.plane, &input, longest) }.await;
