@@ -34,7 +34,7 @@ impl Buffer {
     }
 }
 
-/// One buffer per slot.
+/// Buffers by slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Buffers {
     /// Buffer of each slot, in order.
@@ -189,7 +189,7 @@ impl Collective {
             Self::Reduce { root, .. } | Self::Broadcast { root, .. } | Self::Gather { root, .. } | Self::Scatter { root, .. }
                 if usize::from(root.0) >= capacity =>
             {
-                Some("the root is no slot of the group")
+                Some("the root is not a slot of the group")
             }
             Self::Gather { outputs: None, root, .. } if *root == own => Some("the root has no outputs"),
             Self::Scatter { inputs: None, root, .. } if *root == own => Some("the root has no inputs"),
@@ -208,7 +208,21 @@ impl Collective {
 
 /// Longest data that a message carries itself. Longer data is staged, and the receiver reads it by
 /// the transfer engine. Measured on one host; see `docs/design-pg.md`.
-pub(crate) const INLINE_BYTES: usize = 32 << 10;
+const INLINE_BYTES: usize = 32 << 10;
+
+/// Limit of a measurement, in place of [`INLINE_BYTES`].
+#[cfg(test)]
+pub(crate) static MEASURED_INLINE_BYTES: std::sync::atomic::AtomicUsize =
+    std::sync::atomic::AtomicUsize::new(INLINE_BYTES);
+
+/// Returns the length of the longest data that a message carries itself. It is the same on every
+/// rank.
+pub(crate) fn inline_bytes() -> usize {
+    #[cfg(test)]
+    return MEASURED_INLINE_BYTES.load(std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(test))]
+    INLINE_BYTES
+}
 
 /// Longest tensor of a reduction that every rank receives whole, times the number of other ranks.
 /// Above that, each rank reduces one block and the blocks are gathered.
@@ -219,38 +233,38 @@ const WHOLE_BYTES: usize = 64 << 10;
 pub(crate) enum Place {
     /// Memory of the caller.
     To(Buffer),
-    /// Bytes of that length have no place in the caller's memory: the operation fails.
+    /// No buffer of the caller is for these bytes: the operation fails.
     Missing,
 }
 
-/// What one rank moves in a collective operation, among the present members.
+/// Data that one rank moves in a collective operation, among the present participants.
 ///
-/// Members are numbers of slots in ascending order. The input is staged before anything else: the
-/// buffers of `staged`, one after the other. So the caller's memory may be overwritten afterwards,
-/// and the operation can begin anew.
+/// Participants are numbers of slots in ascending order. The input is staged before anything else:
+/// the buffers of `staged`, one after the other. So the caller's memory may be overwritten
+/// afterwards, and the operation can be repeated.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Plan {
-    /// First part: a range of the staged input for other members.
+    /// First part: a range of the staged input for other participants.
     pub(crate) offers: Vec<(u8, Range<usize>)>,
-    /// First part: members whose whole offer is copied to a place.
+    /// First part: participants, with the destinations of their whole offers.
     pub(crate) places: Vec<(u8, Place)>,
-    /// Copy of a range of the own input to a place.
+    /// Copy of a range of the own input, with its destination.
     pub(crate) own: Option<(Range<usize>, Place)>,
     /// Reduction of the offers of the first part.
     pub(crate) fold: Option<Fold>,
 }
 
-/// Reduction of the own range and of the offers of all other members, in ascending order.
+/// Reduction of the own range and of the offers of all other participants, in ascending order.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Fold {
     pub(crate) reduction: Reduction,
     /// Range of the own input, of the same length as each offer.
     pub(crate) own: Range<usize>,
-    /// Place of the result.
+    /// Destination of the result.
     pub(crate) result: Option<Place>,
-    /// Second part: members that receive the result.
+    /// Second part: participants that receive the result.
     pub(crate) receivers: Vec<u8>,
-    /// Second part: members whose result is copied to a place.
+    /// Second part: participants, with the destinations of their results.
     pub(crate) places: Vec<(u8, Place)>,
 }
 
@@ -378,17 +392,6 @@ impl Collective {
         }
     }
 
-    /// Returns the slot without which the operation has no result.
-    pub(crate) fn root(&self) -> Option<Slot> {
-        match self {
-            Self::Reduce { root, .. }
-            | Self::Broadcast { root, .. }
-            | Self::Gather { root, .. }
-            | Self::Scatter { root, .. } => Some(*root),
-            _ => None,
-        }
-    }
-
     /// Returns the tensor if it is both input and result. A rank that is left out of the operation
     /// gets its input back.
     pub(crate) fn in_place(&self) -> Option<Buffer> {
@@ -399,14 +402,14 @@ impl Collective {
     }
 }
 
-/// Returns the members beside `own`, beginning after it, so that not all ranks begin with the same
-/// one.
+/// Returns the participants beside `own`, beginning after it, so that not all ranks begin with the
+/// same one.
 fn starting_after(own: u8, members: u64) -> Vec<u8> {
     let others = bits(members & !(1 << own));
     others.clone().filter(|slot| *slot > own).chain(others.filter(|slot| *slot < own)).collect()
 }
 
-/// Returns the plan of a reduction of whole tensors, to all members or to `root`.
+/// Returns the plan of a reduction of whole tensors, to all participants or to `root`.
 fn reduce(
     tensor: Buffer,
     reduction: Reduction,
@@ -456,7 +459,8 @@ fn reduce(
     }
 }
 
-/// Returns the range of the tensor that a member reduces: about equal parts, cut at cache lines.
+/// Returns the range of the tensor that a participant reduces: about equal parts, cut at cache
+/// lines.
 fn block(len: usize, element: usize, slot: u8, members: u64) -> Range<usize> {
     let unit = element.max(64);
     let count = members.count_ones() as usize;

@@ -101,7 +101,7 @@ impl DataPlane {
             Error::invalid("cannot start data plane: no tokio runtime; start it inside one")
         })?;
         let mut rng = Rng::from_os();
-        // A host that is no local address, such as one behind a translation, is only published.
+        // The address of a translation is not one of this machine, and is only published.
         let wanted = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         let listener = net::listen(wanted, 0..=0, &mut rng).or_else(|_| net::listen(any, 0..=0, &mut rng))?;
@@ -302,7 +302,7 @@ impl Outbox {
 
 impl Link {
     /// Sends a message. Does not wait: bytes that the socket does not take at once are queued.
-    /// Messages arrive in order. If the connection ends, every communicator is told, and queued
+    /// Messages arrive in order. If the connection ends, every communicator is notified, and queued
     /// messages are lost.
     pub(crate) fn send(self: &Arc<Self>, envelope: &Envelope) {
         let mut frame = envelope.encode();
@@ -376,7 +376,7 @@ impl Link {
     }
 
     async fn carry(&self, from: u64) -> Result<()> {
-        let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no answer in time");
+        let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
         let connected = timeout(CONNECT_WITHIN, net::connect(&self.host, self.port)).await;
         let mut stream = connected.map_err(|_| late())?.map_err(Error::from)?;
         net::keep_connection(&stream).map_err(Error::from)?;
@@ -469,7 +469,7 @@ async fn receive(mut stream: TcpStream, connection: u32, plane: Weak<Plane>, pla
     let Some(Hello { from, .. }) = hello else {
         return Err(Error::new(ErrorCode::RpcFail, "cannot serve connection: it is meant for another process"));
     };
-    // The connection of a rank lasts: it does not make room for others.
+    // The connection of a rank is kept, even if others wait for a connection.
     if !place.work() {
         return Ok(());
     }
@@ -494,7 +494,7 @@ async fn read_messages(stream: &mut TcpStream, from: u64, plane: &Weak<Plane>) -
         while let Some(envelope) = Envelope::decode_next(&mut received)? {
             let communicator = envelope.communicator;
             if !plane.deliver(from, envelope) {
-                // The sender is told at once, or learns it from its next message.
+                // If this notice is lost, the next message of the sender causes another one.
                 let _ = stream.try_write(&communicator.to_le_bytes());
             }
         }

@@ -44,7 +44,7 @@ impl Hello {
     }
 }
 
-/// Address of a communicator: the content of a member's published endpoint.
+/// Address of a communicator: the content of a participant's published endpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Endpoint {
     /// Random number of the process.
@@ -95,7 +95,7 @@ impl Endpoint {
     }
 }
 
-/// Attempt of the members to work together. Attempts are ordered, and a later one replaces all
+/// Attempt of the participants to work together. Attempts are ordered, and a later one replaces all
 /// earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Round {
@@ -108,12 +108,6 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Position in the order of rounds. Two rounds with an equal position and different absent
-    /// slots merge into a later one.
-    pub(crate) fn position(self) -> (u64, u32, u32) {
-        (self.mask, self.number, self.absent.count_ones())
-    }
-
     fn encode(self, out: &mut BytesMut) {
         out.put_u64_le(self.mask);
         out.put_u32_le(self.number);
@@ -135,7 +129,7 @@ pub(crate) struct Tag {
     /// Number of the operation in its group.
     pub(crate) operation: u64,
     pub(crate) round: Round,
-    /// Digest of the call. Members that call different operations find out by it.
+    /// Digest of the call. Participants that call different operations find out by it.
     pub(crate) call: u64,
 }
 
@@ -155,14 +149,15 @@ impl Tag {
     }
 }
 
-/// Progress of a member: the promise to finish no operation in a round before this one.
+/// Progress of a participant: the promise to finish no operation in a round before this one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Progress {
     pub(crate) round: Round,
-    /// Number of the next operation. `None` before the member has learnt it from the others.
+    /// Number of the next operation. `None` before the participant has learnt it from the others.
     pub(crate) next: Option<u64>,
-    /// Round in which the last operation was finished.
-    pub(crate) finished: Round,
+    /// Round in which the last operation was finished. `None` if the participant was left out of
+    /// it, or has taken part in none.
+    pub(crate) finished: Option<Round>,
 }
 
 /// Bytes of a message: in the message itself, or in the sender's staging memory.
@@ -196,7 +191,8 @@ impl Payload {
 
     fn decode(rest: &mut Bytes) -> Result<Self> {
         match take::<1>(rest)? {
-            // A short payload is copied, so that it does not keep the whole buffer of the connection.
+            // A short payload is copied, so that it does not keep the whole buffer of the
+            // connection.
             [0] if rest.len() < COPIED => Ok(Payload::Inline(Bytes::copy_from_slice(rest))),
             [0] => Ok(Payload::Inline(rest.split_off(0))),
             [1] => Ok(Payload::Staged {
@@ -281,7 +277,8 @@ impl Envelope {
                 out.put_u8(1);
                 round.encode(&mut out);
                 out.put_u64_le(next.unwrap_or(u64::MAX));
-                finished.encode(&mut out);
+                out.put_u8(finished.is_some().into());
+                finished.unwrap_or_default().encode(&mut out);
             }
             Message::Offer { tag, part, payload } => {
                 out.put_u8(2);
@@ -350,7 +347,10 @@ impl Envelope {
             1 => Message::Progress(Progress {
                 round: Round::decode(rest)?,
                 next: Some(u64::from_le_bytes(take(rest)?)).filter(|next| *next != u64::MAX),
-                finished: Round::decode(rest)?,
+                finished: match flag(rest)? {
+                    true => Some(Round::decode(rest)?),
+                    false => Round::decode(rest).map(|_| None)?,
+                },
             }),
             2 => {
                 let tag = Tag::decode(rest)?;
@@ -414,7 +414,7 @@ mod tests {
         let exchange = any::<(u64, u64, u8)>()
             .prop_map(|(buffer, round, phase)| ExchangeTag { buffer, round, phase });
         prop_oneof![
-            (round(), prop::option::of(0..u64::MAX), round())
+            (round(), prop::option::of(0..u64::MAX), prop::option::of(round()))
                 .prop_map(|(round, next, finished)| Message::Progress(Progress { round, next, finished })),
             (tag(), any::<u8>(), payload())
                 .prop_map(|(tag, part, payload)| Message::Offer { tag, part, payload }),

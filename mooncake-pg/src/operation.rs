@@ -141,8 +141,8 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// Duty to finish an operation. Its drop finishes the operation with an error, so that nobody waits
-/// for an operation that nobody carries out.
+/// Duty to finish an operation. Its drop finishes the operation with an error, so that no caller
+/// waits for an abandoned operation.
 pub(crate) struct Pending {
     shared: Option<Arc<Shared>>,
 }

@@ -2,7 +2,7 @@
 //! process uses, and memory of the caller.
 //!
 //! All communicators of a process share one pool. It grows on demand and keeps at most
-//! [`RETAINED`] bytes that nobody uses. So a communicator without operations costs nothing.
+//! [`RETAINED`] unused bytes. So a communicator without operations costs nothing.
 
 use std::sync::Arc;
 
@@ -113,7 +113,7 @@ impl Pool {
     }
 }
 
-/// Staging memory of an operation. Other ranks read it, and nobody else writes it.
+/// Staging memory of an operation. Other ranks read it, and only this process writes it.
 pub(crate) struct Staged {
     region: Region<TransportSet>,
 }

@@ -34,7 +34,7 @@ struct GroupState {
     /// Slots that do not get new views at present.
     held: u64,
     dead: u64,
-    /// Whether a sync deactivates dead slots.
+    /// True if a sync deactivates dead slots.
     deactivates: bool,
     reports: Vec<(Slot, Slot, Evidence)>,
     syncs: usize,
@@ -64,7 +64,7 @@ impl TestGroup {
         Arc::new(TestMember { group: self.clone(), slot: Slot(slot as u8) })
     }
 
-    /// Changes the view and sends it to the members.
+    /// Changes the view and sends it to the participants.
     pub fn change(&self, change: impl FnOnce(&mut View)) {
         let mut state = self.inner.lock();
         let active: Vec<(Slot, u64)> = state.active();
@@ -91,6 +91,11 @@ impl TestGroup {
     /// Makes a slot not respond to `is_alive`, and inactive at the next sync.
     pub fn set_dead(&self, slot: usize) {
         self.inner.lock().dead |= 1 << slot;
+    }
+
+    /// Makes a slot respond again.
+    pub fn set_alive(&self, slot: usize) {
+        self.inner.lock().dead &= !(1 << slot);
     }
 
     /// Gives a slot to a new process, which is inactive at first.

@@ -6,13 +6,14 @@ use std::pin::Pin;
 use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, StreamExt};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::{SliceMut, Target};
 
 use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{Source, fill, payload_of};
-use crate::call::{Buffer, Collective, Fold, INLINE_BYTES, Place, Plan, bits};
+use crate::call::{Buffer, Collective, Fold, inline_bytes, Place, Plan, bits};
 use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 use crate::message::{Message, Payload, Round, Tag};
 
@@ -28,11 +29,11 @@ const SECOND: u8 = 1;
 struct Attempt {
     /// Bytes that are written to the caller's memory when the operation is finished.
     writes: Vec<(Buffer, Bytes)>,
-    /// Reduced block that other members read.
+    /// Reduced block that other participants read.
     reduced: Option<Staged>,
     /// Fault of this rank that does not concern the others.
     local: Option<Error>,
-    /// Fault because of which no member can finish the operation properly.
+    /// Fault because of which no participant can finish the operation properly.
     fault: Option<Error>,
 }
 
@@ -53,7 +54,7 @@ impl Collective {
 }
 
 impl Executor {
-    /// Carries out an operation: attempts in one round after the other, until all members of a
+    /// Carries out an operation: attempts in one round after the other, until all participants of a
     /// round are ready.
     ///
     /// # Errors
@@ -72,7 +73,7 @@ impl Executor {
             match (agreement, ready.take()) {
                 (Agreement::Reached, _) => {}
                 (Agreement::Finished, Some((round, attempt))) => {
-                    self.finish(round);
+                    self.finish(Some(round));
                     // SAFETY: promised by the caller.
                     return unsafe { attempt.complete() };
                 }
@@ -111,7 +112,7 @@ impl Executor {
             self.send_ready(tag, attempt.fault.is_none(), self.peers());
             match self.gather_ready(tag, &mut attempt).await {
                 Ok(()) => {
-                    self.finish(tag.round);
+                    self.finish(Some(tag.round));
                     // SAFETY: promised by the caller.
                     return unsafe { attempt.complete() };
                 }
@@ -153,7 +154,7 @@ impl Executor {
         unsafe { self.gather(tag, FIRST, &plan.places, attempt, keep) }.await
     }
 
-    /// Waits until every member is ready.
+    /// Waits until every participant is ready.
     async fn gather_ready(&mut self, tag: Tag, attempt: &mut Attempt) -> Result<(), Interrupted> {
         let mut patience = Patience::new(self.shared.plane.timeouts.collective());
         let mut waited_for = 0;
@@ -178,13 +179,16 @@ impl Executor {
             {
                 attempt.fault = Some(refused_by(slot));
             }
-            // A member may have finished and sent its next progress already. Its readiness counts.
-            if missing == 0 && self.round == tag.round {
+            // A participant may have finished and sent its next progress already. Its readiness
+            // counts.
+            let is_early = is_planted("pg-operation-ends-before-all-are-ready");
+            if (missing == 0 || is_early) && self.round == tag.round {
                 return Ok(());
             }
-            // A member that is ready may end as soon as it has finished: its loss is no failure of
-            // this operation.
-            self.settled = peers & !missing;
+            // A participant that is ready may end as soon as it has finished: its loss does not
+            // count as a failure of this operation.
+            let counts = is_planted("pg-loss-of-a-ready-rank-is-a-failure");
+            self.settled = if counts { 0 } else { peers & !missing };
             let is_interrupted = self.is_interrupted(tag.round);
             self.settled = 0;
             if is_interrupted {
@@ -269,7 +273,7 @@ impl Executor {
         end
     }
 
-    /// Copies the offers of a part to their places.
+    /// Copies the offers of a part to their destinations.
     ///
     /// # Safety
     /// As for `perform`.
@@ -295,7 +299,7 @@ impl Executor {
                     None
                 }
                 (Some((_, Place::To(buffer))), Payload::Staged { address, .. }) => {
-                    // SAFETY: promised by the caller; the places do not overlap.
+                    // SAFETY: promised by the caller; the destinations do not overlap.
                     let read = unsafe { shared.clone().read(slot, address, *buffer, keep.clone()) };
                     Some(Box::pin(async move { (slot, read.await) }))
                 }
@@ -336,7 +340,7 @@ impl Executor {
             return Ok(());
         }
         inputs.sort_unstable_by_key(|(slot, _)| *slot);
-        if len <= INLINE_BYTES {
+        if len <= inline_bytes() {
             let result = fold_inline(self.shared.own.0, fold, &inputs, source);
             for slot in &fold.receivers {
                 let payload = Payload::Inline(result.clone());
@@ -471,12 +475,13 @@ impl Executor {
     }
 }
 
-/// Reduces one part of a tensor. `parts` has the inputs of the other members in ascending order, a
-/// part for the own input, which is number `at` among the inputs, and a part for the result.
+/// Reduces one part of a tensor. `parts` has the inputs of the other participants in ascending
+/// order, a part for the own input, which is number `at` among the inputs, and a part for the
+/// result.
 ///
 /// # Safety
-/// The parts are ranges of scratch memory of the length of `range`. The place of the result is
-/// writable.
+/// The parts are ranges of scratch memory of the length of `range`. The destination of the result
+/// is writable.
 unsafe fn fold_parts(
     fold: &Fold,
     mut parts: Vec<SliceMut<TransportSet>>,
@@ -536,7 +541,7 @@ impl Attempt {
     /// The fault of the attempt.
     ///
     /// # Safety
-    /// The places are writable.
+    /// The destinations are writable.
     unsafe fn complete(self) -> Result<()> {
         if let Some(fault) = self.fault {
             return Err(fault);
@@ -555,7 +560,7 @@ fn same_attempt(theirs: Tag, own: Tag) -> bool {
 
 fn does_not_fit(slot: u8) -> Error {
     Error::invalid(format!(
-        "cannot finish collective: the data of a slot has another length than its place. slot={slot}"
+        "cannot finish collective: the data of a slot does not have the length of its buffer. slot={slot}"
     ))
 }
 

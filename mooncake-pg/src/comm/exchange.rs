@@ -5,68 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use super::arrivals::{MAX_AHEAD, MAX_UNTAKEN};
+use super::counted::Counted;
+use super::shared::Shared;
 use super::transfer::{Source, fill};
-use super::{Counted, Shared};
 use crate::call::{Buffer, Input, bits};
-use crate::operation::{Operation, Outcome};
-use crate::staging::{Keep, Staged};
-use crate::view::MAX_RANKS;
 use crate::message::{ExchangeTag, Message, Payload};
+use crate::operation::{Operation, Outcome};
+use crate::staging::Keep;
+use crate::view::MAX_RANKS;
 
-/// Largest number of rounds of a rank that are kept until this rank begins them.
-const MAX_AHEAD: usize = 64;
-/// Largest number of messages to one rank that it has not taken. Further ones are not sent: that
-/// rank counts this one as not arrived.
-const MAX_UNTAKEN: usize = 16;
-
-#[derive(Default)]
-pub(super) struct Exchanges {
-    state: Mutex<State>,
-    /// Wakes every exchange.
-    changed: Notify,
-}
-
-#[derive(Default)]
-struct State {
-    arrived: HashMap<(u8, ExchangeTag), (u64, Payload)>,
-    /// Present round of each buffer.
-    rounds: HashMap<u64, u64>,
-    /// Messages that their receivers have not taken, with their staged bytes.
-    untaken: HashMap<(u8, u64), Option<Staged>>,
-    /// Number of failures of each slot.
-    losses: HashMap<u8, u64>,
-    is_closed: bool,
-}
-
-impl Exchanges {
-    /// Takes an acknowledgement. Returns false if it is not one of an exchange.
-    pub(super) fn take_acknowledgement(&self, slot: u8, id: u64) -> bool {
-        let taken = self.state.lock().untaken.remove(&(slot, id));
-        taken.is_some()
-    }
-
-    /// Ends the wait for a slot. What it has sent is dropped.
-    pub(super) fn lose(&self, slot: u8) {
-        {
-            let mut state = self.state.lock();
-            *state.losses.entry(slot).or_default() += 1;
-            state.arrived.retain(|(from, _), _| *from != slot);
-            state.untaken.retain(|(to, _), _| *to != slot);
-        }
-        self.changed.notify_waiters();
-    }
-
-    pub(super) fn close(&self) {
-        self.state.lock().is_closed = true;
-        self.changed.notify_waiters();
-    }
-}
-
-/// One exchange of this rank.
+/// Exchange of this rank.
 struct Exchange {
     tag: ExchangeTag,
     outputs: Vec<Option<Buffer>>,
@@ -85,7 +36,7 @@ impl Shared {
     ) -> Operation {
         self.apply_view();
         let (operation, pending) = Operation::new();
-        let (shared, counted) = (self.clone(), Counted::new(self));
+        let (shared, counted) = (self.clone(), Counted::new(&self.gauge));
         let exchange = Exchange { tag, outputs, inputs, keep };
         self.plane.runtime.spawn(async move {
             let outcome = shared.run_exchange(&exchange, timeout).await;
@@ -217,7 +168,7 @@ impl Shared {
         let place = place.filter(|place| place.len as u64 == payload.len());
         let success = match (place, payload) {
             (None, _) => {
-                tracing::warn!(slot, "data of an exchange has another length than its place");
+                tracing::warn!(slot, "data of an exchange does not have the length of its buffer");
                 false
             }
             (Some(place), Payload::Inline(bytes)) => {

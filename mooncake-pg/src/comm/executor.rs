@@ -1,20 +1,32 @@
 //! Rounds of a communicator: the task that carries out its collective operations, and agrees with
-//! the other members on who takes part.
+//! the other participants on who takes part.
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::join_all;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
-use super::{Call, Shared, not_active};
-use crate::call::bits;
-use crate::operation::{Outcome, closed};
+use super::counted::Counted;
+use super::shared::{Shared, not_active};
+use crate::call::{Collective, bits};
+use crate::operation::{Outcome, Pending, closed};
+use crate::staging::Keep;
 use crate::view::{Evidence, MAX_RANKS, Slot, View};
-use crate::message::{Envelope, Message, Progress, Round, Tag};
+use crate::message::{Message, Progress, Round, Tag};
+
+/// Collective call that waits for its turn.
+pub(super) struct Call {
+    pub(super) collective: Collective,
+    pub(super) keep: Keep,
+    pub(super) pending: Pending,
+    pub(super) _counted: Counted,
+}
 
 /// Task of a communicator.
 pub(super) struct Executor {
@@ -25,17 +37,17 @@ pub(super) struct Executor {
     /// Active slots of the view.
     active: u64,
     pub(super) round: Round,
-    /// Number of the next operation. `None` until the members have told it.
+    /// Number of the next operation. `None` until the participants have announced it.
     next: Option<u64>,
-    /// Round in which the last operation was finished.
-    finished: Round,
+    /// Round in which the last operation was finished, unless this rank was left out of it.
+    finished: Option<Round>,
     /// Slots that did not respond within the timeout, and have sent nothing since.
     dead: u64,
     /// True if the next operation needs a new round.
     is_stale: bool,
     /// True while an operation is in progress.
     is_busy: bool,
-    /// Slots whose loss is no failure of the present operation.
+    /// Slots whose loss does not count as a failure of the present operation.
     pub(super) settled: u64,
     /// Slots whose failure was seen during the present operation.
     pub(super) failed: u64,
@@ -46,9 +58,9 @@ pub(super) struct Executor {
 /// Result of an attempt to agree on a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Agreement {
-    /// Every member has entered the round.
+    /// Every participant has entered the round.
     Reached,
-    /// Another member has finished the operation in the round in which this one was ready.
+    /// Another participant has finished the operation in the round in which this one was ready.
     Finished,
     /// The others go on, or have gone on, without this rank.
     LeftOut,
@@ -58,7 +70,7 @@ pub(super) enum Agreement {
     Closed,
 }
 
-/// Reason to begin an operation anew.
+/// Reason to repeat an operation.
 #[derive(Debug)]
 pub(super) struct Interrupted;
 
@@ -91,7 +103,7 @@ impl Executor {
             active: 0,
             round: Round::default(),
             next: None,
-            finished: Round::default(),
+            finished: None,
             dead: 0,
             is_stale: false,
             is_busy: false,
@@ -130,7 +142,7 @@ impl Executor {
         tokio::select! {
             () = shared.changed.notified() => {}
             change = views.changed() => if change.is_err() {
-                // There will be no other view.
+                // Views do not change any more.
                 shared.changed.notified().await;
             },
         }
@@ -149,7 +161,8 @@ impl Executor {
         }
     }
 
-    /// Asks whether the processes of the slots respond. Those that do not are absent from now on.
+    /// Asks whether the processes of the slots respond. A slot without a response is absent from
+    /// now on.
     async fn examine(&mut self, slots: u64) {
         let membership = &self.shared.membership;
         let asked = bits(slots).map(|slot| async move { (slot, membership.is_alive(Slot(slot)).await) });
@@ -167,7 +180,7 @@ impl Executor {
         self.shared.own_bit()
     }
 
-    /// Returns the members of the present round. Without a view, this rank alone.
+    /// Returns the participants of the present round. Without a view, this rank alone.
     pub(super) fn members(&self) -> u64 {
         match self.view {
             Some(_) => self.active & !self.round.absent,
@@ -184,7 +197,7 @@ impl Executor {
         Tag { operation: self.next.unwrap_or(0), round: self.round, call }
     }
 
-    /// Takes over the view, the rounds of other members, and failures. Does not wait.
+    /// Takes over the view, the rounds of other participants, and failures. Does not wait.
     pub(super) fn reconcile(&mut self) {
         self.shared.apply_view();
         let mut is_new = self.take_view();
@@ -200,10 +213,11 @@ impl Executor {
                 else {
                     continue;
                 };
-                // The opinion of an absent member does not count, nor does that of a member in
-                // another view.
+                // The opinion of an absent participant does not count, nor does that of a
+                // participant in another view.
                 let is_absent = self.round.absent >> slot & 1 != 0;
-                if theirs.mask != self.round.mask || is_absent && theirs.number <= self.round.number {
+                let is_older = theirs.number <= self.round.number;
+                if theirs.mask != self.round.mask || is_absent && (self.is_busy || is_older) {
                     continue;
                 }
                 if theirs.number > self.round.number {
@@ -242,9 +256,10 @@ impl Executor {
         self.round = Round { mask: view.mask, number: 0, absent: 0 };
         (self.dead, self.is_stale) = (0, false);
         self.reported = [None; MAX_RANKS];
-        if self.active & self.own_bit() == 0 {
+        let rejoins = self.shared.rejoins.swap(false, Ordering::SeqCst);
+        if rejoins || self.active & self.own_bit() == 0 {
             // When this rank is active again, the others know the number.
-            self.next = None;
+            (self.next, self.finished) = (None, None);
         }
         self.view = Some(view);
         true
@@ -288,8 +303,8 @@ impl Executor {
         })
     }
 
-    /// Waits until every member has entered the present round. `ready` is the round in which this
-    /// rank has all data of the present operation.
+    /// Waits until every participant has entered the present round. `ready` is the round in which
+    /// this rank has all data of the present operation.
     pub(super) async fn agree(&mut self, ready: Option<Round>) -> Agreement {
         let mut patience = Patience::new(self.shared.plane.timeouts.collective());
         let mut waited_for = 0;
@@ -304,10 +319,12 @@ impl Executor {
             if self.active & self.own_bit() == 0 {
                 return Agreement::Inactive;
             }
-            if self.round.absent & self.own_bit() != 0 {
+            // Participants that are behind do not need this rank yet.
+            let is_absent = self.round.absent & self.own_bit() != 0;
+            if is_absent && (self.peers() == 0 || self.highest_next() >= self.next) {
                 return Agreement::LeftOut;
             }
-            let missing = match self.survey(ready) {
+            let missing = match if is_absent { Err(0) } else { self.survey(ready) } {
                 Ok(agreement) => return agreement,
                 Err(missing) => missing,
             };
@@ -319,29 +336,50 @@ impl Executor {
         }
     }
 
-    /// Compares the progress of the members.
+    /// Returns the highest number of a next operation among the other active slots.
+    fn highest_next(&self) -> Option<u64> {
+        let inbox = self.shared.inbox.lock();
+        let progress = |slot: u8| inbox.members[usize::from(slot)].progress;
+        bits(self.active & !self.own_bit()).filter_map(progress).filter_map(|theirs| theirs.next).max()
+    }
+
+    /// Compares the progress of the participants.
     ///
     /// # Errors
-    /// The members that have not entered the round yet.
+    /// The participants that have not entered the round yet.
     fn survey(&mut self, ready: Option<Round>) -> Result<Agreement, u64> {
-        let inbox = self.shared.inbox.lock();
-        let (mut missing, mut highest) = (0u64, self.next);
+        let (mut missing, mut skipped, mut highest) = (0u64, 0u64, self.next);
         let mut finished = false;
-        for slot in bits(self.peers()) {
-            let Some(theirs) = inbox.members[usize::from(slot)].progress else {
-                missing |= 1 << slot;
-                continue;
-            };
-            highest = highest.max(theirs.next);
-            if theirs.round != self.round {
-                missing |= 1 << slot;
+        {
+            let inbox = self.shared.inbox.lock();
+            for slot in bits(self.peers()) {
+                let Some(theirs) = inbox.members[usize::from(slot)].progress else {
+                    missing |= 1 << slot;
+                    continue;
+                };
+                if theirs.round != self.round {
+                    missing |= 1 << slot;
+                }
+                // A participant that was left out of the present operation waits for the next one.
+                if self.next.is_some() && theirs.next > self.next && theirs.finished.is_none() {
+                    skipped |= 1 << slot;
+                    continue;
+                }
+                highest = highest.max(theirs.next);
+                let is_forgotten = is_planted("pg-finished-rank-is-not-asked");
+                finished |= !is_forgotten
+                    && theirs.next == self.next.map(|next| next + 1)
+                    && theirs.finished.is_some_and(|round| Some(round) == ready);
             }
-            finished |= theirs.next == self.next.map(|next| next + 1) && Some(theirs.finished) == ready;
         }
-        drop(inbox);
         match (self.next, highest) {
             (Some(next), Some(highest)) if highest > next => {
                 Ok(if finished && highest == next + 1 { Agreement::Finished } else { Agreement::LeftOut })
+            }
+            _ if skipped != 0 => {
+                self.round.absent |= skipped;
+                self.announce();
+                Err(self.peers())
             }
             _ if missing != 0 => Err(missing),
             _ => {
@@ -368,7 +406,8 @@ impl Executor {
     }
 
     /// Records the end of the present operation, and drops its messages.
-    pub(super) fn finish(&mut self, round: Round) {
+    /// `round` is `None` if this rank is left out.
+    pub(super) fn finish(&mut self, round: Option<Round>) {
         if self.view.is_none() {
             return;
         }
@@ -388,8 +427,7 @@ impl Executor {
         self.failed = 0;
         self.renew_round();
         self.is_busy = true;
-        let founders = self.members();
-        let is_global = self.view.is_some();
+        let active = if self.view.is_some() { self.active } else { 0 };
         let end = match collective.is_empty() {
             true => Ok(()),
             // SAFETY: the caller of `start` promises the buffers until `keep` is dropped.
@@ -399,14 +437,14 @@ impl Executor {
         let mut outcome = Outcome { failed: self.failed, ..Outcome::default() };
         match end {
             Ok(()) => {
-                outcome.failed |= founders & !self.members();
+                outcome.failed |= active & !self.members();
                 let present = self.peers();
                 self.report(present, Evidence::Success);
             }
             Err(error) => outcome.error = Some(error),
         }
         outcome.failed &= !self.own_bit();
-        if outcome.failed != 0 && is_global && self.shared.options.syncs_after_failure {
+        if outcome.failed != 0 && self.shared.options.syncs_after_failure {
             self.sync().await;
         }
         self.shared.plane.pool.trim();
@@ -414,7 +452,7 @@ impl Executor {
         pending.finish(outcome);
     }
 
-    /// Waits for the end of the reconciliation window, and serves the other members meanwhile.
+    /// Waits for the end of the reconciliation window, and serves the other participants meanwhile.
     async fn sync(&mut self) {
         let membership = self.shared.membership.clone();
         let mut sync = membership.sync_after_failure();
@@ -441,13 +479,13 @@ impl Executor {
             Agreement::LeftOut | Agreement::Reached | Agreement::Finished => {
                 self.failed |= self.active & !self.own_bit();
                 // The others count this operation as well.
-                self.finish(Round::default());
+                self.finish(None);
                 self.is_stale = true;
                 Error::new(
                     ErrorCode::TransferFail,
                     format!(
-                        "cannot finish collective: the other ranks went on without this one. slot={}; \
-                         call join_group, or start this rank again",
+                        "cannot finish collective: the other ranks left this one out. slot={}; call \
+                         join_group, or start this rank again",
                         self.shared.own
                     ),
                 )
@@ -455,20 +493,10 @@ impl Executor {
         }
     }
 
-    /// Sends a message of the present operation to members.
+    /// Sends a message of the present operation to participants.
     pub(super) fn send_ready(&self, tag: Tag, success: bool, to: u64) {
         for slot in bits(to) {
             self.shared.send_to(slot, Message::Ready { tag, success });
-        }
-    }
-}
-
-impl Shared {
-    /// Sends an envelope without a look at the table of members, for tests of stale messages.
-    #[cfg(any(test, feature = "testkit"))]
-    pub(crate) fn send_raw(&self, slot: u8, message: Message) {
-        if let Some((endpoint, link)) = self.correspondent(slot) {
-            link.send(&Envelope { communicator: endpoint.communicator, slot: self.own.0, message });
         }
     }
 }

@@ -1,118 +1,25 @@
 //! Point-to-point operations.
 //!
-//! The sender announces a message, with its bytes or with their place in staging memory. The
+//! The sender announces a message, with its bytes or with their address in staging memory. The
 //! receiver matches announcements with receives in their order, copies or reads the bytes, and
 //! acknowledges them. Then both operations are over. The failure of a process ends all operations
 //! with it. There is no time limit for a process that responds: after each p2p timeout without
 //! progress, the membership is asked whether it does.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use mooncake_core::clock::Rng;
 use mooncake_core::{Error, ErrorCode, Result};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
+use super::counted::Counted;
+use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
+use super::shared::Shared;
 use super::transfer::{Source, fill};
-use super::{Counted, Shared};
-use crate::call::{Buffer, INLINE_BYTES, Input};
-use crate::operation::{Operation, Outcome, Pending, closed};
-use crate::staging::{Keep, Staged};
-use crate::view::{Evidence, MAX_RANKS, Slot};
+use crate::call::{Buffer, inline_bytes, Input};
 use crate::message::{Message, Payload};
-
-/// Largest number of announced messages per pair that the receiver has not taken.
-const MAX_ANNOUNCED: usize = 64;
-/// Largest number of bytes in announcements per pair that the receiver has not taken. Messages
-/// beyond are staged.
-const MAX_INLINE: usize = 1 << 20;
-
-/// Point-to-point operations of a communicator.
-pub(crate) struct PointToPoint {
-    state: Mutex<State>,
-    next: AtomicU64,
-}
-
-impl Default for PointToPoint {
-    fn default() -> Self {
-        // Numbers of an earlier process of this rank mean nothing to the others.
-        Self { state: Mutex::default(), next: AtomicU64::new(Rng::from_os().next_u64() >> 1) }
-    }
-}
-
-#[derive(Default)]
-struct State {
-    lanes: HashMap<u8, Lane>,
-    /// Receives from any slot.
-    any: VecDeque<Receive>,
-}
-
-/// Operations with one slot.
-#[derive(Default)]
-struct Lane {
-    /// Sends that are not announced yet.
-    sends: VecDeque<Send>,
-    /// True while a task announces the sends.
-    is_announcing: bool,
-    /// Wakes that task when the receiver has taken a message.
-    taken: Arc<Notify>,
-    /// Announced sends by their numbers.
-    announced: HashMap<u64, Announced>,
-    inline: usize,
-    receives: VecDeque<Receive>,
-    /// Messages that have been announced to this rank.
-    arrived: VecDeque<(u64, Payload)>,
-    /// Number of receives that read their bytes now.
-    reading: usize,
-    /// True while a task examines the process after each timeout.
-    is_watched: bool,
-    /// Counts the steps of progress.
-    steps: u64,
-    /// Counts the failures of the pair. A task of an earlier count is out of date.
-    failures: u64,
-}
-
-impl Lane {
-    fn is_idle(&self) -> bool {
-        self.sends.is_empty() && self.announced.is_empty() && self.receives.is_empty() && self.reading == 0
-    }
-}
-
-struct Send {
-    tensor: Buffer,
-    keep: Keep,
-    pending: Pending,
-    counted: Counted,
-}
-
-struct Announced {
-    /// Operation to finish. A message without bytes has finished its operation already.
-    end: Option<End>,
-    inline: usize,
-    _staged: Option<Staged>,
-}
-
-struct Receive {
-    tensor: Buffer,
-    end: End,
-}
-
-/// What is left to do when an operation is over.
-struct End {
-    keep: Keep,
-    pending: Pending,
-    _counted: Counted,
-}
-
-impl End {
-    fn finish(self, outcome: Outcome) {
-        drop(self.keep);
-        drop(self._counted);
-        self.pending.finish(outcome);
-    }
-}
+use crate::operation::{Operation, Outcome, closed};
+use crate::staging::Keep;
+use crate::view::{Evidence, MAX_RANKS, Slot};
 
 impl Shared {
     /// Returns an unused number for a message that will be acknowledged.
@@ -122,7 +29,7 @@ impl Shared {
 
     pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
         let (operation, pending) = Operation::new();
-        let send = Send { tensor, keep, pending, counted: Counted::new(self) };
+        let send = Outgoing { tensor, keep, pending, counted: Counted::new(&self.gauge) };
         let mut state = self.p2p.state.lock();
         let lane = state.lanes.entry(to.0).or_default();
         lane.sends.push_back(send);
@@ -137,7 +44,7 @@ impl Shared {
 
     pub(super) fn post_receive(self: &Arc<Self>, tensor: Buffer, from: Option<Slot>, keep: Keep) -> Operation {
         let (operation, pending) = Operation::new();
-        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(self) } };
+        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
         match from {
             Some(slot) => {
                 // A process that has ended is noticed by the connection.
@@ -174,7 +81,7 @@ impl Shared {
                 if lane.announced.len() >= MAX_ANNOUNCED {
                     (None, taken, false)
                 } else if let Some(send) = lane.sends.pop_front() {
-                    let inline = send.tensor.len <= INLINE_BYTES && lane.inline + send.tensor.len <= MAX_INLINE;
+                    let inline = send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
                     (Some(send), taken, inline)
                 } else {
                     lane.is_announcing = false;
@@ -190,9 +97,9 @@ impl Shared {
         }
     }
 
-    async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Send, inline: bool) {
-        let Send { tensor, keep, pending, counted } = send;
-        let longest = if inline { 0 } else { tensor.len.max(INLINE_BYTES + 1) };
+    async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Outgoing, inline: bool) {
+        let Outgoing { tensor, keep, pending, counted } = send;
+        let longest = if inline { 0 } else { tensor.len.max(inline_bytes() + 1) };
         let input = Input::whole(tensor);
         // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
         let source = unsafe { Source::stage(&self.plane, &input, longest) }.await;
@@ -373,7 +280,7 @@ impl Shared {
                 // Reads in progress end by themselves, with their own failures.
                 *lane = Lane { failures: failures + 1, reading, ..Lane::default() };
                 taken.notify_one();
-                ends.extend(sends.into_iter().map(|Send { keep, pending, counted, .. }| End {
+                ends.extend(sends.into_iter().map(|Outgoing { keep, pending, counted, .. }| End {
                     keep,
                     pending,
                     _counted: counted,

@@ -12,8 +12,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::Target;
 
-use super::Shared;
-use crate::call::{Buffer, INLINE_BYTES, Input};
+use super::shared::Shared;
+use crate::call::{Buffer, inline_bytes, Input};
 use crate::link::Plane;
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 use crate::message::Payload;
@@ -38,7 +38,7 @@ impl Source {
     /// # Safety
     /// The buffers of the input are readable.
     pub(super) async unsafe fn stage(plane: &Plane, input: &Input, longest: usize) -> Result<Self> {
-        if longest <= INLINE_BYTES {
+        if longest <= inline_bytes() {
             let mut bytes = Vec::with_capacity(input.len);
             for buffer in input.staged.iter().filter(|buffer| buffer.len > 0) {
                 // SAFETY: readable, as promised by the caller.
@@ -68,7 +68,7 @@ impl Source {
     /// The errors of the staging memory.
     pub(super) async fn share(&mut self, plane: &Plane, longest: usize) -> Result<()> {
         if let Source::Private(bytes) = self
-            && longest > INLINE_BYTES
+            && longest > inline_bytes()
         {
             let staged = plane.pool.lend(bytes.len()).await?;
             // SAFETY: the bytes are readable.
@@ -103,7 +103,7 @@ impl Source {
 
 /// Returns a range of staging memory as the content of a message.
 pub(super) fn payload_of(staged: &Staged, range: std::ops::Range<usize>) -> Payload {
-    if range.len() <= INLINE_BYTES {
+    if range.len() <= inline_bytes() {
         let mut bytes = Vec::with_capacity(range.len());
         assert!(range.start <= range.end && range.end <= staged.len(), "beyond staging memory");
         // SAFETY: inside of the staging memory, which only its owner writes. The bytes are copied

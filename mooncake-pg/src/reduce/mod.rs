@@ -216,8 +216,8 @@ fn to_bf16(value: f32) -> [u8; 2] {
     ((if value.is_nan() { quiet } else { rounded } >> 16) as u16).to_ne_bytes()
 }
 
-/// Converts the bits of a half-precision float. Written without a branch, so that it vectorises; the
-/// conversions of `half` choose an instruction of the processor for each element.
+/// Converts the bits of a half-precision float. Written without a branch, so that it vectorises;
+/// the conversions of `half` choose an instruction of the processor for each element.
 fn from_f16(bits: u16) -> f32 {
     let word = u32::from(bits) << 16;
     let (sign, twice) = (word & 0x8000_0000, word << 1);

@@ -30,7 +30,7 @@ fn survivors_go_on_without_a_dead_rank() {
     let (group, mut ranks) = start(4);
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     kill(&group, &mut ranks, 3);
-    // The caller expects three ranks already: the output has no place for the dead one.
+    // The caller expects three ranks already: the output is too short for a fourth one.
     let begun: Vec<_> = ranks[..3]
         .iter()
         .map(|rank| {
@@ -95,7 +95,7 @@ fn a_root_that_dies_leaves_no_result_and_no_hang() {
     }
 }
 
-/// One rank or two end at a random moment of a row of operations.
+/// Ends ranks at random moments of a row of operations.
 fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
     let (group, mut ranks) = start(count);
     let lengths: Vec<usize> =
@@ -104,8 +104,12 @@ fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
         .iter()
         .map(|rank| lengths.iter().map(|len| all_reduce(rank, values(rank.slot, *len))).collect())
         .collect();
+    let witness = (0..count).find(|at| !victims.contains(at)).unwrap();
+    let mut number = 0;
     for victim in victims {
-        std::thread::sleep(Duration::from_micros(rng.below(60_000)));
+        number += rng.below(12) as usize;
+        finish(&begun[witness][number].0);
+        std::thread::sleep(Duration::from_micros(rng.below(3_000)));
         kill(&group, &mut ranks, *victim);
     }
     let dead = victims.iter().fold(0, |dead, victim| dead | 1 << victim);
@@ -127,7 +131,11 @@ fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
         assert_eq!(sets[0] & !before, 0, "a dead rank takes part again");
         before = sets[0];
     }
-    assert_eq!(before, all & !(dead as i32), "the last operation has a dead rank");
+    let last: Vec<_> = survivors.iter().map(|at| all_reduce(&ranks[*at], values(*at, 9))).collect();
+    for (operation, memory) in &last {
+        assert!(finish(operation).error.is_none());
+        assert_eq!(contributors(memory), all & !(dead as i32));
+    }
 }
 
 #[test]
@@ -189,6 +197,47 @@ fn a_rank_that_does_not_respond_is_left_out() {
 }
 
 #[test]
+fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
+    let group = TestGroup::new(3, 3, false);
+    let ranks = Rank::founders(&group, 3, false).unwrap();
+    wait_for_views(&ranks);
+    for rank in &ranks {
+        rank.plane().timeouts().set_collective(Duration::from_millis(300));
+    }
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    group.set_dead(2);
+    ranks[2].stop(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(50));
+    // Two operations of every rank. The stopped rank is out of the first, perhaps of the second.
+    let begun: Vec<Vec<_>> = ranks
+        .iter()
+        .map(|rank| (0..2).map(|_| all_reduce(rank, values(rank.slot, 1000))).collect())
+        .collect();
+    for (operation, memory) in begun[..2].iter().flatten() {
+        assert_eq!(finish(operation).failed, 0b100);
+        assert_eq!(contributors(memory), 0b011);
+    }
+    group.set_alive(2);
+    for (operation, _) in &begun[2] {
+        assert!(finish(operation).error.is_some());
+    }
+    // The others know of the return when a later message of the rank has arrived.
+    for at in 0..2 {
+        let (received, _) = receive(&ranks[at], 2, 1);
+        succeed(&send(&ranks[2], at, vec![1]));
+        succeed(&received);
+    }
+    for turn in 0..3 {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 1000))).collect();
+        for (operation, memory) in &begun {
+            let outcome = finish(operation);
+            assert!(outcome.is_success(), "turn {turn}: {outcome:?}");
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+}
+
+#[test]
 fn a_slow_rank_is_waited_for() {
     let (_group, ranks) = start(2);
     ranks[0].plane().timeouts().set_collective(Duration::from_millis(100));
@@ -228,8 +277,8 @@ fn messages_of_an_earlier_mask_are_dropped() {
     let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
     let tag = Tag { operation: 1, round: old, call: call.digest() };
     let payload = Payload::Inline(values(5, 10).into());
-    ranks[1].comm().shared.send_raw(0, Message::Offer { tag, part: 0, payload });
-    ranks[1].comm().shared.send_raw(0, Message::Ready { tag, success: true });
+    ranks[1].comm().shared.send_to(0, Message::Offer { tag, part: 0, payload });
+    ranks[1].comm().shared.send_to(0, Message::Ready { tag, success: true });
     let operation = ranks[0].start_collective(call, &[&memory]);
     assert!(!operation.wait(Some(Duration::from_millis(200))), "a message of an earlier mask counts");
     let (other, _memory) = all_reduce(&ranks[1], values(1, 10));
@@ -276,4 +325,40 @@ fn a_rank_joins_and_a_replacement_takes_over() {
     wait_for_views(&ranks);
     check(&ranks, 0b111);
     check(&ranks, 0b111);
+}
+
+#[test]
+fn a_rank_that_was_inactive_rejoins_in_place() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    // The rank does not see the view without itself.
+    group.hold(2, true);
+    group.set(&[2], MemberState::Inactive);
+    for _ in 0..4 {
+        ranks[..2].iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    }
+    ranks[2].comm().rejoin();
+    group.set(&[2], MemberState::Active);
+    group.hold(2, false);
+    for _ in 0..3 {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 20_000))).collect();
+        for (operation, memory) in &begun {
+            succeed(operation);
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+}
+
+#[test]
+fn an_inactive_rank_is_refused() {
+    let (group, ranks) = start(2);
+    group.set(&[1], MemberState::Inactive);
+    let memory = Memory::new(vec![0; 4]);
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    // SAFETY: the guard owns the memory.
+    let refused = unsafe { ranks[1].comm().start(call, Box::new(memory)) };
+    assert!(refused.unwrap_err().to_string().contains("not active"));
+    let (alone, memory) = all_reduce(&ranks[0], values(0, 1));
+    succeed(&alone);
+    assert_eq!(contributors(&memory), 1);
 }

@@ -82,3 +82,18 @@ fn part(memory: &Arc<Memory>, from: usize, len: usize) -> Buffer {
 fn slot(number: usize) -> Slot {
     Slot(number as u8)
 }
+
+/// Sends bytes.
+fn send(rank: &Rank, to: usize, bytes: Vec<u8>) -> Operation {
+    let memory = Memory::new(bytes);
+    // SAFETY: the guard owns the memory.
+    unsafe { rank.comm().send(memory.buffer(), slot(to), Box::new(memory.clone())) }.unwrap()
+}
+
+/// Receives bytes. The result is in the memory.
+fn receive(rank: &Rank, from: usize, len: usize) -> (Operation, Arc<Memory>) {
+    let memory = Memory::new(vec![0; len]);
+    // SAFETY: the guard owns the memory.
+    let operation = unsafe { rank.comm().receive(memory.buffer(), slot(from), Box::new(memory.clone())) };
+    (operation.unwrap(), memory)
+}

@@ -3,20 +3,6 @@
 use std::time::Duration;
 
 use super::*;
-use crate::operation::Operation;
-
-fn send(rank: &Rank, to: usize, bytes: Vec<u8>) -> Operation {
-    let memory = Memory::new(bytes);
-    // SAFETY: the guard owns the memory.
-    unsafe { rank.comm().send(memory.buffer(), slot(to), Box::new(memory.clone())) }.unwrap()
-}
-
-fn receive(rank: &Rank, from: usize, len: usize) -> (Operation, Arc<Memory>) {
-    let memory = Memory::new(vec![0; len]);
-    // SAFETY: the guard owns the memory.
-    let operation = unsafe { rank.comm().receive(memory.buffer(), slot(from), Box::new(memory.clone())) };
-    (operation.unwrap(), memory)
-}
 
 #[test]
 fn messages_of_a_pair_arrive_in_order_whatever_their_length() {

@@ -70,3 +70,27 @@ fn measure_collectives() {
         }
     }
 }
+
+#[test]
+#[ignore = "measures"]
+fn measure_messages_against_staging() {
+    use std::sync::atomic::Ordering;
+    for count in [2, 4] {
+        let (_group, ranks) = start(count);
+        eprintln!("{count} ranks: bytes, microseconds of all_gather in messages, and staged");
+        for size in [1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10] {
+            let tensors: Vec<_> = (0..count).map(|_| Memory::new(vec![1; size])).collect();
+            let outputs: Vec<_> = (0..count).map(|_| Memory::new(vec![1; size * count])).collect();
+            let took = [usize::MAX, 1].map(|limit| {
+                crate::call::MEASURED_INLINE_BYTES.store(limit, Ordering::Relaxed);
+                measure(&ranks, 300, |at| {
+                    let (input, outputs_of) = (tensors[at].buffer(), flat(&outputs[at], size));
+                    let call = Collective::AllGather { input, outputs: outputs_of };
+                    (call, vec![tensors[at].clone(), outputs[at].clone()])
+                })
+            });
+            eprintln!("{size:9} {:9.1} {:9.1}", took[0], took[1]);
+        }
+    }
+    crate::call::MEASURED_INLINE_BYTES.store(32 << 10, Ordering::Relaxed);
+}
