@@ -119,9 +119,16 @@ impl Calls {
         overdue
     }
 
-    /// Removes all calls and returns them.
-    pub(super) fn take_all(&mut self) -> Vec<CallId> {
-        let mut all: Vec<CallId> = self.waiters.drain(..).map(|waiter| waiter.call).collect();
+    /// Removes all calls, except those that wait for an event that is to be kept, and returns them.
+    pub(super) fn take_all(&mut self, kept: Option<Awaited>) -> Vec<CallId> {
+        let mut all = Vec::new();
+        self.waiters.retain(|waiter| {
+            let is_kept = Some(waiter.awaited) == kept;
+            if !is_kept {
+                all.push(waiter.call);
+            }
+            is_kept
+        });
         self.requests.retain(|_, open| {
             if open.call.is_none() {
                 return true;
@@ -130,6 +137,12 @@ impl Calls {
             is_kept(&open.request)
         });
         all
+    }
+
+    /// Returns whether a call waits for anything but the event that is to be kept.
+    pub(super) fn has_others(&self, kept: Option<Awaited>) -> bool {
+        self.requests.values().any(|open| open.call.is_some())
+            || self.waiters.iter().any(|waiter| Some(waiter.awaited) != kept)
     }
 
     /// Removes one call, whose owner does not wait any more.
