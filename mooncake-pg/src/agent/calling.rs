@@ -32,7 +32,9 @@ impl AgentMachine {
             return;
         }
         let deadline = now.after(self.limits.request);
-        self.request(Request::RegisterGroup(spec), Some(call), deadline, now, effects);
+        if self.is_unavailable(now) || !self.calls.adopt(&spec, call, deadline) {
+            self.request(Request::RegisterGroup(spec), Some(call), deadline, now, effects);
+        }
     }
 
     /// Ends the registration of a group. Later calls with it are refused.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_core::clock::Moment;
 
-use crate::protocol::{ProposalOutcome, Request, RequestId};
+use crate::protocol::{GroupSpec, ProposalOutcome, Request, RequestId};
 use crate::view::{Slot, View};
 
 /// Call, as the owner of the agent numbers it.
@@ -93,6 +93,19 @@ impl Calls {
         let id = RequestId(self.last);
         self.requests.insert(id, OpenRequest { request, call, deadline });
         id
+    }
+
+    /// Gives a registration whose caller is gone to another call for the same group. Returns whether
+    /// there is one.
+    pub(super) fn adopt(&mut self, spec: &GroupSpec, call: CallId, deadline: Moment) -> bool {
+        let orphan = self.requests.values_mut().find(|open| {
+            open.call.is_none() && matches!(&open.request, Request::RegisterGroup(other) if other == spec)
+        });
+        match orphan {
+            Some(open) => (open.call, open.deadline) = (Some(call), deadline),
+            None => return false,
+        }
+        true
     }
 
     /// Returns the lowest request without a response.

@@ -317,7 +317,7 @@ async fn other_versions_and_programs_are_refused() {
         let http = exchange(&server, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n");
         let silent = exchange(&server, b"");
         hello[10] = 1;
-        let garbage = exchange(&server, &[&hello[..], &[0xff; 64]].concat());
+        let garbage = exchange(&server, &[&hello[..], &[0xff; 64][..]].concat());
         let idle = exchange(&server, &hello);
         (server, [newer, link, http, silent, garbage, idle])
     })
@@ -347,7 +347,7 @@ async fn other_versions_and_programs_are_refused() {
     };
     let error = tokio::select! {
         connected = Agent::connect(&address, GlobalRank(0), HOST, impatient) => connected.unwrap_err(),
-        () = newer => unreachable!("it serves for ever"),
+        _ = newer => unreachable!("it serves for ever"),
     };
     assert!(error.message().contains("own=1 other=7"), "{error}");
 }
