@@ -91,7 +91,7 @@ impl Default for AgentLimits {
             sync: Duration::from_secs(60),
             ready: Duration::from_secs(300),
             join: Duration::from_secs(300),
-            probe: Duration::from_secs(1),
+            probe: Duration::from_secs(3),
             links: Pace { first: Duration::from_secs(1), most: Duration::from_secs(10) },
             reconnects: Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) },
         }

@@ -32,7 +32,9 @@ impl AgentMachine {
             return;
         }
         let deadline = now.after(self.limits.request);
-        self.request(Request::RegisterGroup(spec), Some(call), deadline, now, effects);
+        if self.is_unavailable(now) || !self.calls.adopt(&spec, call, deadline) {
+            self.request(Request::RegisterGroup(spec), Some(call), deadline, now, effects);
+        }
     }
 
     /// Ends the registration of a group. Later calls with it are refused.
@@ -102,8 +104,13 @@ impl AgentMachine {
             }
         };
         if self.wait(call, Awaited::Active(key), now.after(self.limits.join), now, effects) {
+            // The coordinator withdraws the endpoint of a slot that fails.
             if let Some(group) = self.groups.get_mut(&key) {
                 group.is_joining = true;
+                if let Some(endpoint) = group.endpoint.clone() {
+                    let request = Request::PublishEndpoint { group: id, endpoint };
+                    self.request(request, None, now, now, effects);
+                }
             }
             self.request(Request::ConfirmReady(id), None, now, now, effects);
         }
@@ -167,8 +174,7 @@ impl AgentMachine {
         now: Moment,
         effects: &mut Vec<AgentEffect>,
     ) -> bool {
-        // A new agent waits for its whole limit, because its coordinator may start later.
-        let fails = self.is_unavailable(now) && (self.world.is_some() || awaited != Awaited::Session);
+        let fails = self.is_unavailable(now) && self.patient() != Some(awaited);
         if fails {
             effects.push(AgentEffect::Finished { call, outcome: Err(self.unavailable()) });
         } else {

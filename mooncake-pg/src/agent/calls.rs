@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_core::clock::Moment;
 
-use crate::protocol::{ProposalOutcome, Request, RequestId};
+use crate::protocol::{GroupSpec, ProposalOutcome, Request, RequestId};
 use crate::view::{Slot, View};
 
 /// Call, as the owner of the agent numbers it.
@@ -95,6 +95,19 @@ impl Calls {
         id
     }
 
+    /// Gives a registration whose caller is gone to another call for the same group. Returns whether
+    /// there is one.
+    pub(super) fn adopt(&mut self, spec: &GroupSpec, call: CallId, deadline: Moment) -> bool {
+        let orphan = self.requests.values_mut().find(|open| {
+            open.call.is_none() && matches!(&open.request, Request::RegisterGroup(other) if other == spec)
+        });
+        match orphan {
+            Some(open) => (open.call, open.deadline) = (Some(call), deadline),
+            None => return false,
+        }
+        true
+    }
+
     /// Returns the lowest request without a response.
     pub(super) fn unanswered(&self) -> RequestId {
         self.requests.keys().next().copied().unwrap_or(RequestId(self.last + 1))
@@ -119,9 +132,16 @@ impl Calls {
         overdue
     }
 
-    /// Removes all calls and returns them.
-    pub(super) fn take_all(&mut self) -> Vec<CallId> {
-        let mut all: Vec<CallId> = self.waiters.drain(..).map(|waiter| waiter.call).collect();
+    /// Removes all calls, except those that wait for an event that is to be kept, and returns them.
+    pub(super) fn take_all(&mut self, kept: Option<Awaited>) -> Vec<CallId> {
+        let mut all = Vec::new();
+        self.waiters.retain(|waiter| {
+            let is_kept = Some(waiter.awaited) == kept;
+            if !is_kept {
+                all.push(waiter.call);
+            }
+            is_kept
+        });
         self.requests.retain(|_, open| {
             if open.call.is_none() {
                 return true;
@@ -130,6 +150,12 @@ impl Calls {
             is_kept(&open.request)
         });
         all
+    }
+
+    /// Returns whether a call waits for anything but the event that is to be kept.
+    pub(super) fn has_others(&self, kept: Option<Awaited>) -> bool {
+        self.requests.values().any(|open| open.call.is_some())
+            || self.waiters.iter().any(|waiter| Some(waiter.awaited) != kept)
     }
 
     /// Removes one call, whose owner does not wait any more.

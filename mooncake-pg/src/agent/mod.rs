@@ -263,12 +263,19 @@ impl AgentMachine {
 
     fn fail_all(&mut self, effects: &mut Vec<AgentEffect>) {
         let error = self.unavailable();
-        for call in self.calls.take_all() {
+        for call in self.calls.take_all(self.patient()) {
             effects.push(AgentEffect::Finished { call, outcome: Err(error.clone()) });
         }
         for group in self.groups.values_mut() {
             group.is_joining = false;
         }
+    }
+
+    /// Returns the event that calls await for their whole limit: a new agent waits for its session,
+    /// because its coordinator may start later.
+    fn patient(&self) -> Option<Awaited> {
+        let is_new = self.world.is_none() && !matches!(self.control, Control::Ended(_));
+        is_new.then_some(Awaited::Session)
     }
 
     fn unavailable(&self) -> CallError {
@@ -593,7 +600,7 @@ impl AgentMachine {
             let outcome = Err(CallError::TimedOut(self.with_obstacle("no response in time")));
             effects.push(AgentEffect::Finished { call, outcome });
         }
-        if self.is_unavailable(now) && self.calls.next_deadline().is_some() {
+        if self.is_unavailable(now) && self.calls.has_others(self.patient()) {
             self.fail_all(effects);
         }
         self.peers.tick(now);
@@ -613,7 +620,7 @@ impl AgentMachine {
             Control::Ended(_) => None,
         };
         let calls = self.calls.next_deadline();
-        let outage = self.no_session_since.filter(|_| calls.is_some());
+        let outage = self.no_session_since.filter(|_| self.calls.has_others(self.patient()));
         let outage = outage.map(|since| since.after(self.limits.outage));
         [control, calls, outage, self.peers.next_deadline()].into_iter().flatten().min()
     }

@@ -263,15 +263,23 @@ impl AgentState {
         core.machine.set_limits(limits);
         let mut effects = Vec::new();
         call(&mut core.machine, now, &mut effects);
-        for effect in effects {
-            self.carry_out(&mut core, effect, now);
+        while !effects.is_empty() {
+            for effect in std::mem::take(&mut effects) {
+                self.carry_out(&mut core, effect, now, &mut effects);
+            }
         }
         if core.machine.next_deadline().is_some_and(|next| next < core.planned) {
             self.earlier.notify_one();
         }
     }
 
-    fn carry_out(self: &Arc<Self>, core: &mut AgentCore, effect: AgentEffect, now: Moment) {
+    fn carry_out(
+        self: &Arc<Self>,
+        core: &mut AgentCore,
+        effect: AgentEffect,
+        now: Moment,
+        more: &mut Vec<AgentEffect>,
+    ) {
         match effect {
             AgentEffect::Connect(connection) => {
                 let (sender, outgoing) = mpsc::channel(MAX_OUTGOING);
@@ -311,21 +319,23 @@ impl AgentState {
                 let views = core.views.entry(group).or_insert_with(|| watch::Sender::new(None));
                 views.send_replace(Some(view));
             }
-            AgentEffect::Finished { call, outcome } => self.finish(core, call, outcome),
+            AgentEffect::Finished { call, outcome } => finish(core, call, outcome, now, more),
         }
     }
+}
 
-    fn finish(self: &Arc<Self>, core: &mut AgentCore, call: CallId, outcome: Outcome) {
-        let sender = core.calls.remove(&call);
-        let unwanted = match sender {
-            Some(sender) => sender.send(outcome).err(),
-            None => Some(outcome),
-        };
-        // The caller of a registration is gone: the registration ends.
-        if let Some(Ok(CallValue::Registered { group, .. })) = unwanted {
-            let state = self.clone();
-            self.runtime.spawn(async move { state.abandon(group) });
-        }
+/// Passes an outcome to its caller. A registration whose caller is gone ends at once, so that the
+/// next one of the same group follows its end.
+fn finish(core: &mut AgentCore, call: CallId, outcome: Outcome, now: Moment, more: &mut Vec<AgentEffect>) {
+    let sender = core.calls.remove(&call);
+    let unwanted = match sender {
+        Some(sender) => sender.send(outcome).err(),
+        None => Some(outcome),
+    };
+    if let Some(Ok(CallValue::Registered { group, .. })) = unwanted {
+        core.views.remove(&group);
+        core.last_call += 1;
+        core.machine.unregister(CallId(core.last_call), group, now, more);
     }
 }
 

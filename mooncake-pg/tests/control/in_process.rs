@@ -188,13 +188,16 @@ async fn a_group_grows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_transfer_is_reconciled() {
-    let world = world(3, &settings(Duration::from_millis(300))).await;
+    let world = world(3, &settings(LONG)).await;
     let view = until(&world.groups[0], |view| active(view) == [0, 1, 2]).await;
-    // The process lives, so that the others contradict: the window runs to its end.
+    // The process lives, and the other rank contradicts: of two ranks without a link, one leaves.
     let group = &world.groups[0];
     group.report(Slot(2), view.members[2].incarnation, Evidence::Failure);
     let outcome = group.sync_after_failure().await;
-    let SyncOutcome::Reconciled(after) = &outcome else { panic!("{outcome:?}") };
+    // The report of the other rank may have closed the window before the call.
+    let (SyncOutcome::Reconciled(after) | SyncOutcome::NoPending(after)) = &outcome else {
+        panic!("{outcome:?}")
+    };
     assert_eq!(active(after), [0, 1]);
     assert_eq!(group.view().borrow().as_ref().unwrap().mask, after.mask, "the view is applied");
     let outcome = group.sync_after_failure().await;
@@ -314,7 +317,7 @@ async fn other_versions_and_programs_are_refused() {
         let http = exchange(&server, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n");
         let silent = exchange(&server, b"");
         hello[10] = 1;
-        let garbage = exchange(&server, &[&hello[..], &[0xff; 64]].concat());
+        let garbage = exchange(&server, &[&hello[..], &[0xff; 64][..]].concat());
         let idle = exchange(&server, &hello);
         (server, [newer, link, http, silent, garbage, idle])
     })
@@ -344,7 +347,7 @@ async fn other_versions_and_programs_are_refused() {
     };
     let error = tokio::select! {
         connected = Agent::connect(&address, GlobalRank(0), HOST, impatient) => connected.unwrap_err(),
-        () = newer => unreachable!("it serves for ever"),
+        _ = newer => unreachable!("it serves for ever"),
     };
     assert!(error.message().contains("own=1 other=7"), "{error}");
 }

@@ -41,12 +41,12 @@ fn settings(window: Duration) -> ControlSettings {
         proposal: seconds(20),
         ready: PATIENCE,
         join: PATIENCE,
-        probe: seconds(1),
+        probe: seconds(3),
         links: Pace { first: Duration::from_millis(200), most: seconds(1) },
         ..AgentLimits::default()
     };
     let window = SharedLimit::new(window);
-    ControlSettings { coordinator, agent, window, hello: seconds(1), ..ControlSettings::default() }
+    ControlSettings { coordinator, agent, window, ..ControlSettings::default() }
 }
 
 fn spec(name: &str, size: u8, capacity: usize, mode: AttachMode) -> GroupSpec {

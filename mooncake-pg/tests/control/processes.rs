@@ -12,7 +12,7 @@ fn four() -> (String, Vec<Worker>) {
         worker.expect("ready");
     }
     for worker in &mut workers {
-        worker.expect("view [0, 1, 2, 3]");
+        worker.expect_view("[0, 1, 2, 3]");
     }
     (coordinator, workers)
 }
@@ -23,7 +23,7 @@ fn a_killed_process_leaves_and_another_one_takes_its_slot() {
     workers.pop().unwrap().kill();
     // The window is two minutes long: it was closed early.
     for worker in &mut workers {
-        worker.expect("view [0, 1, 2]");
+        worker.expect_view("[0, 1, 2]");
     }
     let mut replacement = Worker::start(3, &coordinator, true);
     replacement.expect("ready");
@@ -32,7 +32,7 @@ fn a_killed_process_leaves_and_another_one_takes_its_slot() {
     assert_eq!(replacement.expect("done join:"), "Ok(())");
     workers.push(replacement);
     for worker in &mut workers {
-        worker.expect("view [0, 1, 2, 3]");
+        worker.expect_view("[0, 1, 2, 3]");
         worker.command("quit");
     }
     for worker in &mut workers {
@@ -51,17 +51,17 @@ fn a_stopped_process_is_not_alive_and_comes_back_in_place() {
     let outcome = workers[0].result("fail 2");
     assert!(outcome.starts_with("Reconciled") || outcome.starts_with("NoPending"), "{outcome}");
     for rank in [0, 1, 3] {
-        workers[rank].expect("view [0, 1, 3]");
+        workers[rank].expect_view("[0, 1, 3]");
     }
     workers[2].signal("-CONT");
-    workers[2].expect("view [0, 1, 3]");
+    workers[2].expect_view("[0, 1, 3]");
     assert_eq!(workers[0].result("alive 2"), "true");
     workers[2].command("join");
     let outcome = workers[3].result("activate 2");
     assert!(outcome.contains("Applied"), "{outcome}");
     assert_eq!(workers[2].expect("done join:"), "Ok(())");
     for worker in &mut workers {
-        worker.expect("view [0, 1, 2, 3]");
+        worker.expect_view("[0, 1, 2, 3]");
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct Worker {
     child: Child,
     input: ChildStdin,
     lines: mpsc::Receiver<String>,
+    /// Active slots of the last view.
+    view: String,
 }
 
 impl Worker {
@@ -46,7 +48,7 @@ impl Worker {
                 }
             }
         });
-        Self { child, input, lines }
+        Self { child, input, lines, view: String::new() }
     }
 
     pub(crate) fn command(&mut self, command: &str) {
@@ -58,12 +60,24 @@ impl Worker {
         let mut seen = Vec::new();
         loop {
             match self.lines.recv_timeout(PATIENCE) {
-                Ok(line) => match line.strip_prefix(word) {
-                    Some(rest) => return rest.trim().to_owned(),
-                    None => seen.push(line),
-                },
+                Ok(line) => {
+                    if let Some(view) = line.strip_prefix("view ") {
+                        view.clone_into(&mut self.view);
+                    }
+                    if let Some(rest) = line.strip_prefix(word) {
+                        return rest.trim().to_owned();
+                    }
+                    seen.push(line);
+                }
                 Err(_) => panic!("{word:?} does not come after {seen:?}"),
             }
+        }
+    }
+
+    /// Waits until the view has these active slots.
+    pub(crate) fn expect_view(&mut self, active: &str) {
+        while self.view != active {
+            self.expect("view ");
         }
     }
 
