@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
 use mooncake_transport::Protocol;
@@ -121,7 +122,7 @@ impl DataPlane {
             links: Mutex::default(),
             incoming: Mutex::default(),
             left: Notify::new(),
-            accepting: runtime.spawn(accept(listener, weak.clone())),
+            accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
             runtime,
         });
         Ok(Self { plane })
@@ -281,7 +282,7 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct Outbox {
-    socket: Option<Arc<TcpStream>>,
+    socket: Option<Arc<ParentOnly<TcpStream>>>,
     queue: VecDeque<Bytes>,
     queued: usize,
     /// Task that connects, writes the queue and notices the end of the connection.
@@ -378,7 +379,7 @@ impl Link {
     async fn carry(&self, from: u64) -> Result<()> {
         let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
         let connected = timeout(CONNECT_WITHIN, net::connect(&self.host, self.port)).await;
-        let mut stream = connected.map_err(|_| late())?.map_err(Error::from)?;
+        let mut stream = ParentOnly::new(connected.map_err(|_| late())?.map_err(Error::from)?);
         net::keep_connection(&stream).map_err(Error::from)?;
         let hello = Hello { from, to: self.process }.encode();
         timeout(CONNECT_WITHIN, stream.write_all(&hello)).await.map_err(|_| late())?.map_err(Error::from)?;
@@ -441,7 +442,7 @@ impl Link {
     }
 }
 
-async fn accept(listener: TcpListener, plane: Weak<Plane>) {
+async fn accept(listener: ParentOnly<TcpListener>, plane: Weak<Plane>) {
     let mut connections = Connections::new(ListenerLimits {
         name: "process-group",
         places: MAX_CONNECTIONS,
@@ -460,7 +461,8 @@ async fn accept(listener: TcpListener, plane: Weak<Plane>) {
 }
 
 /// Serves a connection of another process.
-async fn receive(mut stream: TcpStream, connection: u32, plane: Weak<Plane>, place: Place) -> Result<()> {
+async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, place: Place) -> Result<()> {
+    let mut stream = ParentOnly::new(stream);
     net::keep_connection(&stream).map_err(Error::from)?;
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello).await.map_err(Error::from)?;
