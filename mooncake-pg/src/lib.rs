@@ -8,6 +8,7 @@ pub mod call;
 pub mod comm;
 pub mod dtype;
 pub mod link;
+mod message;
 pub mod operation;
 pub mod reduce;
 #[allow(unsafe_code)]
@@ -16,6 +17,5 @@ mod staging;
 #[allow(unsafe_code)]
 pub mod testkit;
 pub mod view;
-mod message;
 
 pub use message::ExchangeTag;

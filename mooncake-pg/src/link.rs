@@ -23,8 +23,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::staging::Pool;
 use crate::message::{Endpoint, Envelope, HELLO_BYTES, Hello, Message};
+use crate::staging::Pool;
 
 /// Longest time for a new connection, and for its first bytes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -98,9 +98,8 @@ impl DataPlane {
     /// # Errors
     /// `INVALID_PARAMS` outside a runtime, or the error of the listener.
     pub fn start(engine: TransferEngine, host: &str) -> Result<Self> {
-        let runtime = Handle::try_current().map_err(|_| {
-            Error::invalid("cannot start data plane: no tokio runtime; start it inside one")
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| Error::invalid("cannot start data plane: no tokio runtime; start it inside one"))?;
         let mut rng = Rng::from_os();
         // The address of a translation is not one of this machine, and is only published.
         let wanted = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -469,7 +468,10 @@ async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, place: 
     let own = plane.upgrade().map(|plane| plane.process);
     let hello = Hello::decode(&hello).filter(|hello| Some(hello.to) == own);
     let Some(Hello { from, .. }) = hello else {
-        return Err(Error::new(ErrorCode::RpcFail, "cannot serve connection: it is meant for another process"));
+        return Err(Error::new(
+            ErrorCode::RpcFail,
+            "cannot serve connection: it is meant for another process",
+        ));
     };
     // The connection of a rank is kept, even if others wait for a connection.
     if !place.work() {

@@ -13,9 +13,9 @@ use mooncake_transport::{SliceMut, Target};
 
 use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{Source, fill, payload_of};
-use crate::call::{Buffer, Collective, Fold, inline_bytes, Place, Plan, bits};
-use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
+use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
 use crate::message::{Message, Payload, Round, Tag};
+use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 
 /// Longest part of a tensor that is reduced at a time.
 const FOLD_BYTES: usize = 256 << 10;
@@ -169,7 +169,9 @@ impl Executor {
                     let theirs = ready.iter().find(|(theirs, _)| same_attempt(*theirs, tag));
                     match theirs {
                         None => missing |= 1u64 << slot,
-                        Some((theirs, success)) if !success || theirs.call != tag.call => refused = Some(slot),
+                        Some((theirs, success)) if !success || theirs.call != tag.call => {
+                            refused = Some(slot)
+                        }
                         Some(_) => {}
                     }
                 }
@@ -210,9 +212,10 @@ impl Executor {
             let member = &mut inbox.members[usize::from(slot)];
             let other_call = |theirs: &Tag| same_attempt(*theirs, tag) && theirs.call != tag.call;
             if member.offers.iter().any(|offer| other_call(&offer.tag))
-                || member.ready.iter().any(|(theirs, success)| {
-                    other_call(theirs) || same_attempt(*theirs, tag) && !success
-                })
+                || member
+                    .ready
+                    .iter()
+                    .any(|(theirs, success)| other_call(theirs) || same_attempt(*theirs, tag) && !success)
             {
                 return Err(refused_by(slot));
             }
@@ -263,6 +266,8 @@ impl Executor {
                     if let Err(error) = result {
                         tracing::info!(slot, %error, "cannot read the data of a rank");
                         self.shared.lose_slot(slot);
+                        // This rank lacks data, and must not be ready in this round.
+                        break Err(Interrupted);
                     }
                 }
                 () = self.wait_for(from, &mut patience) => {}
@@ -492,9 +497,8 @@ unsafe fn fold_parts(
 ) {
     let (Some(result), Some(own)) = (parts.pop(), parts.pop()) else { return };
     parts.insert(at, own);
-    let pointer = |part: &SliceMut<TransportSet>| {
-        std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize)
-    };
+    let pointer =
+        |part: &SliceMut<TransportSet>| std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize);
     let (size, own) = (range.len(), pointer(&parts[at]));
     // SAFETY: scratch memory is private to this process, and these are the only ranges of it in
     // use. They do not overlap.

@@ -15,10 +15,10 @@ use tokio::time::{Sleep, sleep};
 use super::counted::Counted;
 use super::shared::{Shared, not_active};
 use crate::call::{Collective, bits};
+use crate::message::{Message, Progress, Round, Tag};
 use crate::operation::{Outcome, Pending, closed};
 use crate::staging::Keep;
 use crate::view::{Evidence, MAX_RANKS, Slot, View};
-use crate::message::{Message, Progress, Round, Tag};
 
 /// Collective call that waits for its turn.
 pub(super) struct Call {

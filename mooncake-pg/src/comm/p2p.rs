@@ -15,7 +15,7 @@ use super::counted::Counted;
 use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
 use super::shared::Shared;
 use super::transfer::{Source, fill};
-use crate::call::{Buffer, inline_bytes, Input};
+use crate::call::{Buffer, Input, inline_bytes};
 use crate::message::{Message, Payload};
 use crate::operation::{Operation, Outcome, closed};
 use crate::staging::Keep;
@@ -42,7 +42,12 @@ impl Shared {
         operation
     }
 
-    pub(super) fn post_receive(self: &Arc<Self>, tensor: Buffer, from: Option<Slot>, keep: Keep) -> Operation {
+    pub(super) fn post_receive(
+        self: &Arc<Self>,
+        tensor: Buffer,
+        from: Option<Slot>,
+        keep: Keep,
+    ) -> Operation {
         let (operation, pending) = Operation::new();
         let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
         match from {
@@ -81,7 +86,8 @@ impl Shared {
                 if lane.announced.len() >= MAX_ANNOUNCED {
                     (None, taken, false)
                 } else if let Some(send) = lane.sends.pop_front() {
-                    let inline = send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
+                    let inline =
+                        send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
                     (Some(send), taken, inline)
                 } else {
                     lane.is_announcing = false;
@@ -157,7 +163,9 @@ impl Shared {
                 let Some((id, payload)) = lane.arrived.pop_front() else { break };
                 lane.reading += 1;
                 let (shared, slot) = (self.clone(), *slot);
-                self.plane.runtime.spawn(async move { shared.read_message(slot, id, payload, receive).await });
+                self.plane
+                    .runtime
+                    .spawn(async move { shared.read_message(slot, id, payload, receive).await });
                 self.watch(slot, lane);
             }
         }

@@ -13,10 +13,10 @@ use mooncake_engine::TransportSet;
 use mooncake_transport::Target;
 
 use super::shared::Shared;
-use crate::call::{Buffer, inline_bytes, Input};
+use crate::call::{Buffer, Input, inline_bytes};
 use crate::link::Plane;
-use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 use crate::message::Payload;
+use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 
 /// Bytes that are copied before other tasks of the thread get a turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -155,7 +155,13 @@ impl Shared {
     /// # Safety
     /// `keep` keeps the buffer allocated, and nothing else touches it until the end. If the future
     /// is dropped, that is true until the last clone of `keep` is dropped.
-    pub(super) async unsafe fn read(self: Arc<Self>, slot: u8, address: u64, to: Buffer, keep: Keep) -> Result<()> {
+    pub(super) async unsafe fn read(
+        self: Arc<Self>,
+        slot: u8,
+        address: u64,
+        to: Buffer,
+        keep: Keep,
+    ) -> Result<()> {
         let deadline = self.transfer_deadline(to.len);
         let target = self.target(slot, deadline).await?;
         let engine = &self.plane.engine;

@@ -48,7 +48,8 @@ fn check_reductions(ranks: &[Rank], rng: &mut Rng) {
     let count = ranks.len();
     let dtypes = [DType::I32, DType::U8, DType::I64, DType::Bf16, DType::F32, DType::Complex128, DType::Bool];
     let dtype = dtypes[rng.below(dtypes.len() as u64) as usize];
-    let ops = if dtype == DType::Complex128 { &[ReduceOp::Sum][..] } else { &[ReduceOp::Sum, ReduceOp::Product] };
+    let ops =
+        if dtype == DType::Complex128 { &[ReduceOp::Sum][..] } else { &[ReduceOp::Sum, ReduceOp::Product] };
     let reduction = Reduction::new(dtype, ops[rng.below(ops.len() as u64) as usize]).unwrap();
     let len = size(rng) * dtype.bytes();
     let inputs: Vec<Vec<u8>> = (0..count).map(|_| random(rng, len)).collect();
@@ -76,7 +77,10 @@ fn check_reductions(ranks: &[Rank], rng: &mut Rng) {
     let (sources, outputs) = (memories(&pieces), memories(&vec![vec![0; len]; count]));
     on_all(ranks, |at| {
         let (inputs, output) = (flat(&sources[at], len), outputs[at].buffer());
-        (Collective::ReduceScatter { inputs, output, reduction }, vec![sources[at].clone(), outputs[at].clone()])
+        (
+            Collective::ReduceScatter { inputs, output, reduction },
+            vec![sources[at].clone(), outputs[at].clone()],
+        )
     });
     for (at, output) in outputs.iter().enumerate() {
         let inputs: Vec<Vec<u8>> = pieces.iter().map(|all| all[at * len..(at + 1) * len].to_vec()).collect();

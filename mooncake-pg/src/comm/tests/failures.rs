@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::view::{Evidence, MemberState};
 use crate::message::{Message, Payload, Round, Tag};
+use crate::view::{Evidence, MemberState};
 
 /// Returns the sum of the values that ranks contribute, given the ranks as bits: rank `r` has
 /// `1 << r` in each element.
