@@ -484,8 +484,8 @@ impl Executor {
                 Error::new(
                     ErrorCode::TransferFail,
                     format!(
-                        "cannot finish collective: the other ranks left this one out. slot={}; call \
-                         join_group, or start this rank again",
+                        "cannot finish collective: the other ranks left this one out. slot={}; \
+                         call join_group, or start this rank again",
                         self.shared.own
                     ),
                 )

@@ -126,7 +126,7 @@ impl Shared {
                 let inline = if staged.is_none() { len } else { 0 };
                 let end = if len == 0 { None } else { end.take() };
                 lane.inline += inline;
-                lane.announced.insert(id, Announced { end, inline, _staged: staged });
+                lane.announced.insert(id, Announced { end, inline, staged });
             } else if let Some(end) = end.take() {
                 drop(state);
                 return end.finish(failed_with(slot, "it has failed meanwhile"));
@@ -221,7 +221,8 @@ impl Shared {
             (announced, lane.taken.clone())
         };
         taken.notify_one();
-        let Announced { end, .. } = announced;
+        let Announced { end, staged, .. } = announced;
+        drop(staged);
         if let Some(end) = end {
             end.finish(match success {
                 true => Outcome::default(),

@@ -46,7 +46,10 @@ fn survivors_go_on_without_a_dead_rank() {
         assert_eq!(group.active(), 0b111, "the view changes before the operation is over");
         assert_eq!(output.bytes(), ints([1, 2, 4]));
     }
-    assert!(group.reports().contains(&(slot(0), slot(3), Evidence::Failure)));
+    // Ranks that learn of the failure from another one report nothing.
+    let failures: Vec<_> =
+        group.reports().into_iter().filter(|(.., evidence)| *evidence == Evidence::Failure).collect();
+    assert!(!failures.is_empty() && failures.iter().all(|(_, accused, _)| *accused == slot(3)));
     // Later operations have no failure.
     let begun: Vec<_> = ranks[..3].iter().map(|rank| all_reduce(rank, values(rank.slot, 30_000))).collect();
     for (operation, memory) in &begun {
