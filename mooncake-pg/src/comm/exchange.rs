@@ -69,6 +69,12 @@ impl Shared {
         let sends = exchange.outputs.iter().enumerate().take(MAX_RANKS).filter(|(slot, _)| *slot != own);
         let sends = sends.filter_map(|(slot, output)| output.map(|output| (slot as u8, output)));
         join_all(sends.map(|(slot, output)| self.send_exchange(slot, tag, output))).await;
+        for slot in bits(wanted) {
+            // A process that has ended is noticed by the connection.
+            if let Some((_, link)) = self.correspondent(slot) {
+                link.open();
+            }
+        }
         let deadline = async {
             match timeout {
                 Some(timeout) => sleep(timeout).await,

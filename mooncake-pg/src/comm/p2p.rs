@@ -282,6 +282,7 @@ impl Shared {
     }
 
     fn fail_pair_with(self: &Arc<Self>, slot: u8, reason: &'static str, mut ends: Vec<End>) {
+        let mut retired = Vec::new();
         {
             let mut state = self.p2p.state.lock();
             if let Some(lane) = state.lanes.get_mut(&slot) {
@@ -294,10 +295,14 @@ impl Shared {
                     pending,
                     _counted: counted,
                 }));
-                ends.extend(announced.into_values().filter_map(|announced| announced.end));
+                for Announced { end, staged, .. } in announced.into_values() {
+                    ends.extend(end);
+                    retired.extend(staged);
+                }
                 ends.extend(receives.into_iter().map(|receive| receive.end));
             }
         }
+        self.retire(retired);
         if ends.is_empty() {
             return;
         }

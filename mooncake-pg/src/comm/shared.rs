@@ -260,7 +260,8 @@ impl Shared {
             }
         }
         for slot in crate::call::bits(slots) {
-            self.exchanges.lose(slot);
+            let staged = self.exchanges.lose(slot);
+            self.retire(staged);
             self.fail_pair(
                 slot,
                 if left { "it has closed its communicator" } else { "its connection has ended" },

@@ -141,9 +141,23 @@ impl Shared {
 
     /// Returns the latest end of a transfer that begins now.
     pub(super) fn transfer_deadline(&self, len: usize) -> Moment {
+        self.plane.engine.clock().now().after(self.transfer_timeout(len))
+    }
+
+    fn transfer_timeout(&self, len: usize) -> Duration {
         // At least 100 MB/s.
-        let patience = self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64);
-        self.plane.engine.clock().now().after(patience)
+        self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64)
+    }
+
+    /// Keeps staged bytes while a rank that has lost its connection may still read them. That rank
+    /// would take other bytes for its message.
+    pub(super) fn retire(&self, staged: Vec<Staged>) {
+        let Some(longest) = staged.iter().map(Staged::len).max() else { return };
+        let patience = 2 * self.transfer_timeout(longest);
+        self.plane.runtime.spawn(async move {
+            tokio::time::sleep(patience).await;
+            drop(staged);
+        });
     }
 
     /// Reads staged bytes of a slot into memory of the caller. Nothing touches the memory after the
