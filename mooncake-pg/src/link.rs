@@ -504,3 +504,54 @@ async fn read_messages(stream: &mut TcpStream, from: u64, plane: &Weak<Plane>) -
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut;
+
+    use super::*;
+
+    async fn plane() -> DataPlane {
+        let engine = TransferEngine::builder().name("127.0.0.1").protocol("tcp").start().await.unwrap();
+        DataPlane::start(engine, "127.0.0.1").unwrap()
+    }
+
+    /// Connects to a data plane with these first bytes, and returns the first bytes of its response.
+    async fn respond(plane: &DataPlane, first: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", plane.plane.port)).await.unwrap();
+        stream.write_all(first).await.unwrap();
+        let mut response = vec![0; 4];
+        match timeout(Duration::from_secs(60), stream.read(&mut response)).await.unwrap() {
+            Ok(read) => response.truncate(read),
+            // Unread bytes make the close a reset.
+            Err(_) => response.clear(),
+        }
+        response
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn strangers_and_malformed_messages_are_closed() {
+        let plane = plane().await;
+        let process = plane.plane.process;
+        let hello = Hello { from: 1, to: process }.encode();
+        let mut malformed = hello.to_vec();
+        malformed.put_u32_le(6);
+        malformed.extend([0, 0, 0, 0, 0, 99]);
+        let mut too_long = hello.to_vec();
+        too_long.put_u32_le(u32::MAX);
+        let other = Hello { from: 1, to: process.wrapping_add(1) }.encode();
+        for first in [&[b'x'; HELLO_BYTES][..], &other, &malformed, &too_long] {
+            assert!(respond(&plane, first).await.is_empty());
+        }
+        // A connection without a first message is closed after a while.
+        assert!(respond(&plane, &hello[..3]).await.is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_message_for_an_unknown_communicator_is_refused() {
+        let plane = plane().await;
+        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
+        first.extend(Envelope { communicator: 999, slot: 0, message: Message::Bye }.encode());
+        assert_eq!(respond(&plane, &first).await, 999u32.to_le_bytes());
+    }
+}
