@@ -40,8 +40,8 @@ impl Exchanges {
         taken.is_some()
     }
 
-    /// Ends the wait for a slot, and drops the data that the slot has sent. Returns the staged bytes
-    /// for the slot.
+    /// Ends the wait for a slot, and drops the data that the slot has sent. Returns the staged
+    /// bytes for the slot.
     pub(super) fn lose(&self, slot: u8) -> Vec<Staged> {
         let mut staged = Vec::new();
         {
