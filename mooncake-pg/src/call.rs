@@ -64,9 +64,8 @@ impl Buffers {
                 piece
             })
             .collect();
-        let too_short = || {
-            Error::invalid(format!("cannot split buffer: the pieces are longer. len={}", whole.len))
-        };
+        let too_short =
+            || Error::invalid(format!("cannot split buffer: the pieces are longer. len={}", whole.len));
         pieces.map(Buffers::List).ok_or_else(too_short)
     }
 
@@ -161,9 +160,9 @@ impl Collective {
         let mut add = |kind: u8, len: usize, reduction: Option<&Reduction>, root: Option<&Slot>| {
             hash.write_u8(kind);
             hash.write_usize(len);
-            hash.write_u16(reduction.map_or(u16::MAX, |r| {
-                u16::from_le_bytes([r.dtype().code(), r.op() as u8])
-            }));
+            hash.write_u16(
+                reduction.map_or(u16::MAX, |r| u16::from_le_bytes([r.dtype().code(), r.op() as u8])),
+            );
             hash.write_u8(root.map_or(u8::MAX, |root| root.0));
         };
         match self {
@@ -186,7 +185,10 @@ impl Collective {
     /// `INVALID_PARAMS` for a root without the memory that a root needs, or for cut elements.
     pub(crate) fn check(&self, own: Slot, capacity: usize) -> Result<()> {
         let fault = match self {
-            Self::Reduce { root, .. } | Self::Broadcast { root, .. } | Self::Gather { root, .. } | Self::Scatter { root, .. }
+            Self::Reduce { root, .. }
+            | Self::Broadcast { root, .. }
+            | Self::Gather { root, .. }
+            | Self::Scatter { root, .. }
                 if usize::from(root.0) >= capacity =>
             {
                 Some("the root is not a slot of the group")
@@ -336,9 +338,7 @@ impl Collective {
         let is_present = |slot: &Slot| members >> slot.0 & 1 != 0;
         match self {
             Self::Barrier => Plan::default(),
-            Self::AllReduce { tensor, reduction } => {
-                reduce(*tensor, *reduction, own, members, &others, None)
-            }
+            Self::AllReduce { tensor, reduction } => reduce(*tensor, *reduction, own, members, &others, None),
             Self::Reduce { tensor, reduction, root } => {
                 reduce(*tensor, *reduction, own, members, &others, Some(root.0))
             }
@@ -488,7 +488,7 @@ mod tests {
             for slot in bits(members) {
                 let block = block(len, element, slot, members);
                 prop_assert_eq!(block.start, next);
-                prop_assert!(block.start % element == 0 && block.end % element == 0);
+                prop_assert!(block.start.is_multiple_of(element) && block.end.is_multiple_of(element));
                 next = block.end;
             }
             prop_assert_eq!(next, len);

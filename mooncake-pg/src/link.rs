@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
 use mooncake_transport::Protocol;
@@ -22,8 +23,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::staging::Pool;
 use crate::message::{Endpoint, Envelope, HELLO_BYTES, Hello, Message};
+use crate::staging::Pool;
 
 /// Longest time for a new connection, and for its first bytes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -97,9 +98,8 @@ impl DataPlane {
     /// # Errors
     /// `INVALID_PARAMS` outside a runtime, or the error of the listener.
     pub fn start(engine: TransferEngine, host: &str) -> Result<Self> {
-        let runtime = Handle::try_current().map_err(|_| {
-            Error::invalid("cannot start data plane: no tokio runtime; start it inside one")
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| Error::invalid("cannot start data plane: no tokio runtime; start it inside one"))?;
         let mut rng = Rng::from_os();
         // The address of a translation is not one of this machine, and is only published.
         let wanted = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -121,7 +121,7 @@ impl DataPlane {
             links: Mutex::default(),
             incoming: Mutex::default(),
             left: Notify::new(),
-            accepting: runtime.spawn(accept(listener, weak.clone())),
+            accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
             runtime,
         });
         Ok(Self { plane })
@@ -281,7 +281,7 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct Outbox {
-    socket: Option<Arc<TcpStream>>,
+    socket: Option<Arc<ParentOnly<TcpStream>>>,
     queue: VecDeque<Bytes>,
     queued: usize,
     /// Task that connects, writes the queue and notices the end of the connection.
@@ -378,7 +378,7 @@ impl Link {
     async fn carry(&self, from: u64) -> Result<()> {
         let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
         let connected = timeout(CONNECT_WITHIN, net::connect(&self.host, self.port)).await;
-        let mut stream = connected.map_err(|_| late())?.map_err(Error::from)?;
+        let mut stream = ParentOnly::new(connected.map_err(|_| late())?.map_err(Error::from)?);
         net::keep_connection(&stream).map_err(Error::from)?;
         let hello = Hello { from, to: self.process }.encode();
         timeout(CONNECT_WITHIN, stream.write_all(&hello)).await.map_err(|_| late())?.map_err(Error::from)?;
@@ -441,7 +441,7 @@ impl Link {
     }
 }
 
-async fn accept(listener: TcpListener, plane: Weak<Plane>) {
+async fn accept(listener: ParentOnly<TcpListener>, plane: Weak<Plane>) {
     let mut connections = Connections::new(ListenerLimits {
         name: "process-group",
         places: MAX_CONNECTIONS,
@@ -460,14 +460,18 @@ async fn accept(listener: TcpListener, plane: Weak<Plane>) {
 }
 
 /// Serves a connection of another process.
-async fn receive(mut stream: TcpStream, connection: u32, plane: Weak<Plane>, place: Place) -> Result<()> {
+async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, place: Place) -> Result<()> {
+    let mut stream = ParentOnly::new(stream);
     net::keep_connection(&stream).map_err(Error::from)?;
     let mut hello = [0; HELLO_BYTES];
     stream.read_exact(&mut hello).await.map_err(Error::from)?;
     let own = plane.upgrade().map(|plane| plane.process);
     let hello = Hello::decode(&hello).filter(|hello| Some(hello.to) == own);
     let Some(Hello { from, .. }) = hello else {
-        return Err(Error::new(ErrorCode::RpcFail, "cannot serve connection: it is meant for another process"));
+        return Err(Error::new(
+            ErrorCode::RpcFail,
+            "cannot serve connection: it is meant for another process",
+        ));
     };
     // The connection of a rank is kept, even if others wait for a connection.
     if !place.work() {
@@ -498,5 +502,56 @@ async fn read_messages(stream: &mut TcpStream, from: u64, plane: &Weak<Plane>) -
                 let _ = stream.try_write(&communicator.to_le_bytes());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut;
+
+    use super::*;
+
+    async fn plane() -> DataPlane {
+        let engine = TransferEngine::builder().name("127.0.0.1").protocol("tcp").start().await.unwrap();
+        DataPlane::start(engine, "127.0.0.1").unwrap()
+    }
+
+    /// Connects to a data plane with these first bytes, and returns the first bytes of its response.
+    async fn respond(plane: &DataPlane, first: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", plane.plane.port)).await.unwrap();
+        stream.write_all(first).await.unwrap();
+        let mut response = vec![0; 4];
+        match timeout(Duration::from_secs(60), stream.read(&mut response)).await.unwrap() {
+            Ok(read) => response.truncate(read),
+            // Unread bytes make the close a reset.
+            Err(_) => response.clear(),
+        }
+        response
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn strangers_and_malformed_messages_are_closed() {
+        let plane = plane().await;
+        let process = plane.plane.process;
+        let hello = Hello { from: 1, to: process }.encode();
+        let mut malformed = hello.to_vec();
+        malformed.put_u32_le(6);
+        malformed.extend([0, 0, 0, 0, 0, 99]);
+        let mut too_long = hello.to_vec();
+        too_long.put_u32_le(u32::MAX);
+        let other = Hello { from: 1, to: process.wrapping_add(1) }.encode();
+        for first in [&[b'x'; HELLO_BYTES][..], &other, &malformed, &too_long] {
+            assert!(respond(&plane, first).await.is_empty());
+        }
+        // A connection without a first message is closed after a while.
+        assert!(respond(&plane, &hello[..3]).await.is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_message_for_an_unknown_communicator_is_refused() {
+        let plane = plane().await;
+        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
+        first.extend(Envelope { communicator: 999, slot: 0, message: Message::Bye }.encode());
+        assert_eq!(respond(&plane, &first).await, 999u32.to_le_bytes());
     }
 }

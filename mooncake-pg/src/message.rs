@@ -263,9 +263,9 @@ impl Envelope {
     /// Encodes the frame, its length included.
     pub(crate) fn encode(&self) -> Bytes {
         let inline = match &self.message {
-            Message::Offer { payload, .. } | Message::Send { payload, .. } | Message::Exchange { payload, .. } => {
-                payload.len().min(MAX_FRAME as u64) as usize
-            }
+            Message::Offer { payload, .. }
+            | Message::Send { payload, .. }
+            | Message::Exchange { payload, .. } => payload.len().min(MAX_FRAME as u64) as usize,
             _ => 0,
         };
         let mut out = BytesMut::with_capacity(96 + inline);
@@ -400,7 +400,11 @@ mod tests {
     }
 
     fn tag() -> impl Strategy<Value = Tag> {
-        (any::<u64>(), round(), any::<u64>()).prop_map(|(operation, round, call)| Tag { operation, round, call })
+        (any::<u64>(), round(), any::<u64>()).prop_map(|(operation, round, call)| Tag {
+            operation,
+            round,
+            call,
+        })
     }
 
     fn payload() -> impl Strategy<Value = Payload> {
@@ -411,19 +415,25 @@ mod tests {
     }
 
     fn message() -> impl Strategy<Value = Message> {
-        let exchange = any::<(u64, u64, u8)>()
-            .prop_map(|(buffer, round, phase)| ExchangeTag { buffer, round, phase });
+        let exchange =
+            any::<(u64, u64, u8)>().prop_map(|(buffer, round, phase)| ExchangeTag { buffer, round, phase });
         prop_oneof![
             (round(), prop::option::of(0..u64::MAX), prop::option::of(round()))
                 .prop_map(|(round, next, finished)| Message::Progress(Progress { round, next, finished })),
-            (tag(), any::<u8>(), payload())
-                .prop_map(|(tag, part, payload)| Message::Offer { tag, part, payload }),
+            (tag(), any::<u8>(), payload()).prop_map(|(tag, part, payload)| Message::Offer {
+                tag,
+                part,
+                payload
+            }),
             (tag(), any::<bool>()).prop_map(|(tag, success)| Message::Ready { tag, success }),
             Just(Message::Bye),
             (any::<u64>(), payload()).prop_map(|(id, payload)| Message::Send { id, payload }),
             any::<(u64, bool)>().prop_map(|(id, success)| Message::Taken { id, success }),
-            (any::<u64>(), exchange, payload())
-                .prop_map(|(id, tag, payload)| Message::Exchange { id, tag, payload }),
+            (any::<u64>(), exchange, payload()).prop_map(|(id, tag, payload)| Message::Exchange {
+                id,
+                tag,
+                payload
+            }),
         ]
     }
 

@@ -34,7 +34,12 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn new(engine: TransferEngine) -> Self {
-        Self { engine, arenas: Mutex::default(), growing: tokio::sync::Mutex::default(), scratch: Arc::default() }
+        Self {
+            engine,
+            arenas: Mutex::default(),
+            growing: tokio::sync::Mutex::default(),
+            scratch: Arc::default(),
+        }
     }
 
     /// Lends staging memory. It is free again when the result and every transfer of it is dropped.

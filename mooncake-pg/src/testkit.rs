@@ -18,7 +18,9 @@ use crate::call::{Buffer, Collective};
 use crate::comm::{Communicator, CommunicatorOptions};
 use crate::link::DataPlane;
 use crate::operation::Operation;
-use crate::view::{Evidence, GlobalRank, Member, MemberState, Membership, RankState, Slot, SyncOutcome, View};
+use crate::view::{
+    Evidence, GlobalRank, Member, MemberState, Membership, RankState, Slot, SyncOutcome, View,
+};
 
 /// Membership of a group that a test drives.
 #[derive(Clone)]
@@ -54,8 +56,16 @@ impl TestGroup {
         let view =
             View { epoch: 1, mask: 1, generation: 1, capacity, members: (0..capacity).map(member).collect() };
         let views = (0..capacity).map(|_| watch::channel(None).0).collect();
-        let state =
-            GroupState { view, founders, views, held: 0, dead: 0, deactivates, reports: Vec::new(), syncs: 0 };
+        let state = GroupState {
+            view,
+            founders,
+            views,
+            held: 0,
+            dead: 0,
+            deactivates,
+            reports: Vec::new(),
+            syncs: 0,
+        };
         Self { inner: Arc::new(Mutex::new(state)), capacity }
     }
 

@@ -13,9 +13,9 @@ use mooncake_transport::{SliceMut, Target};
 
 use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{Source, fill, payload_of};
-use crate::call::{Buffer, Collective, Fold, inline_bytes, Place, Plan, bits};
-use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
+use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
 use crate::message::{Message, Payload, Round, Tag};
+use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 
 /// Longest part of a tensor that is reduced at a time.
 const FOLD_BYTES: usize = 256 << 10;
@@ -63,23 +63,52 @@ impl Executor {
     /// # Safety
     /// `keep` keeps the buffers of the call allocated, and nothing else uses them.
     pub(super) async unsafe fn perform(&mut self, call: &Collective, keep: &Keep) -> Result<()> {
+        let mut source = None;
+        // SAFETY: passed on.
+        let end = unsafe { self.repeat(call, &mut source, keep) }.await;
+        if let Some(Source::Shared(staged)) = source
+            && self.failed | self.round.absent != 0
+        {
+            // A rank that has lost its connection may still read.
+            self.shared.retire(vec![staged]);
+        }
+        end
+    }
+
+    /// Makes attempts until one of them counts. The first one fills `source`.
+    ///
+    /// # Errors
+    /// As `perform`.
+    ///
+    /// # Safety
+    /// As for `perform`.
+    async unsafe fn repeat(
+        &mut self,
+        call: &Collective,
+        source: &mut Option<Source>,
+        keep: &Keep,
+    ) -> Result<()> {
         let own = self.shared.own.0;
         let digest = call.digest();
-        let input = call.input(own, self.members() | 1 << own);
-        let mut source: Option<Source> = None;
+        // Slots may become active before the operation begins.
+        let input = call.input(own, u64::MAX);
         let mut ready: Option<(Round, Attempt)> = None;
         loop {
             let agreement = self.agree(ready.as_ref().map(|(round, _)| *round)).await;
             match (agreement, ready.take()) {
-                (Agreement::Reached, _) => {}
+                (Agreement::Reached, Some((_, mut attempt))) => self.give_up(&mut attempt),
+                (Agreement::Reached, None) => {}
                 (Agreement::Finished, Some((round, attempt))) => {
                     self.finish(Some(round));
                     // SAFETY: promised by the caller.
                     return unsafe { attempt.complete() };
                 }
-                (other, _) => {
+                (other, attempt) => {
                     let error = self.error_of(other);
-                    if let (Some(tensor), Some(source)) = (call.in_place(), &source) {
+                    if let Some((_, mut attempt)) = attempt {
+                        self.give_up(&mut attempt);
+                    }
+                    if let (Some(tensor), Some(source)) = (call.in_place(), &*source) {
                         // SAFETY: the source is a copy of the whole tensor.
                         unsafe { source.copy_to(0..tensor.len, tensor.as_ptr()) };
                     }
@@ -107,6 +136,7 @@ impl Executor {
                 }
             };
             if end.is_err() {
+                self.give_up(&mut attempt);
                 continue;
             }
             self.send_ready(tag, attempt.fault.is_none(), self.peers());
@@ -119,6 +149,11 @@ impl Executor {
                 Err(Interrupted) => ready = Some((tag.round, attempt)),
             }
         }
+    }
+
+    /// Ends an attempt that does not count.
+    fn give_up(&self, attempt: &mut Attempt) {
+        self.shared.retire(attempt.reduced.take().into_iter().collect());
     }
 
     /// Moves the data of an operation in one round.
@@ -169,7 +204,9 @@ impl Executor {
                     let theirs = ready.iter().find(|(theirs, _)| same_attempt(*theirs, tag));
                     match theirs {
                         None => missing |= 1u64 << slot,
-                        Some((theirs, success)) if !success || theirs.call != tag.call => refused = Some(slot),
+                        Some((theirs, success)) if !success || theirs.call != tag.call => {
+                            refused = Some(slot)
+                        }
                         Some(_) => {}
                     }
                 }
@@ -210,9 +247,10 @@ impl Executor {
             let member = &mut inbox.members[usize::from(slot)];
             let other_call = |theirs: &Tag| same_attempt(*theirs, tag) && theirs.call != tag.call;
             if member.offers.iter().any(|offer| other_call(&offer.tag))
-                || member.ready.iter().any(|(theirs, success)| {
-                    other_call(theirs) || same_attempt(*theirs, tag) && !success
-                })
+                || member
+                    .ready
+                    .iter()
+                    .any(|(theirs, success)| other_call(theirs) || same_attempt(*theirs, tag) && !success)
             {
                 return Err(refused_by(slot));
             }
@@ -263,6 +301,8 @@ impl Executor {
                     if let Err(error) = result {
                         tracing::info!(slot, %error, "cannot read the data of a rank");
                         self.shared.lose_slot(slot);
+                        // This rank lacks data, and must not be ready in this round.
+                        break Err(Interrupted);
                     }
                 }
                 () = self.wait_for(from, &mut patience) => {}
@@ -492,9 +532,8 @@ unsafe fn fold_parts(
 ) {
     let (Some(result), Some(own)) = (parts.pop(), parts.pop()) else { return };
     parts.insert(at, own);
-    let pointer = |part: &SliceMut<TransportSet>| {
-        std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize)
-    };
+    let pointer =
+        |part: &SliceMut<TransportSet>| std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize);
     let (size, own) = (range.len(), pointer(&parts[at]));
     // SAFETY: scratch memory is private to this process, and these are the only ranges of it in
     // use. They do not overlap.

@@ -56,7 +56,8 @@ impl Shared {
             }
         }
         let mut outcome = Outcome::default();
-        let pair = (exchange.outputs.get(own).copied().flatten(), exchange.inputs.get(own).copied().flatten());
+        let pair =
+            (exchange.outputs.get(own).copied().flatten(), exchange.inputs.get(own).copied().flatten());
         if let (Some(output), Some(input)) = pair
             && output.len == input.len
         {
@@ -68,6 +69,12 @@ impl Shared {
         let sends = exchange.outputs.iter().enumerate().take(MAX_RANKS).filter(|(slot, _)| *slot != own);
         let sends = sends.filter_map(|(slot, output)| output.map(|output| (slot as u8, output)));
         join_all(sends.map(|(slot, output)| self.send_exchange(slot, tag, output))).await;
+        for slot in bits(wanted) {
+            // A process that has ended is noticed by the connection.
+            if let Some((_, link)) = self.correspondent(slot) {
+                link.open();
+            }
+        }
         let deadline = async {
             match timeout {
                 Some(timeout) => sleep(timeout).await,
@@ -129,14 +136,22 @@ impl Shared {
 
     /// Takes the messages of the exchange that have arrived from the slots, and returns the slots
     /// that have failed.
-    fn arrivals(&self, tag: ExchangeTag, wanted: u64, losses: &HashMap<u8, u64>) -> (Vec<(u8, u64, Payload)>, u64) {
+    fn arrivals(
+        &self,
+        tag: ExchangeTag,
+        wanted: u64,
+        losses: &HashMap<u8, u64>,
+    ) -> (Vec<(u8, u64, Payload)>, u64) {
         let mut state = self.exchanges.state.lock();
         let mut arrived = Vec::new();
         let mut lost = 0;
         for slot in bits(wanted) {
             if let Some((id, payload)) = state.arrived.remove(&(slot, tag)) {
                 arrived.push((slot, id, payload));
-            } else if state.is_closed || state.losses.get(&slot) != losses.get(&slot) || self.correspondent(slot).is_none() {
+            } else if state.is_closed
+                || state.losses.get(&slot) != losses.get(&slot)
+                || self.correspondent(slot).is_none()
+            {
                 lost |= 1 << slot;
             }
         }
@@ -163,7 +178,13 @@ impl Shared {
         self.send_to(slot, Message::Exchange { id, tag, payload });
     }
 
-    async fn read_exchange(self: &Arc<Self>, exchange: &Exchange, slot: u8, id: u64, payload: Payload) -> bool {
+    async fn read_exchange(
+        self: &Arc<Self>,
+        exchange: &Exchange,
+        slot: u8,
+        id: u64,
+        payload: Payload,
+    ) -> bool {
         let place = exchange.inputs.get(usize::from(slot)).copied().flatten();
         let place = place.filter(|place| place.len as u64 == payload.len());
         let success = match (place, payload) {

@@ -15,10 +15,10 @@ use tokio::time::{Sleep, sleep};
 use super::counted::Counted;
 use super::shared::{Shared, not_active};
 use crate::call::{Collective, bits};
+use crate::message::{Message, Progress, Round, Tag};
 use crate::operation::{Outcome, Pending, closed};
 use crate::staging::Keep;
 use crate::view::{Evidence, MAX_RANKS, Slot, View};
-use crate::message::{Message, Progress, Round, Tag};
 
 /// Collective call that waits for its turn.
 pub(super) struct Call {
@@ -484,8 +484,8 @@ impl Executor {
                 Error::new(
                     ErrorCode::TransferFail,
                     format!(
-                        "cannot finish collective: the other ranks left this one out. slot={}; call \
-                         join_group, or start this rank again",
+                        "cannot finish collective: the other ranks left this one out. slot={}; \
+                         call join_group, or start this rank again",
                         self.shared.own
                     ),
                 )

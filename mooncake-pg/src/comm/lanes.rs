@@ -82,7 +82,7 @@ pub(super) struct Announced {
     /// Operation to finish. A message without bytes has finished its operation already.
     pub(super) end: Option<End>,
     pub(super) inline: usize,
-    pub(super) _staged: Option<Staged>,
+    pub(super) staged: Option<Staged>,
 }
 
 pub(super) struct Receive {

@@ -15,7 +15,7 @@ use super::counted::Counted;
 use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
 use super::shared::Shared;
 use super::transfer::{Source, fill};
-use crate::call::{Buffer, inline_bytes, Input};
+use crate::call::{Buffer, Input, inline_bytes};
 use crate::message::{Message, Payload};
 use crate::operation::{Operation, Outcome, closed};
 use crate::staging::Keep;
@@ -42,7 +42,12 @@ impl Shared {
         operation
     }
 
-    pub(super) fn post_receive(self: &Arc<Self>, tensor: Buffer, from: Option<Slot>, keep: Keep) -> Operation {
+    pub(super) fn post_receive(
+        self: &Arc<Self>,
+        tensor: Buffer,
+        from: Option<Slot>,
+        keep: Keep,
+    ) -> Operation {
         let (operation, pending) = Operation::new();
         let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
         match from {
@@ -81,7 +86,8 @@ impl Shared {
                 if lane.announced.len() >= MAX_ANNOUNCED {
                     (None, taken, false)
                 } else if let Some(send) = lane.sends.pop_front() {
-                    let inline = send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
+                    let inline =
+                        send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
                     (Some(send), taken, inline)
                 } else {
                     lane.is_announcing = false;
@@ -120,7 +126,7 @@ impl Shared {
                 let inline = if staged.is_none() { len } else { 0 };
                 let end = if len == 0 { None } else { end.take() };
                 lane.inline += inline;
-                lane.announced.insert(id, Announced { end, inline, _staged: staged });
+                lane.announced.insert(id, Announced { end, inline, staged });
             } else if let Some(end) = end.take() {
                 drop(state);
                 return end.finish(failed_with(slot, "it has failed meanwhile"));
@@ -157,7 +163,9 @@ impl Shared {
                 let Some((id, payload)) = lane.arrived.pop_front() else { break };
                 lane.reading += 1;
                 let (shared, slot) = (self.clone(), *slot);
-                self.plane.runtime.spawn(async move { shared.read_message(slot, id, payload, receive).await });
+                self.plane
+                    .runtime
+                    .spawn(async move { shared.read_message(slot, id, payload, receive).await });
                 self.watch(slot, lane);
             }
         }
@@ -213,7 +221,8 @@ impl Shared {
             (announced, lane.taken.clone())
         };
         taken.notify_one();
-        let Announced { end, .. } = announced;
+        let Announced { end, staged, .. } = announced;
+        drop(staged);
         if let Some(end) = end {
             end.finish(match success {
                 true => Outcome::default(),
@@ -273,6 +282,7 @@ impl Shared {
     }
 
     fn fail_pair_with(self: &Arc<Self>, slot: u8, reason: &'static str, mut ends: Vec<End>) {
+        let mut retired = Vec::new();
         {
             let mut state = self.p2p.state.lock();
             if let Some(lane) = state.lanes.get_mut(&slot) {
@@ -285,10 +295,14 @@ impl Shared {
                     pending,
                     _counted: counted,
                 }));
-                ends.extend(announced.into_values().filter_map(|announced| announced.end));
+                for Announced { end, staged, .. } in announced.into_values() {
+                    ends.extend(end);
+                    retired.extend(staged);
+                }
                 ends.extend(receives.into_iter().map(|receive| receive.end));
             }
         }
+        self.retire(retired);
         if ends.is_empty() {
             return;
         }

@@ -159,7 +159,8 @@ impl Shared {
             return Err(Error::invalid("cannot start operation: the partner is this rank"));
         }
         self.apply_view();
-        let is_known = self.inbox.lock().members.get(usize::from(slot.0)).is_some_and(|m| m.present.is_some());
+        let is_known =
+            self.inbox.lock().members.get(usize::from(slot.0)).is_some_and(|m| m.present.is_some());
         if is_known {
             Ok(())
         } else {
@@ -178,7 +179,10 @@ impl Shared {
     /// Returns the link and the engine of the present process of a slot.
     pub(super) fn correspondent(&self, slot: u8) -> Option<(Endpoint, Arc<Link>)> {
         let inbox = self.inbox.lock();
-        inbox.members[usize::from(slot)].present.as_ref().map(|(_, endpoint, link)| (endpoint.clone(), link.clone()))
+        inbox.members[usize::from(slot)]
+            .present
+            .as_ref()
+            .map(|(_, endpoint, link)| (endpoint.clone(), link.clone()))
     }
 
     /// Brings the table of participants up to the present view.
@@ -256,8 +260,12 @@ impl Shared {
             }
         }
         for slot in crate::call::bits(slots) {
-            self.exchanges.lose(slot);
-            self.fail_pair(slot, if left { "it has closed its communicator" } else { "its connection has ended" });
+            let staged = self.exchanges.lose(slot);
+            self.retire(staged);
+            self.fail_pair(
+                slot,
+                if left { "it has closed its communicator" } else { "its connection has ended" },
+            );
         }
         self.changed.notify_one();
     }

@@ -13,10 +13,10 @@ use mooncake_engine::TransportSet;
 use mooncake_transport::Target;
 
 use super::shared::Shared;
-use crate::call::{Buffer, inline_bytes, Input};
+use crate::call::{Buffer, Input, inline_bytes};
 use crate::link::Plane;
-use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 use crate::message::Payload;
+use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 
 /// Bytes that are copied before other tasks of the thread get a turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -141,9 +141,23 @@ impl Shared {
 
     /// Returns the latest end of a transfer that begins now.
     pub(super) fn transfer_deadline(&self, len: usize) -> Moment {
+        self.plane.engine.clock().now().after(self.transfer_timeout(len))
+    }
+
+    fn transfer_timeout(&self, len: usize) -> Duration {
         // At least 100 MB/s.
-        let patience = self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64);
-        self.plane.engine.clock().now().after(patience)
+        self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64)
+    }
+
+    /// Keeps staged bytes while a rank that has lost its connection may still read them. That rank
+    /// would take other bytes for its message.
+    pub(super) fn retire(&self, staged: Vec<Staged>) {
+        let Some(longest) = staged.iter().map(Staged::len).max() else { return };
+        let patience = 2 * self.transfer_timeout(longest);
+        self.plane.runtime.spawn(async move {
+            tokio::time::sleep(patience).await;
+            drop(staged);
+        });
     }
 
     /// Reads staged bytes of a slot into memory of the caller. Nothing touches the memory after the
@@ -155,7 +169,13 @@ impl Shared {
     /// # Safety
     /// `keep` keeps the buffer allocated, and nothing else touches it until the end. If the future
     /// is dropped, that is true until the last clone of `keep` is dropped.
-    pub(super) async unsafe fn read(self: Arc<Self>, slot: u8, address: u64, to: Buffer, keep: Keep) -> Result<()> {
+    pub(super) async unsafe fn read(
+        self: Arc<Self>,
+        slot: u8,
+        address: u64,
+        to: Buffer,
+        keep: Keep,
+    ) -> Result<()> {
         let deadline = self.transfer_deadline(to.len);
         let target = self.target(slot, deadline).await?;
         let engine = &self.plane.engine;

@@ -48,7 +48,8 @@ fn check_reductions(ranks: &[Rank], rng: &mut Rng) {
     let count = ranks.len();
     let dtypes = [DType::I32, DType::U8, DType::I64, DType::Bf16, DType::F32, DType::Complex128, DType::Bool];
     let dtype = dtypes[rng.below(dtypes.len() as u64) as usize];
-    let ops = if dtype == DType::Complex128 { &[ReduceOp::Sum][..] } else { &[ReduceOp::Sum, ReduceOp::Product] };
+    let ops =
+        if dtype == DType::Complex128 { &[ReduceOp::Sum][..] } else { &[ReduceOp::Sum, ReduceOp::Product] };
     let reduction = Reduction::new(dtype, ops[rng.below(ops.len() as u64) as usize]).unwrap();
     let len = size(rng) * dtype.bytes();
     let inputs: Vec<Vec<u8>> = (0..count).map(|_| random(rng, len)).collect();
@@ -76,7 +77,10 @@ fn check_reductions(ranks: &[Rank], rng: &mut Rng) {
     let (sources, outputs) = (memories(&pieces), memories(&vec![vec![0; len]; count]));
     on_all(ranks, |at| {
         let (inputs, output) = (flat(&sources[at], len), outputs[at].buffer());
-        (Collective::ReduceScatter { inputs, output, reduction }, vec![sources[at].clone(), outputs[at].clone()])
+        (
+            Collective::ReduceScatter { inputs, output, reduction },
+            vec![sources[at].clone(), outputs[at].clone()],
+        )
     });
     for (at, output) in outputs.iter().enumerate() {
         let inputs: Vec<Vec<u8>> = pieces.iter().map(|all| all[at * len..(at + 1) * len].to_vec()).collect();
@@ -275,4 +279,38 @@ fn without_a_view_a_rank_is_alone() {
     // SAFETY: the guard owns the memory.
     let refused = unsafe { rank.comm().send(memory.buffer(), slot(1), Box::new(memory.clone())) };
     assert!(refused.unwrap_err().to_string().contains("join_group"));
+}
+
+#[test]
+fn a_closed_communicator_ends_its_operations_and_frees_the_others() {
+    let (group, ranks) = start(2);
+    let (operation, memory) = all_reduce(&ranks[0], ints([5]));
+    assert!(!operation.wait(Some(std::time::Duration::from_millis(50))));
+    group.set_dead(0);
+    ranks[0].comm().close();
+    assert!(finish(&operation).error.unwrap().to_string().contains("closed"));
+    assert_eq!(memory.bytes(), ints([5]), "the tensor is as before");
+    let (alone, memory) = all_reduce(&ranks[1], ints([7]));
+    let outcome = finish(&alone);
+    assert_eq!((outcome.failed, outcome.error.is_none()), (1, true));
+    assert_eq!(memory.bytes(), ints([7]));
+}
+
+#[test]
+fn a_quiescing_communicator_drains_and_refuses_calls() {
+    let (_group, ranks) = start(2);
+    let drain = |rank: &Rank, millis| {
+        rank.runtime().block_on(rank.comm().drain(std::time::Duration::from_millis(millis)))
+    };
+    let (first, _memory) = all_reduce(&ranks[0], ints([1]));
+    ranks[0].comm().set_quiescing(true);
+    assert!(!drain(&ranks[0], 50), "an operation is in progress");
+    // SAFETY: a barrier has no memory.
+    assert!(unsafe { ranks[0].comm().start(Collective::Barrier, Box::new(())) }.is_err());
+    let (second, _memory) = all_reduce(&ranks[1], ints([1]));
+    assert!(drain(&ranks[0], 60_000));
+    succeed(&first);
+    succeed(&second);
+    ranks[0].comm().set_quiescing(false);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::view::{Evidence, MemberState};
 use crate::message::{Message, Payload, Round, Tag};
+use crate::view::{Evidence, MemberState};
 
 /// Returns the sum of the values that ranks contribute, given the ranks as bits: rank `r` has
 /// `1 << r` in each element.
@@ -46,7 +46,10 @@ fn survivors_go_on_without_a_dead_rank() {
         assert_eq!(group.active(), 0b111, "the view changes before the operation is over");
         assert_eq!(output.bytes(), ints([1, 2, 4]));
     }
-    assert!(group.reports().contains(&(slot(0), slot(3), Evidence::Failure)));
+    // Ranks that learn of the failure from another one report nothing.
+    let failures: Vec<_> =
+        group.reports().into_iter().filter(|(.., evidence)| *evidence == Evidence::Failure).collect();
+    assert!(!failures.is_empty() && failures.iter().all(|(_, accused, _)| *accused == slot(3)));
     // Later operations have no failure.
     let begun: Vec<_> = ranks[..3].iter().map(|rank| all_reduce(rank, values(rank.slot, 30_000))).collect();
     for (operation, memory) in &begun {
@@ -285,6 +288,37 @@ fn messages_of_an_earlier_mask_are_dropped() {
     succeed(&operation);
     succeed(&other);
     assert_eq!(contributors(&memory), 0b011);
+}
+
+#[test]
+fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
+    let (group, mut ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    // The third rank offers its data to both others, and ends after it was ready for one of them.
+    let sent = Collective::AllReduce {
+        tensor: Memory::new(values(2, 10)).buffer(),
+        reduction: sum(DType::I32),
+    };
+    let round = Round { mask: group.member(0).mask(), number: 0, absent: 0 };
+    let tag = Tag { operation: 1, round, call: sent.digest() };
+    for to in 0..2 {
+        let payload = Payload::Inline(values(2, 10).into());
+        ranks[2].comm().shared.send_to(to, Message::Offer { tag, part: 0, payload });
+    }
+    ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
+    succeed(&begun[0].0);
+    assert_eq!(contributors(&begun[0].1), 0b111);
+    assert!(!begun[1].0.is_done());
+    kill(&group, &mut ranks, 2);
+    let outcome = finish(&begun[1].0);
+    assert!(outcome.error.is_none(), "{outcome:?}");
+    assert_eq!((contributors(&begun[1].1), outcome.failed), (0b111, 0b100));
+    let next: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 1))).collect();
+    for (operation, memory) in &next {
+        assert!(finish(operation).error.is_none());
+        assert_eq!(contributors(memory), 0b011);
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Tests of communicators over real sockets and engines.
 
+#![allow(clippy::print_stderr, reason = "seeds and measurements")]
+
 mod collectives;
 mod exchange;
 mod failures;

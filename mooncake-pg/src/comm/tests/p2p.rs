@@ -17,7 +17,8 @@ fn messages_of_a_pair_arrive_in_order_whatever_their_length() {
         })
         .collect();
     // Half of the receives come before the sends.
-    let mut receives: Vec<_> = messages[..150].iter().map(|bytes| receive(&ranks[1], 0, bytes.len())).collect();
+    let mut receives: Vec<_> =
+        messages[..150].iter().map(|bytes| receive(&ranks[1], 0, bytes.len())).collect();
     let sends: Vec<_> = messages.iter().map(|bytes| send(&ranks[0], 1, bytes.clone())).collect();
     receives.extend(messages[150..].iter().map(|bytes| receive(&ranks[1], 0, bytes.len())));
     sends.iter().for_each(succeed);
@@ -68,8 +69,11 @@ fn a_receive_from_any_tells_its_source() {
     let memory: Vec<_> = (0..2).map(|_| Memory::new(vec![0; 2])).collect();
     let begun: Vec<_> = memory
         .iter()
-        // SAFETY: the guard owns the memory.
-        .map(|memory| unsafe { ranks[0].comm().receive_any(memory.buffer(), Box::new(memory.clone())) }.unwrap())
+        .map(|memory| {
+            // SAFETY: the guard owns the memory.
+            let begun = unsafe { ranks[0].comm().receive_any(memory.buffer(), Box::new(memory.clone())) };
+            begun.unwrap()
+        })
         .collect();
     let sends = [send(&ranks[1], 0, vec![1, 1]), send(&ranks[2], 0, vec![2, 2])];
     sends.iter().for_each(succeed);

@@ -26,7 +26,9 @@ fn measure(ranks: &[Rank], rounds: usize, call: impl Fn(usize) -> (Collective, V
         for _ in 0..rounds {
             let begun: Vec<_> = calls
                 .iter()
-                .map(|(rank, (call, keep))| rank.start_collective(call.clone(), &keep.iter().collect::<Vec<_>>()))
+                .map(|(rank, (call, keep))| {
+                    rank.start_collective(call.clone(), &keep.iter().collect::<Vec<_>>())
+                })
                 .collect();
             begun.iter().for_each(succeed);
         }
@@ -42,7 +44,9 @@ fn measure(ranks: &[Rank], rounds: usize, call: impl Fn(usize) -> (Collective, V
 fn measure_collectives() {
     for count in [2, 4, 8] {
         let (_group, ranks) = start(count);
-        eprintln!("{count} ranks: bytes, microseconds of all_reduce (GB/s of the tensor), all_gather, broadcast, all_to_all");
+        eprintln!(
+            "{count} ranks: bytes, microseconds of all_reduce (GB/s of the tensor), all_gather, broadcast, all_to_all"
+        );
         for size in SIZES {
             let rounds = (200_000_000 / (size * count + 200_000)).clamp(3, 300);
             let tensors: Vec<_> = (0..count).map(|_| Memory::new(vec![1; size])).collect();
@@ -52,7 +56,8 @@ fn measure_collectives() {
             });
             let outputs: Vec<_> = (0..count).map(|_| Memory::new(vec![1; size * count])).collect();
             let gathered = measure(&ranks, rounds, |at| {
-                let call = Collective::AllGather { input: tensors[at].buffer(), outputs: flat(&outputs[at], size) };
+                let call =
+                    Collective::AllGather { input: tensors[at].buffer(), outputs: flat(&outputs[at], size) };
                 (call, vec![tensors[at].clone(), outputs[at].clone()])
             });
             let broadcast = measure(&ranks, rounds, |at| {
@@ -63,7 +68,10 @@ fn measure_collectives() {
             let piece = size / count;
             let exchanged = measure(&ranks, rounds, |at| {
                 let (inputs_of, outputs) = (flat(&inputs[at], piece), flat(&tensors[at], piece));
-                (Collective::AllToAll { inputs: inputs_of, outputs }, vec![inputs[at].clone(), tensors[at].clone()])
+                (
+                    Collective::AllToAll { inputs: inputs_of, outputs },
+                    vec![inputs[at].clone(), tensors[at].clone()],
+                )
             });
             let speed = size as f64 / reduced / 1e3;
             eprintln!("{size:9} {reduced:9.1} ({speed:5.2}) {gathered:9.1} {broadcast:9.1} {exchanged:9.1}");
