@@ -1,5 +1,5 @@
-"""Processes of a process group that a test drives: each carries out the functions that the test sends
-to it. The store of torch is in the process of the test, so that every rank may be killed.
+"""Processes of a process group that a test drives: each carries out the functions that the test
+sends to it. The store of torch is in the process of the test, so that every rank may be killed.
 """
 
 from __future__ import annotations

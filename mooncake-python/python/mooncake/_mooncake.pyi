@@ -828,7 +828,7 @@ class GroupContext:
         slot, and `owner` keeps it.
         """
     def shut_down(self, /) -> None:
-        """Leaves the world. The coordinator waits for the other ranks to leave, for at most 30 s."""
+        """Leaves the world. The coordinator waits for the other ranks, for at most 30 s."""
 
 @final
 class GroupCommunicator:
@@ -839,7 +839,7 @@ class GroupCommunicator:
     def is_local(self, /) -> bool:
         """Returns whether this rank is alone because the coordinator has refused the group."""
     def size(self, /) -> int:
-        """Returns the highest active slot plus one. Before this rank is active, the declared size."""
+        """Returns the highest active slot plus one, or the declared size of an inactive rank."""
     def epoch(self, /) -> int:
         """Returns the epoch of the view, which grows with every change."""
     def num_synced(self, /) -> int:
@@ -863,8 +863,8 @@ class GroupCommunicator:
     def barrier(self, /) -> GroupOperation:
         """Waits until every active rank has called it."""
     def all_reduce(self, /, tensor: _Span, reducing: tuple[int, int], keep: Any) -> GroupOperation:
-        """Reduces the tensors of all ranks, in place. `reducing` has the numbers of element type and
-        operator.
+        """Reduces the tensors of all ranks, in place. `reducing` has the numbers of element type
+        and operator.
         """
     def reduce(self, /, tensor: _Span, reducing: tuple[int, int], root: int, keep: Any) -> GroupOperation:
         """Reduces the tensors of all ranks, in place on the root."""
@@ -892,7 +892,7 @@ class GroupOperation:
     """Operation in progress."""
 
     def wait(self, /, seconds: float | None = None) -> bool:
-        """Waits until the operation is over, or for at most `seconds`. Returns whether it is over."""
+        """Waits for the end of the operation, for at most `seconds`. Returns whether it is over."""
     def is_done(self, /) -> bool:
         """Returns whether the operation is over."""
     def failed(self, /) -> int:

@@ -25,7 +25,7 @@ _DTYPES = {getattr(torch, name): number for number, name in enumerate(_TYPES.spl
 
 
 def _operator(options: Any) -> int:
-    """Returns the number of the operator in the options, or of an operator in their place."""
+    """Returns the number of the operator in the options, or of the operator itself."""
     wanted = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
     for known, number in _OPERATORS:
         if wanted == known:
@@ -188,7 +188,7 @@ class GroupCalls:
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> MooncakeWork:
         staging, operations = _Staging(), []
         for output, source in zip(outputs, inputs, strict=True):
-            # The output may have room for the ranks that are left only.
+            # The output may have space for the ranks that are left only.
             _alike([output], source, same_length=False)
             plain, whole = staging.input(source), staging.output(output)
             piece = _span(plain)[1]

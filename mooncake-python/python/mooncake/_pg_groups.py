@@ -1,4 +1,4 @@
-"""Process groups that `torch.distributed` creates, and the calls about their members."""
+"""Process groups that `torch.distributed` creates, and the calls about their ranks."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class MooncakeBackendOptions:
 
     `active_ranks` is an `int32` tensor with an element per slot. The group overwrites it with 1 for
     each active rank and 0 for the others, and keeps it current. `is_extension` is true in a process
-    that joins a running group. `max_group_size` is the largest number of ranks of the group; 0 means
-    its size.
+    that joins a running group. `max_group_size` is the largest number of ranks of the group; 0
+    means its size.
     """
 
     __slots__ = ("active_ranks", "auto_deactivate_on_failure", "auto_sync_on_failure", "is_extension", "max_group_size")
@@ -38,6 +38,7 @@ class MooncakeBackendOptions:
     def __init__(self, **options: Any) -> None: ...
     def __init__(self, *values: Any, **options: Any) -> None:
         # A tensor of one element converts to an integer, so its type decides.
+        names: tuple[str, ...]
         if values and isinstance(values[0], torch.Tensor):
             names = ("active_ranks", "is_extension", "max_group_size")
         else:
@@ -90,7 +91,7 @@ class _CheckedOptions:
 def _check(given: MooncakeBackendOptions | None, rank: int, size: int, device: str) -> _CheckedOptions:
     """Returns the options of a group. Raises `RuntimeError` if they do not fit."""
     if given is not None and not isinstance(given, MooncakeBackendOptions):
-        raise RuntimeError(f"cannot create group: pg_options is no MooncakeBackendOptions. type={type(given).__name__}")
+        raise RuntimeError(f"cannot create group: pg_options has another type. type={type(given).__name__}")
     options = _from_environment() if given is None else given
     capacity = options.max_group_size if options.max_group_size > 0 else size
     if capacity < size:
@@ -116,7 +117,7 @@ def _check(given: MooncakeBackendOptions | None, rank: int, size: int, device: s
         or active.device.type not in ("cpu", "cuda")
     ):
         raise RuntimeError(
-            "cannot create group: active_ranks is no contiguous int32 tensor with an element per rank. "
+            "cannot create group: active_ranks has to be a contiguous int32 tensor with an element per rank. "
             f"needed={capacity} given={getattr(active, 'dtype', type(active).__name__)}"
         )
     return _CheckedOptions(

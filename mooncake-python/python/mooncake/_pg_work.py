@@ -98,7 +98,7 @@ class MooncakeWork(Work):
         self._is_p2p = is_p2p
         self._future: Any = None
         if staging.copies_back:
-            # The results arrive even if nobody waits.
+            # The results arrive even if the caller does not wait.
             self._on_done(staging.finish)
 
     def _on_done(self, callback: Callable[[], None]) -> None:
@@ -204,7 +204,7 @@ class MooncakeWork(Work):
         return self.source_rank()
 
     def _hint(self) -> Any:
-        """Returns 1 for each in-group rank with which this rank saw a failure, and 0 for the others."""
+        """Returns 1 for each in-group rank that this rank saw fail, and 0 for the others."""
         failed = 0
         for operation in self._operations:
             failed |= operation.failed()

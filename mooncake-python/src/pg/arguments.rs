@@ -24,7 +24,7 @@ impl Span {
 pub(super) enum Spans {
     /// Address, length, and length of each piece.
     Flat((Uint, Uint, Uint)),
-    /// One span per slot.
+    /// Span of each slot.
     List(Vec<Span>),
 }
 

@@ -40,8 +40,8 @@ impl GroupCommunicator {
     ) -> PyResult<GroupOperation> {
         self.begin(py, keep, |parts, kept| {
             let collective = collective()?;
-            // SAFETY: `kept` holds the owners of the memory until the operation is over. The program
-            // does not touch the memory of an operation in progress, as with every backend.
+            // SAFETY: `kept` holds the owners of the memory until the operation is over. The
+            // program does not touch memory of an operation in progress, as with every backend.
             #[allow(unsafe_code)]
             unsafe {
                 parts.communicator.start(collective, kept)
@@ -101,8 +101,16 @@ impl GroupCommunicator {
     }
 
     /// Copies the tensor of the root to every rank.
-    fn broadcast(&self, py: Python<'_>, tensor: Span, root: i64, keep: Py<PyAny>) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || Ok(Collective::Broadcast { tensor: tensor.buffer(), root: slot_of(root)? }))
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        tensor: Span,
+        root: i64,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            Ok(Collective::Broadcast { tensor: tensor.buffer(), root: slot_of(root)? })
+        })
     }
 
     /// Copies the tensor of each rank to every rank.

@@ -106,7 +106,8 @@ impl GroupParts {
         }
         let own = group.slot();
         let was_active = self.views.borrow().is_some();
-        let is_active = self.views.borrow().as_ref().is_some_and(|view| view.active().any(|slot| slot == own));
+        let is_active =
+            self.views.borrow().as_ref().is_some_and(|view| view.active().any(|slot| slot == own));
         if was_active && !is_active {
             self.communicator.rejoin();
         }
@@ -195,8 +196,8 @@ impl GroupCommunicator {
         Ok(())
     }
 
-    /// Proposes to activate or deactivate ranks, and waits until the change is in force. Returns the
-    /// epoch, the ranks that did not acknowledge, and the reason of a refusal.
+    /// Proposes to activate or deactivate ranks, and waits until the change is in force. Returns
+    /// the epoch, the ranks that did not acknowledge, and the reason of a refusal.
     fn propose(
         &self,
         py: Python<'_>,

@@ -82,13 +82,7 @@ impl GroupContext {
         });
         let plane = started.map_err(|error| exception(py, &error))?;
         let rank = slot_of(rank).map_err(|error| exception(py, &error))?;
-        Ok(Self {
-            rank: GlobalRank(rank.0),
-            host,
-            plane,
-            server: Mutex::default(),
-            agent: Mutex::default(),
-        })
+        Ok(Self { rank: GlobalRank(rank.0), host, plane, server: Mutex::default(), agent: Mutex::default() })
     }
 
     /// Returns the rank of this process in its world.

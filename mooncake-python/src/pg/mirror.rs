@@ -68,9 +68,8 @@ impl Mirror {
     }
 
     fn show(&self, view: Option<&View>) {
-        let active = view.map_or(1 << self.own.0, |view| {
-            view.active().fold(0u64, |active, slot| active | 1 << slot.0)
-        });
+        let active = view
+            .map_or(1 << self.own.0, |view| view.active().fold(0u64, |active, slot| active | 1 << slot.0));
         for slot in 0..self.capacity {
             let at = std::ptr::with_exposed_provenance_mut::<i32>(self.address + slot * size_of::<i32>());
             // SAFETY: the memory is aligned, has `capacity` integers, and is kept by its owner. The

@@ -68,7 +68,8 @@ impl GroupOperation {
         is_done
     }
 
-    /// Returns the slots whose failure this rank saw, as bits. 0 while the operation is in progress.
+    /// Returns the slots whose failure this rank saw, as bits. Returns 0 while the operation is in
+    /// progress.
     fn failed(&self) -> u64 {
         self.outcome().map_or(0, |outcome| outcome.failed)
     }
@@ -82,7 +83,8 @@ impl GroupOperation {
     /// Returns the exception of the operation if no failed or missing rank explains it.
     fn fault(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         let outcome = self.outcome()?;
-        let is_membership = |code| matches!(code, ErrorCode::TransferFail | ErrorCode::UnavailableInCurrentStatus);
+        let is_membership =
+            |code| matches!(code, ErrorCode::TransferFail | ErrorCode::UnavailableInCurrentStatus);
         let error = outcome.error.filter(|error| outcome.failed == 0 && !is_membership(error.code()))?;
         Some(exception(py, &error).into_value(py).into_any())
     }
@@ -102,7 +104,7 @@ impl GroupOperation {
                     error.write_unraisable(py, None);
                 }
             };
-            // After the end of the interpreter nobody waits for the call.
+            // After the end of the interpreter no thread waits for the call.
             let _ = deliver(Box::new(call));
         });
     }
