@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ DTYPES = [getattr(torch, name) for name in TYPES if hasattr(torch, name)]
 INTEGERS = [dtype for dtype in DTYPES if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)]
 
 
-@pytest.fixture(scope="module", params=SIZES, ids=[f"{size} ranks" for size in SIZES])
+@pytest.fixture(scope="module", params=SIZES, ids=[f"ranks{size}" for size in SIZES])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with World(request.param) as running:
         running.all(make_gloo)
@@ -51,7 +52,7 @@ def same(got: Any, wanted: Any) -> bool:
 
 def raw(tensor: Any) -> Any:
     """Returns the bytes of a tensor."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return torch.zeros(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1)).view(torch.uint8)
 
 
 def world_size() -> int:
@@ -406,6 +407,26 @@ def drop_works() -> float:
 
 def test_the_memory_of_a_dropped_operation_stays(world: World) -> None:
     assert world.all(drop_works) == [float(world.size)] * world.size
+
+
+def wait_for_message() -> list[Any]:
+    if dist.get_rank() > 1:
+        return []
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        dist.send(torch.ones(1), 0)
+        return []
+    output = torch.zeros(1)
+    work = dist.irecv(output, 1)
+    early = [work.wait(timedelta(seconds=0.2)), work.is_completed(), work.is_success()]
+    dist.send(torch.ones(1), 1)
+    return [early, work.wait(timedelta(seconds=100)), work.is_success(), output.item()]
+
+
+def test_a_wait_for_a_message_has_a_limit(world: World) -> None:
+    if world.size == 1:
+        pytest.skip("one rank has no partner")
+    assert world.all(wait_for_message)[0] == [[False, False, False], True, True, 1.0]
 
 
 def subgroups() -> list[Any]:

@@ -45,7 +45,8 @@ struct ServerState {
     core: Mutex<ServerCore>,
     /// The next limit is earlier than before.
     earlier: Notify,
-    online: watch::Sender<RankSet>,
+    /// Ranks with a connection.
+    connected: watch::Sender<RankSet>,
 }
 
 #[derive(Debug)]
@@ -81,7 +82,7 @@ impl CoordinatorServer {
                 planned: Moment::default(),
             }),
             earlier: Notify::new(),
-            online: watch::Sender::new(RankSet::EMPTY),
+            connected: watch::Sender::new(RankSet::EMPTY),
         });
         let tasks = vec![
             tokio::spawn(serve_listener(listener, state.clone())).abort_handle(),
@@ -96,13 +97,13 @@ impl CoordinatorServer {
         &self.address
     }
 
-    /// Waits until no other rank than `own` has a session, for at most `patience`, then stops the
+    /// Waits until no other rank than `own` has a connection, for at most `patience`, then stops the
     /// server.
     pub async fn shut_down(self, own: GlobalRank, patience: Duration) {
-        let mut online = self.state.online.subscribe();
-        let all_left = online.wait_for(|online| online.without(own).is_empty());
+        let mut connected = self.state.connected.subscribe();
+        let all_left = connected.wait_for(|connected| connected.without(own).is_empty());
         if timeout(patience, all_left).await.is_err() {
-            let left = *self.state.online.borrow();
+            let left = *self.state.connected.borrow();
             tracing::warn!(ranks = ?left.without(own), "coordinator stops before all ranks have left");
         }
     }
@@ -235,11 +236,11 @@ impl ServerState {
                 machine.connection_lost(connection, now, effects);
             }
         }
-        let online = machine.online();
+        let connected = machine.connected();
         if machine.next_deadline().is_some_and(|next| next < *planned) {
             self.earlier.notify_one();
         }
         drop(core);
-        self.online.send_if_modified(|known| std::mem::replace(known, online) != online);
+        self.connected.send_if_modified(|known| std::mem::replace(known, connected) != connected);
     }
 }

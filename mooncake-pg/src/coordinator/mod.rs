@@ -180,6 +180,11 @@ impl CoordinatorMachine {
         self.ranks.online()
     }
 
+    /// Returns the ranks with a session that have a connection now.
+    pub fn connected(&self) -> RankSet {
+        self.ranks.iter().filter(|(_, session)| session.connection.is_some()).map(|(rank, _)| rank).collect()
+    }
+
     /// Returns whether a reconciliation window is open.
     pub fn has_window(&self) -> bool {
         self.window.is_some()

@@ -40,6 +40,12 @@ class MooncakeBackend(GroupCalls, Backend):
     def supports_coalescing(self) -> bool:
         return False
 
+    def rank(self) -> int:
+        return self._own
+
+    def size(self) -> int:
+        return self._extent()
+
 
 class MooncakeProcessGroup(GroupCalls, ProcessGroup):
     """Group that `torch.distributed` returns."""
