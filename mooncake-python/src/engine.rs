@@ -128,7 +128,12 @@ impl TransferCall {
 }
 
 /// Returns the builder of an engine with these arguments and the settings of the environment.
-fn builder(host: &str, metadata: &str, protocol: &str, devices: &str) -> Result<TransferEngineBuilder> {
+pub(crate) fn builder(
+    host: &str,
+    metadata: &str,
+    protocol: &str,
+    devices: &str,
+) -> Result<TransferEngineBuilder> {
     if protocol == "xgmi" {
         // Mooncake C++ refuses this protocol as well.
         TransportOptions::named(protocol)?;

@@ -24,6 +24,8 @@ mod lease;
 mod log;
 mod memory;
 mod messages;
+#[cfg_attr(not(feature = "pg"), path = "pg/absent.rs")]
+mod pg;
 mod pool;
 mod programs;
 mod runtime;
@@ -38,6 +40,7 @@ use pyo3::prelude::*;
 fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     in_main_interpreter()?;
     error::add_to(module)?;
+    pg::add_to(module)?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::ReplicaDescriptor>()?;
     module.add_class::<store::MemoryDescriptor>()?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::peer::{in_own_network, install, path};
-use crate::run::{Programs, Result, cargo, step};
+use crate::run::{Programs, Result, cargo, command, step};
 
 /// Runs `cargo xtask bench` with these arguments.
 pub(crate) fn run(words: &[&str]) -> Result {
@@ -26,6 +26,9 @@ pub(crate) fn run(words: &[&str]) -> Result {
     let names: Vec<&str> = words.iter().copied().filter(|w| !w.starts_with("--")).collect();
     if words.contains(&"--python") {
         return bench_python(peer, &names);
+    }
+    if words.contains(&"--pg") {
+        return bench_groups(&names);
     }
     if words.contains(&"--offload") {
         return bench_offload(peer);
@@ -50,6 +53,15 @@ pub(crate) fn run(words: &[&str]) -> Result {
         }
     }
     Ok(())
+}
+
+/// Measures process groups beside gloo. Words choose operations.
+fn bench_groups(rows: &[&str]) -> Result {
+    let Some(python) = crate::python::install_torch()? else { return Ok(()) };
+    let script = path(&crate::run::root().join("mooncake-python/benches/pg.py"));
+    step("bench of process groups");
+    let chosen: &[&str] = if rows.is_empty() { &[] } else { &["--rows"] };
+    command(&python, &[&script]).args(chosen).args(rows).run()
 }
 
 /// Measures objects of the Python package on their way to a disk and back, with `peer` beside the

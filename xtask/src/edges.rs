@@ -400,6 +400,26 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
         ],
     ),
+    (
+        "pg",
+        &[
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::survivors_of_a_random_end_have_one_result",
+                bugs: &["pg-operation-ends-before-all-are-ready"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished",
+                bugs: &["pg-finished-rank-is-not-asked"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_may_end_as_soon_as_it_has_finished",
+                bugs: &["pg-loss-of-a-ready-rank-is-a-failure"],
+            },
+        ],
+    ),
 ];
 
 /// Maximum duration of one run of a test.

@@ -97,11 +97,13 @@ pub(crate) fn wheel() -> Result {
     Ok(())
 }
 
-/// Installs torch beside the package, so that the tests of tensors run: 5 GB, once.
-pub(crate) fn install_torch() -> Result {
-    let Some(python) = install()? else { return Ok(()) };
+/// Installs torch beside the package, so that the tests of tensors and process groups run: 5 GB,
+/// once. Returns the interpreter. Without a Python, prints so.
+pub(crate) fn install_torch() -> Result<Option<String>> {
+    let Some(python) = install()? else { return Ok(None) };
     step("torch");
-    command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch"]).run()
+    command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch"]).run()?;
+    Ok(Some(python))
 }
 
 /// Returns the programs that run this package and that of Mooncake C++ in one cluster, with their

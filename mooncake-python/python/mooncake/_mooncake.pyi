@@ -1,7 +1,7 @@
 """Native half of the package."""
 
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
 from typing_extensions import disjoint_base
@@ -20,6 +20,9 @@ __all__ = [
     "DiskDescriptor",
     "Engine",
     "ForkedError",
+    "GroupCommunicator",
+    "GroupContext",
+    "GroupOperation",
     "Handled",
     "InnerTransferEngine",
     "InvalidArgumentError",
@@ -54,6 +57,7 @@ __all__ = [
     "run_client",
     "run_master",
     "run_tool",
+    "set_fault_reconciliation_window",
 ]
 
 __version__: str
@@ -830,3 +834,124 @@ def run_master(arguments: list[str]) -> int:
     """Runs a master with these command line arguments, of which the first is the program's name.
     Returns its exit status once it stops.
     """
+
+def set_fault_reconciliation_window(microseconds: int) -> None:
+    """Sets the length of the reconciliation windows of this process."""
+
+# Address and length in bytes.
+_Span = tuple[int, int]
+# A span per slot; or address, length, and length of each piece.
+_Spans = Sequence[_Span] | tuple[int, int, int]
+
+@final
+class GroupContext:
+    """Process in its world of process groups."""
+
+    def __new__(
+        cls, rank: int, host: str, devices: Sequence[str], engine: InnerTransferEngine | None = None
+    ) -> Self: ...
+    @property
+    def rank(self) -> int:
+        """Rank of this process in its world."""
+    def serve(self, /) -> str:
+        """Starts the coordinator of the world, and returns its address."""
+    def connect(self, /, coordinator: str) -> None:
+        """Connects this process to the coordinator, and waits for its registration."""
+    def set_timeouts(self, /, collective: int, p2p: int) -> None:
+        """Sets the times, in microseconds, after which collective and point-to-point operations
+        examine the ranks that they wait for.
+        """
+    def communicator(
+        self,
+        /,
+        name: str,
+        order: Sequence[int],
+        slot: int,
+        capacity: int,
+        is_extension: bool,
+        deactivates: bool,
+        syncs: bool,
+        mirror: int,
+        owner: Any,
+    ) -> GroupCommunicator:
+        """Registers a group, and waits until it is ready. `mirror` has an integer of 32 bits per
+        slot, and `owner` keeps it.
+        """
+    def shut_down(self, /) -> None:
+        """Leaves the world. The coordinator waits for the other ranks, for at most 30 s."""
+
+@final
+class GroupCommunicator:
+    """Communicator of one group. Operations name memory by address; `keep` holds the objects that
+    own it until the operation is over.
+    """
+
+    def is_local(self, /) -> bool:
+        """Returns whether this rank is alone because the coordinator has refused the group."""
+    def size(self, /) -> int:
+        """Returns the highest active slot plus one, or the declared size of an inactive rank."""
+    def epoch(self, /) -> int:
+        """Returns the epoch of the view, which grows with every change."""
+    def num_synced(self, /) -> int:
+        """Returns the number of slots that are active or can be activated."""
+    def peer_state(self, /, ranks: Sequence[int]) -> list[bool]:
+        """Returns for each rank whether it is active or can be activated."""
+    def refresh(self, /) -> None:
+        """Shows the present view in the mirror."""
+    def propose(self, /, activates: bool, ranks: Sequence[int]) -> tuple[int, list[int], str | None]:
+        """Proposes to activate or deactivate ranks, and waits until the change is in force. Returns
+        the epoch, the ranks that did not acknowledge, and the reason of a refusal.
+        """
+    def sync(self, /) -> tuple[bool, str | None]:
+        """Waits for the end of the open reconciliation window. Returns whether one was open, and
+        the reason of a refusal.
+        """
+    def join(self, /) -> None:
+        """Declares that this rank may be activated, and waits until it is active."""
+    def close(self, /) -> None:
+        """Ends all operations and leaves the group. Later calls raise."""
+    def barrier(self, /) -> GroupOperation:
+        """Waits until every active rank has called it."""
+    def all_reduce(self, /, tensor: _Span, reducing: tuple[int, int], keep: Any) -> GroupOperation:
+        """Reduces the tensors of all ranks, in place. `reducing` has the numbers of element type
+        and operator.
+        """
+    def reduce(self, /, tensor: _Span, reducing: tuple[int, int], root: int, keep: Any) -> GroupOperation:
+        """Reduces the tensors of all ranks, in place on the root."""
+    def reduce_scatter(
+        self, /, inputs: _Spans, output: _Span, reducing: tuple[int, int], keep: Any
+    ) -> GroupOperation:
+        """Reduces a piece for each rank."""
+    def broadcast(self, /, tensor: _Span, root: int, keep: Any) -> GroupOperation:
+        """Copies the tensor of the root to every rank."""
+    def all_gather(self, /, input: _Span, outputs: _Spans, keep: Any) -> GroupOperation:
+        """Copies the tensor of each rank to every rank."""
+    def gather(self, /, input: _Span, outputs: _Spans | None, root: int, keep: Any) -> GroupOperation:
+        """Copies the tensor of each rank to the root, which has outputs."""
+    def scatter(self, /, inputs: _Spans | None, output: _Span, root: int, keep: Any) -> GroupOperation:
+        """Copies a piece of the root, which has inputs, to each rank."""
+    def all_to_all(self, /, inputs: _Spans, outputs: _Spans, keep: Any) -> GroupOperation:
+        """Copies a piece from each rank to each rank."""
+    def send(self, /, tensor: _Span, to: int, keep: Any) -> GroupOperation:
+        """Sends a tensor to a rank."""
+    def receive(self, /, tensor: _Span, source: int | None, keep: Any) -> GroupOperation:
+        """Receives a tensor from a rank, or with `None` from any rank."""
+
+@final
+class GroupOperation:
+    """Operation in progress."""
+
+    def wait(self, /, seconds: float | None = None) -> bool:
+        """Waits for the end of the operation, for at most `seconds`. Returns whether it is over."""
+    def is_done(self, /) -> bool:
+        """Returns whether the operation is over."""
+    def failed(self, /) -> int:
+        """Returns the slots whose failure this rank saw, as bits."""
+    def error(self, /) -> MooncakeError | None:
+        """Returns the exception of the operation."""
+    def fault(self, /) -> MooncakeError | None:
+        """Returns the exception of the operation if no failed or missing rank explains it."""
+    def source(self, /) -> int | None:
+        """Returns the slot whose message was received."""
+    def on_done(self, /, callback: Callable[[], None]) -> None:
+        """Calls `callback` when the operation is over, on another thread."""

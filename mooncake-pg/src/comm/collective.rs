@@ -1,0 +1,614 @@
+//! Data of a collective operation: offers, copies, and reduction.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt};
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_engine::TransportSet;
+use mooncake_transport::{SliceMut, Target};
+
+use super::executor::{Agreement, Executor, Interrupted, Patience};
+use super::transfer::{Source, fill, payload_of};
+use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
+use crate::message::{Message, Payload, Round, Tag};
+use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
+
+/// Longest part of a tensor that is reduced at a time.
+const FOLD_BYTES: usize = 256 << 10;
+
+/// First and second part of the data of an operation.
+const FIRST: u8 = 0;
+const SECOND: u8 = 1;
+
+/// Data of one attempt: the bytes that wait for the end of the operation, and what went wrong.
+#[derive(Default)]
+struct Attempt {
+    /// Bytes that are written to the caller's memory when the operation is finished.
+    writes: Vec<(Buffer, Bytes)>,
+    /// Reduced block that other participants read.
+    reduced: Option<Staged>,
+    /// Fault of this rank that does not concern the others.
+    local: Option<Error>,
+    /// Fault because of which no participant can finish the operation properly.
+    fault: Option<Error>,
+}
+
+type Pull = Pin<Box<dyn Future<Output = (u8, Result<()>)> + Send>>;
+
+impl Collective {
+    /// Returns whether no rank has any byte to move, as far as one rank knows it of all.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Barrier | Self::AllToAll { .. } => false,
+            Self::AllReduce { tensor, .. } | Self::Reduce { tensor, .. } | Self::Broadcast { tensor, .. } => {
+                tensor.len == 0
+            }
+            Self::ReduceScatter { output, .. } | Self::Scatter { output, .. } => output.len == 0,
+            Self::AllGather { input, .. } | Self::Gather { input, .. } => input.len == 0,
+        }
+    }
+}
+
+impl Executor {
+    /// Carries out an operation: attempts in one round after the other, until all participants of a
+    /// round are ready.
+    ///
+    /// # Errors
+    /// The reason why this rank has no result.
+    ///
+    /// # Safety
+    /// `keep` keeps the buffers of the call allocated, and nothing else uses them.
+    pub(super) async unsafe fn perform(&mut self, call: &Collective, keep: &Keep) -> Result<()> {
+        let mut source = None;
+        // SAFETY: passed on.
+        let end = unsafe { self.repeat(call, &mut source, keep) }.await;
+        if let Some(Source::Shared(staged)) = source
+            && self.failed | self.round.absent != 0
+        {
+            // A rank that has lost its connection may still read.
+            self.shared.retire(vec![staged]);
+        }
+        end
+    }
+
+    /// Makes attempts until one of them counts. The first one fills `source`.
+    ///
+    /// # Errors
+    /// As `perform`.
+    ///
+    /// # Safety
+    /// As for `perform`.
+    async unsafe fn repeat(
+        &mut self,
+        call: &Collective,
+        source: &mut Option<Source>,
+        keep: &Keep,
+    ) -> Result<()> {
+        let own = self.shared.own.0;
+        let digest = call.digest();
+        // Slots may become active before the operation begins.
+        let input = call.input(own, u64::MAX);
+        let mut ready: Option<(Round, Attempt)> = None;
+        loop {
+            let agreement = self.agree(ready.as_ref().map(|(round, _)| *round)).await;
+            match (agreement, ready.take()) {
+                (Agreement::Reached, Some((_, mut attempt))) => self.give_up(&mut attempt),
+                (Agreement::Reached, None) => {}
+                (Agreement::Finished, Some((round, attempt))) => {
+                    self.finish(Some(round));
+                    // SAFETY: promised by the caller.
+                    return unsafe { attempt.complete() };
+                }
+                (other, attempt) => {
+                    let error = self.error_of(other);
+                    if let Some((_, mut attempt)) = attempt {
+                        self.give_up(&mut attempt);
+                    }
+                    if let (Some(tensor), Some(source)) = (call.in_place(), &*source) {
+                        // SAFETY: the source is a copy of the whole tensor.
+                        unsafe { source.copy_to(0..tensor.len, tensor.as_ptr()) };
+                    }
+                    return Err(error);
+                }
+            }
+            let plan = call.plan(own, self.members(), &input);
+            let longest = plan.offers.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
+            let staged = match source.take() {
+                // SAFETY: promised by the caller.
+                None => unsafe { Source::stage(&self.shared.plane, &input, longest) }.await,
+                Some(mut source) => source.share(&self.shared.plane, longest).await.map(|()| source),
+            };
+            let tag = self.tag(digest);
+            let mut attempt = Attempt::default();
+            let end = match staged {
+                Ok(staged) => {
+                    let staged = source.insert(staged);
+                    // SAFETY: promised by the caller.
+                    unsafe { self.attempt(tag, &plan, staged, &mut attempt, keep) }.await
+                }
+                Err(error) => {
+                    attempt.fault = Some(error);
+                    Ok(())
+                }
+            };
+            if end.is_err() {
+                self.give_up(&mut attempt);
+                continue;
+            }
+            self.send_ready(tag, attempt.fault.is_none(), self.peers());
+            match self.gather_ready(tag, &mut attempt).await {
+                Ok(()) => {
+                    self.finish(Some(tag.round));
+                    // SAFETY: promised by the caller.
+                    return unsafe { attempt.complete() };
+                }
+                Err(Interrupted) => ready = Some((tag.round, attempt)),
+            }
+        }
+    }
+
+    /// Ends an attempt that does not count.
+    fn give_up(&self, attempt: &mut Attempt) {
+        self.shared.retire(attempt.reduced.take().into_iter().collect());
+    }
+
+    /// Moves the data of an operation in one round.
+    ///
+    /// # Safety
+    /// As for `perform`.
+    async unsafe fn attempt(
+        &mut self,
+        tag: Tag,
+        plan: &Plan,
+        source: &Source,
+        attempt: &mut Attempt,
+        keep: &Keep,
+    ) -> Result<(), Interrupted> {
+        for (slot, range) in &plan.offers {
+            let payload = source.payload(range.clone());
+            self.shared.send_to(*slot, Message::Offer { tag, part: FIRST, payload });
+        }
+        match &plan.own {
+            Some((range, Place::To(buffer))) if range.len() == buffer.len => {
+                // SAFETY: the buffer is the caller's; the source is a copy, so that both may be the
+                // same memory.
+                unsafe { source.copy_to(range.clone(), buffer.as_ptr()) };
+            }
+            Some(_) => attempt.local = Some(does_not_fit(self.shared.own.0)),
+            None => {}
+        }
+        if let Some(fold) = &plan.fold {
+            // SAFETY: passed on.
+            return unsafe { self.fold(tag, fold, source, attempt, keep) }.await;
+        }
+        // SAFETY: passed on.
+        unsafe { self.gather(tag, FIRST, &plan.places, attempt, keep) }.await
+    }
+
+    /// Waits until every participant is ready.
+    async fn gather_ready(&mut self, tag: Tag, attempt: &mut Attempt) -> Result<(), Interrupted> {
+        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
+        let mut waited_for = 0;
+        loop {
+            let mut missing = 0;
+            let mut refused = None;
+            let peers = self.peers();
+            {
+                let inbox = self.shared.inbox.lock();
+                for slot in bits(peers) {
+                    let ready = &inbox.members[usize::from(slot)].ready;
+                    let theirs = ready.iter().find(|(theirs, _)| same_attempt(*theirs, tag));
+                    match theirs {
+                        None => missing |= 1u64 << slot,
+                        Some((theirs, success)) if !success || theirs.call != tag.call => {
+                            refused = Some(slot)
+                        }
+                        Some(_) => {}
+                    }
+                }
+            }
+            if let Some(slot) = refused
+                && attempt.fault.is_none()
+            {
+                attempt.fault = Some(refused_by(slot));
+            }
+            // A participant may have finished and sent its next progress already. Its readiness
+            // counts.
+            let is_early = is_planted("pg-operation-ends-before-all-are-ready");
+            if (missing == 0 || is_early) && self.round == tag.round {
+                return Ok(());
+            }
+            // A participant that is ready may end as soon as it has finished: its loss does not
+            // count as a failure of this operation.
+            let counts = is_planted("pg-loss-of-a-ready-rank-is-a-failure");
+            self.settled = if counts { 0 } else { peers & !missing };
+            let is_interrupted = self.is_interrupted(tag.round);
+            self.settled = 0;
+            if is_interrupted {
+                return Err(Interrupted);
+            }
+            if missing != waited_for {
+                patience.restart();
+                waited_for = missing;
+            }
+            self.wait_for(missing, &mut patience).await;
+        }
+    }
+
+    /// Takes the offers of a part that have arrived from the slots.
+    fn take_offers(&mut self, tag: Tag, part: u8, from: &mut u64) -> Result<Vec<(u8, Payload)>, Error> {
+        let mut inbox = self.shared.inbox.lock();
+        let mut taken = Vec::new();
+        for slot in bits(self.peers()) {
+            let member = &mut inbox.members[usize::from(slot)];
+            let other_call = |theirs: &Tag| same_attempt(*theirs, tag) && theirs.call != tag.call;
+            if member.offers.iter().any(|offer| other_call(&offer.tag))
+                || member
+                    .ready
+                    .iter()
+                    .any(|(theirs, success)| other_call(theirs) || same_attempt(*theirs, tag) && !success)
+            {
+                return Err(refused_by(slot));
+            }
+            if *from >> slot & 1 == 0 {
+                continue;
+            }
+            let offer = member.offers.iter().position(|offer| offer.tag == tag && offer.part == part);
+            if let Some(at) = offer {
+                taken.push((slot, member.offers.swap_remove(at).payload));
+                *from &= !(1 << slot);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Waits for the offers of a part, and passes each to `take`, which may begin a transfer. No
+    /// transfer is in progress at the end.
+    async fn collect(
+        &mut self,
+        tag: Tag,
+        part: u8,
+        mut from: u64,
+        attempt: &mut Attempt,
+        mut take: impl FnMut(&mut Attempt, u8, Payload) -> Option<Pull> + Send,
+    ) -> Result<(), Interrupted> {
+        let mut pulls: FuturesUnordered<Pull> = FuturesUnordered::new();
+        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
+        let end = loop {
+            match self.take_offers(tag, part, &mut from) {
+                Ok(offers) if !offers.is_empty() => {
+                    patience.restart();
+                    for (slot, payload) in offers {
+                        pulls.extend(take(attempt, slot, payload));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => attempt.fault = Some(error),
+            }
+            if attempt.fault.is_some() || from == 0 && pulls.is_empty() {
+                break Ok(());
+            }
+            if self.is_interrupted(tag.round) {
+                break Err(Interrupted);
+            }
+            tokio::select! {
+                Some((slot, result)) = pulls.next(), if !pulls.is_empty() => {
+                    patience.restart();
+                    if let Err(error) = result {
+                        tracing::info!(slot, %error, "cannot read the data of a rank");
+                        self.shared.lose_slot(slot);
+                        // This rank lacks data, and must not be ready in this round.
+                        break Err(Interrupted);
+                    }
+                }
+                () = self.wait_for(from, &mut patience) => {}
+            }
+        };
+        // Nothing touches the caller's memory afterwards. Each transfer has a deadline.
+        while pulls.next().await.is_some() {}
+        end
+    }
+
+    /// Copies the offers of a part to their destinations.
+    ///
+    /// # Safety
+    /// As for `perform`.
+    async unsafe fn gather(
+        &mut self,
+        tag: Tag,
+        part: u8,
+        places: &[(u8, Place)],
+        attempt: &mut Attempt,
+        keep: &Keep,
+    ) -> Result<(), Interrupted> {
+        let from = places.iter().fold(0, |from, (slot, _)| from | 1 << slot);
+        let shared = self.shared.clone();
+        self.collect(tag, part, from, attempt, |attempt, slot, payload| {
+            let place = places.iter().find(|(from, _)| *from == slot);
+            match (place, payload) {
+                (Some((_, Place::To(buffer))), payload) if payload.len() != buffer.len as u64 => {
+                    attempt.local = Some(does_not_fit(slot));
+                    None
+                }
+                (Some((_, Place::To(buffer))), Payload::Inline(bytes)) => {
+                    attempt.writes.push((*buffer, bytes));
+                    None
+                }
+                (Some((_, Place::To(buffer))), Payload::Staged { address, .. }) => {
+                    // SAFETY: promised by the caller; the destinations do not overlap.
+                    let read = unsafe { shared.clone().read(slot, address, *buffer, keep.clone()) };
+                    Some(Box::pin(async move { (slot, read.await) }))
+                }
+                _ => {
+                    attempt.local = Some(does_not_fit(slot));
+                    None
+                }
+            }
+        })
+        .await
+    }
+
+    /// Reduces the offers of the first part, and moves the results in the second part.
+    ///
+    /// # Safety
+    /// As for `perform`.
+    async unsafe fn fold(
+        &mut self,
+        tag: Tag,
+        fold: &Fold,
+        source: &Source,
+        attempt: &mut Attempt,
+        keep: &Keep,
+    ) -> Result<(), Interrupted> {
+        let mut inputs: Vec<(u8, Payload)> = Vec::new();
+        let len = fold.own.len();
+        let peers = self.peers();
+        self.collect(tag, FIRST, peers, attempt, |attempt, slot, payload| {
+            if payload.len() == len as u64 {
+                inputs.push((slot, payload));
+            } else {
+                attempt.fault = Some(refused_by(slot));
+            }
+            None
+        })
+        .await?;
+        if attempt.fault.is_some() {
+            return Ok(());
+        }
+        inputs.sort_unstable_by_key(|(slot, _)| *slot);
+        if len <= inline_bytes() {
+            let result = fold_inline(self.shared.own.0, fold, &inputs, source);
+            for slot in &fold.receivers {
+                let payload = Payload::Inline(result.clone());
+                self.shared.send_to(*slot, Message::Offer { tag, part: SECOND, payload });
+            }
+            if let Some(Place::To(buffer)) = fold.result {
+                attempt.writes.push((buffer, result));
+            }
+        } else {
+            // SAFETY: passed on.
+            unsafe { self.fold_staged(tag, fold, &inputs, source, attempt) }.await?;
+            if attempt.fault.is_some() {
+                return Ok(());
+            }
+        }
+        // SAFETY: passed on.
+        unsafe { self.gather(tag, SECOND, &fold.places, attempt, keep) }.await
+    }
+
+    /// Reduces staged inputs in parts that fit into scratch memory.
+    ///
+    /// # Safety
+    /// As for `perform`.
+    async unsafe fn fold_staged(
+        &mut self,
+        tag: Tag,
+        fold: &Fold,
+        inputs: &[(u8, Payload)],
+        source: &Source,
+        attempt: &mut Attempt,
+    ) -> Result<(), Interrupted> {
+        let len = fold.own.len();
+        let prepared = async {
+            let deadline = self.shared.transfer_deadline(0);
+            let mut targets = Vec::with_capacity(inputs.len());
+            for (slot, payload) in inputs {
+                let Payload::Staged { address, .. } = payload else { return Err(refused_by(*slot)) };
+                targets.push((*slot, *address, self.shared.target(*slot, deadline).await));
+            }
+            let staged = match fold.receivers.is_empty() {
+                true => None,
+                false => Some(self.shared.plane.pool.lend(len).await?),
+            };
+            Ok((targets, staged, self.shared.plane.pool.scratch()?))
+        };
+        let (targets, staged, scratch) = match prepared.await {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                attempt.fault = Some(error);
+                return Ok(());
+            }
+        };
+        let mut open: Vec<(u8, u64, Target<TransportSet>)> = Vec::with_capacity(targets.len());
+        for (slot, address, target) in targets {
+            match target {
+                Ok(target) => open.push((slot, address, target)),
+                Err(error) => {
+                    tracing::info!(slot, %error, "cannot reach the data of a rank");
+                    self.shared.lose_slot(slot);
+                }
+            }
+        }
+        if self.is_interrupted(tag.round) {
+            return Err(Interrupted);
+        }
+        // One part for each input, the own one and the result.
+        let count = open.len() + 2;
+        let part = (SCRATCH_BYTES / count).min(FOLD_BYTES) & !63;
+        for from in (0..len).step_by(part) {
+            let size = part.min(len - from);
+            let read = self.read_parts(&open, from, size, &scratch).await;
+            let parts = match read {
+                Ok(parts) => parts,
+                Err(error) => {
+                    attempt.fault = Some(error);
+                    return Ok(());
+                }
+            };
+            if self.is_interrupted(tag.round) {
+                return Err(Interrupted);
+            }
+            // Without all parts a transfer has failed, and the next look finds the round changed.
+            if let Some(parts) = parts {
+                let at = open.iter().position(|(slot, ..)| *slot > self.shared.own.0).unwrap_or(open.len());
+                // SAFETY: passed on.
+                unsafe { fold_parts(fold, parts, at, from..from + size, source, staged.as_ref()) };
+            }
+            tokio::task::yield_now().await;
+        }
+        if let Some(staged) = staged {
+            for slot in &fold.receivers {
+                let payload = payload_of(&staged, 0..len);
+                self.shared.send_to(*slot, Message::Offer { tag, part: SECOND, payload });
+            }
+            attempt.reduced = Some(staged);
+        }
+        Ok(())
+    }
+
+    /// Reads a part of each input into scratch memory. The last two parts are for the own input and
+    /// the result. Returns `None` if a transfer failed.
+    ///
+    /// # Errors
+    /// The errors of the scratch memory.
+    async fn read_parts(
+        &self,
+        inputs: &[(u8, u64, Target<TransportSet>)],
+        from: usize,
+        size: usize,
+        scratch: &Scratch,
+    ) -> Result<Option<Vec<SliceMut<TransportSet>>>> {
+        // SAFETY: the ranges of the last call are dropped.
+        let mut parts = unsafe { scratch.split(size, inputs.len() + 2) }?;
+        let rest = parts.split_off(inputs.len());
+        let engine = &self.shared.plane.engine;
+        let deadline = self.shared.transfer_deadline(size);
+        let reads = inputs.iter().zip(parts).map(|((_, address, target), sink)| {
+            engine.read(target, address + from as u64, sink, Some(deadline))
+        });
+        let mut parts = Vec::with_capacity(inputs.len() + 2);
+        let mut all = true;
+        for ((slot, ..), (result, sink)) in inputs.iter().zip(join_all(reads).await) {
+            if let Err(error) = result {
+                tracing::info!(slot, %error, "cannot read the data of a rank");
+                self.shared.lose_slot(*slot);
+                all = false;
+            }
+            parts.push(sink);
+        }
+        parts.extend(rest);
+        Ok(all.then_some(parts))
+    }
+}
+
+/// Reduces one part of a tensor. `parts` has the inputs of the other participants in ascending
+/// order, a part for the own input, which is number `at` among the inputs, and a part for the
+/// result.
+///
+/// # Safety
+/// The parts are ranges of scratch memory of the length of `range`. The destination of the result
+/// is writable.
+unsafe fn fold_parts(
+    fold: &Fold,
+    mut parts: Vec<SliceMut<TransportSet>>,
+    at: usize,
+    range: std::ops::Range<usize>,
+    source: &Source,
+    staged: Option<&Staged>,
+) {
+    let (Some(result), Some(own)) = (parts.pop(), parts.pop()) else { return };
+    parts.insert(at, own);
+    let pointer =
+        |part: &SliceMut<TransportSet>| std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize);
+    let (size, own) = (range.len(), pointer(&parts[at]));
+    // SAFETY: scratch memory is private to this process, and these are the only ranges of it in
+    // use. They do not overlap.
+    unsafe {
+        source.copy_to(fold.own.start + range.start..fold.own.start + range.end, own);
+        let inputs: Vec<&[u8]> =
+            parts.iter().map(|part| std::slice::from_raw_parts(pointer(part).cast_const(), size)).collect();
+        let out = std::slice::from_raw_parts_mut(pointer(&result), size);
+        fold.reduction.apply(&inputs, out);
+        if let Some(staged) = staged {
+            staged.write(range.start, out.as_ptr(), size);
+        }
+        if let Some(Place::To(buffer)) = fold.result
+            && let Some(place) = buffer.part(range)
+        {
+            fill(place, out);
+        }
+    }
+}
+
+/// Reduces inputs that have come in messages.
+fn fold_inline(own: u8, fold: &Fold, inputs: &[(u8, Payload)], source: &Source) -> Bytes {
+    let mut mine = vec![0; fold.own.len()];
+    // SAFETY: as long as the range.
+    unsafe { source.copy_to(fold.own.clone(), mine.as_mut_ptr()) };
+    let mut slices: Vec<&[u8]> = Vec::with_capacity(inputs.len() + 1);
+    let at = inputs.iter().position(|(slot, _)| *slot > own).unwrap_or(inputs.len());
+    for (_, payload) in inputs {
+        // Inputs of this length are never staged; the caller has checked the length.
+        if let Payload::Inline(bytes) = payload {
+            slices.push(bytes);
+        }
+    }
+    let mut result = vec![0; fold.own.len()];
+    slices.insert(at.min(slices.len()), &mine);
+    fold.reduction.apply(&slices, &mut result);
+    result.into()
+}
+
+impl Attempt {
+    /// Writes the remaining bytes of the result.
+    ///
+    /// # Errors
+    /// The fault of the attempt.
+    ///
+    /// # Safety
+    /// The destinations are writable.
+    unsafe fn complete(self) -> Result<()> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        for (buffer, bytes) in self.writes {
+            // SAFETY: promised by the caller.
+            unsafe { fill(buffer, &bytes) };
+        }
+        self.local.map_or(Ok(()), Err)
+    }
+}
+
+fn same_attempt(theirs: Tag, own: Tag) -> bool {
+    (theirs.operation, theirs.round) == (own.operation, own.round)
+}
+
+fn does_not_fit(slot: u8) -> Error {
+    Error::invalid(format!(
+        "cannot finish collective: the data of a slot does not have the length of its buffer. slot={slot}"
+    ))
+}
+
+fn refused_by(slot: u8) -> Error {
+    Error::new(
+        ErrorCode::InvalidParams,
+        format!(
+            "cannot finish collective: another rank called another operation, or cannot continue. \
+             slot={slot}; make the same calls with the same sizes on every rank"
+        ),
+    )
+}

@@ -1,0 +1,353 @@
+//! Point-to-point operations.
+//!
+//! The sender announces a message, with its bytes or with their address in staging memory. The
+//! receiver matches announcements with receives in their order, copies or reads the bytes, and
+//! acknowledges them. Then both operations are over. The failure of a process ends all operations
+//! with it. There is no time limit for a process that responds: after each p2p timeout without
+//! progress, the membership is asked whether it does.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mooncake_core::{Error, ErrorCode, Result};
+
+use super::counted::Counted;
+use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
+use super::shared::Shared;
+use super::transfer::{Source, fill};
+use crate::call::{Buffer, Input, inline_bytes};
+use crate::message::{Message, Payload};
+use crate::operation::{Operation, Outcome, closed};
+use crate::staging::Keep;
+use crate::view::{Evidence, MAX_RANKS, Slot};
+
+impl Shared {
+    /// Returns an unused number for a message that will be acknowledged.
+    pub(super) fn message_number(&self) -> u64 {
+        self.p2p.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
+        let (operation, pending) = Operation::new();
+        let send = Outgoing { tensor, keep, pending, counted: Counted::new(&self.gauge) };
+        let mut state = self.p2p.state.lock();
+        let lane = state.lanes.entry(to.0).or_default();
+        lane.sends.push_back(send);
+        if !lane.is_announcing {
+            lane.is_announcing = true;
+            let (shared, failures) = (self.clone(), lane.failures);
+            self.plane.runtime.spawn(async move { shared.announce_sends(to.0, failures).await });
+        }
+        self.watch(to.0, lane);
+        operation
+    }
+
+    pub(super) fn post_receive(
+        self: &Arc<Self>,
+        tensor: Buffer,
+        from: Option<Slot>,
+        keep: Keep,
+    ) -> Operation {
+        let (operation, pending) = Operation::new();
+        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
+        match from {
+            Some(slot) => {
+                // A process that has ended is noticed by the connection.
+                if let Some((_, link)) = self.correspondent(slot.0) {
+                    link.open();
+                }
+                let mut state = self.p2p.state.lock();
+                let lane = state.lanes.entry(slot.0).or_default();
+                lane.receives.push_back(receive);
+                self.watch(slot.0, lane);
+            }
+            None => {
+                for slot in 0..MAX_RANKS as u8 {
+                    if let Some((_, link)) = self.correspondent(slot) {
+                        link.open();
+                    }
+                }
+                self.p2p.state.lock().any.push_back(receive);
+            }
+        }
+        self.match_receives();
+        operation
+    }
+
+    /// Announces the sends to a slot in their order.
+    async fn announce_sends(self: Arc<Self>, slot: u8, failures: u64) {
+        loop {
+            let (send, window, inline) = {
+                let mut state = self.p2p.state.lock();
+                let Some(lane) = state.lanes.get_mut(&slot).filter(|lane| lane.failures == failures) else {
+                    return;
+                };
+                let taken = lane.taken.clone();
+                if lane.announced.len() >= MAX_ANNOUNCED {
+                    (None, taken, false)
+                } else if let Some(send) = lane.sends.pop_front() {
+                    let inline =
+                        send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
+                    (Some(send), taken, inline)
+                } else {
+                    lane.is_announcing = false;
+                    return;
+                }
+            };
+            let Some(send) = send else {
+                // A permit is kept if a message is taken between the look and this wait.
+                window.notified().await;
+                continue;
+            };
+            self.announce_send(slot, failures, send, inline).await;
+        }
+    }
+
+    async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Outgoing, inline: bool) {
+        let Outgoing { tensor, keep, pending, counted } = send;
+        let longest = if inline { 0 } else { tensor.len.max(inline_bytes() + 1) };
+        let input = Input::whole(tensor);
+        // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
+        let source = unsafe { Source::stage(&self.plane, &input, longest) }.await;
+        let end = End { keep, pending, _counted: counted };
+        let (payload, staged) = match source {
+            Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
+            Ok(Source::Shared(staged)) => {
+                (Payload::Staged { address: staged.address(), len: tensor.len as u64 }, Some(staged))
+            }
+            Err(error) => return end.finish(Outcome::of_error(error)),
+        };
+        let (id, len) = (self.message_number(), tensor.len);
+        let mut end = Some(end);
+        {
+            let mut state = self.p2p.state.lock();
+            let lane = state.lanes.entry(slot).or_default();
+            if lane.failures == failures {
+                let inline = if staged.is_none() { len } else { 0 };
+                let end = if len == 0 { None } else { end.take() };
+                lane.inline += inline;
+                lane.announced.insert(id, Announced { end, inline, staged });
+            } else if let Some(end) = end.take() {
+                drop(state);
+                return end.finish(failed_with(slot, "it has failed meanwhile"));
+            }
+        }
+        self.send_to(slot, Message::Send { id, payload });
+        if let Some(end) = end {
+            end.finish(Outcome::default());
+        }
+    }
+
+    /// Takes an announced message.
+    pub(super) fn take_sent(self: &Arc<Self>, slot: u8, id: u64, payload: Payload) {
+        let is_too_much = {
+            let mut state = self.p2p.state.lock();
+            let lane = state.lanes.entry(slot).or_default();
+            lane.arrived.push_back((id, payload));
+            lane.steps += 1;
+            lane.arrived.len() > MAX_ANNOUNCED
+        };
+        if is_too_much {
+            return self.fail_pair(slot, "it announces more messages than agreed");
+        }
+        self.match_receives();
+    }
+
+    /// Matches announced messages with receives, in the order of both.
+    fn match_receives(self: &Arc<Self>) {
+        let mut state = self.p2p.state.lock();
+        let State { lanes, any } = &mut *state;
+        for (slot, lane) in lanes.iter_mut() {
+            while !lane.arrived.is_empty() {
+                let Some(receive) = lane.receives.pop_front().or_else(|| any.pop_front()) else { break };
+                let Some((id, payload)) = lane.arrived.pop_front() else { break };
+                lane.reading += 1;
+                let (shared, slot) = (self.clone(), *slot);
+                self.plane
+                    .runtime
+                    .spawn(async move { shared.read_message(slot, id, payload, receive).await });
+                self.watch(slot, lane);
+            }
+        }
+    }
+
+    async fn read_message(self: Arc<Self>, slot: u8, id: u64, payload: Payload, receive: Receive) {
+        let Receive { tensor, end } = receive;
+        let len = usize::try_from(payload.len()).unwrap_or(usize::MAX);
+        let fits = len <= tensor.len;
+        let result: Result<()> = match (tensor.part(0..len), payload) {
+            (None, _) => Err(too_long(slot, len, tensor.len)),
+            (Some(place), Payload::Inline(bytes)) => {
+                // SAFETY: the caller of `receive` promises the buffer until `keep` is dropped.
+                unsafe { fill(place, &bytes) };
+                Ok(())
+            }
+            (Some(place), Payload::Staged { address, .. }) => {
+                // SAFETY: as above.
+                unsafe { self.clone().read(slot, address, place, end.keep.clone()) }.await
+            }
+        };
+        {
+            let mut state = self.p2p.state.lock();
+            let lane = state.lanes.entry(slot).or_default();
+            lane.reading = lane.reading.saturating_sub(1);
+            lane.steps += 1;
+        }
+        self.send_to(slot, Message::Taken { id, success: result.is_ok() });
+        match result {
+            Ok(()) => {
+                let source = Some(Slot(slot));
+                end.finish(Outcome { source, ..Outcome::default() });
+            }
+            Err(error) if !fits => end.finish(Outcome::of_error(error)),
+            Err(error) => {
+                tracing::info!(slot, %error, "cannot read the message of a rank");
+                self.fail_pair_with(slot, "its data cannot be read", vec![end]);
+            }
+        }
+    }
+
+    /// Takes the acknowledgement of a message.
+    pub(super) fn take_acknowledgement(self: &Arc<Self>, slot: u8, id: u64, success: bool) {
+        if self.exchanges.take_acknowledgement(slot, id) {
+            return;
+        }
+        let (announced, taken) = {
+            let mut state = self.p2p.state.lock();
+            let Some(lane) = state.lanes.get_mut(&slot) else { return };
+            let Some(announced) = lane.announced.remove(&id) else { return };
+            lane.inline -= announced.inline;
+            lane.steps += 1;
+            (announced, lane.taken.clone())
+        };
+        taken.notify_one();
+        let Announced { end, staged, .. } = announced;
+        drop(staged);
+        if let Some(end) = end {
+            end.finish(match success {
+                true => Outcome::default(),
+                false => Outcome::of_error(Error::invalid(format!(
+                    "cannot send message: the receiver has less space. slot={slot}"
+                ))),
+            });
+        }
+    }
+
+    /// Starts the task that examines a slot after each timeout without progress.
+    fn watch(self: &Arc<Self>, slot: u8, lane: &mut Lane) {
+        if !std::mem::replace(&mut lane.is_watched, true) {
+            let (shared, failures) = (Arc::downgrade(self), lane.failures);
+            self.plane.runtime.spawn(async move {
+                loop {
+                    let Some(timeout) = shared.upgrade().map(|shared| shared.plane.timeouts.p2p()) else {
+                        return;
+                    };
+                    let steps = shared.upgrade().and_then(|shared| shared.steps(slot, failures));
+                    let Some(steps) = steps else { return };
+                    tokio::time::sleep(timeout.max(std::time::Duration::from_millis(10))).await;
+                    let Some(shared) = shared.upgrade() else { return };
+                    match shared.steps(slot, failures) {
+                        None => return,
+                        Some(now) if now != steps => {}
+                        Some(_) => {
+                            if !shared.membership.is_alive(Slot(slot)).await
+                                && shared.steps(slot, failures) == Some(steps)
+                            {
+                                return shared.fail_pair(slot, "its process does not respond");
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// Returns the progress of a slot, or `None` if there is nothing to watch any more.
+    fn steps(&self, slot: u8, failures: u64) -> Option<u64> {
+        let mut state = self.p2p.state.lock();
+        let lane = state.lanes.get_mut(&slot)?;
+        if lane.failures != failures {
+            return None;
+        }
+        if lane.is_idle() {
+            lane.is_watched = false;
+            return None;
+        }
+        Some(lane.steps)
+    }
+
+    /// Ends all operations with a slot.
+    pub(super) fn fail_pair(self: &Arc<Self>, slot: u8, reason: &'static str) {
+        self.fail_pair_with(slot, reason, Vec::new());
+    }
+
+    fn fail_pair_with(self: &Arc<Self>, slot: u8, reason: &'static str, mut ends: Vec<End>) {
+        let mut retired = Vec::new();
+        {
+            let mut state = self.p2p.state.lock();
+            if let Some(lane) = state.lanes.get_mut(&slot) {
+                let Lane { sends, announced, receives, failures, taken, reading, .. } = std::mem::take(lane);
+                // Reads in progress end by themselves, with their own failures.
+                *lane = Lane { failures: failures + 1, reading, ..Lane::default() };
+                taken.notify_one();
+                ends.extend(sends.into_iter().map(|Outgoing { keep, pending, counted, .. }| End {
+                    keep,
+                    pending,
+                    _counted: counted,
+                }));
+                for Announced { end, staged, .. } in announced.into_values() {
+                    ends.extend(end);
+                    retired.extend(staged);
+                }
+                ends.extend(receives.into_iter().map(|receive| receive.end));
+            }
+        }
+        self.retire(retired);
+        if ends.is_empty() {
+            return;
+        }
+        tracing::info!(slot, reason, operations = ends.len(), "point-to-point operations failed");
+        if self.is_closing() {
+            return ends.into_iter().for_each(|end| end.finish(Outcome::of_error(closed())));
+        }
+        self.report_failure(slot);
+        let shared = self.clone();
+        self.plane.runtime.spawn(async move {
+            if shared.options.syncs_after_failure {
+                let outcome = shared.membership.sync_after_failure().await;
+                tracing::debug!(?outcome, "failure reconciled");
+            }
+            ends.into_iter().for_each(|end| end.finish(failed_with(slot, reason)));
+        });
+    }
+
+    fn report_failure(&self, slot: u8) {
+        let incarnation = {
+            let inbox = self.inbox.lock();
+            inbox.members[usize::from(slot)].present.as_ref().map(|(incarnation, ..)| *incarnation)
+        };
+        if let Some(incarnation) = incarnation {
+            self.membership.report(Slot(slot), incarnation, Evidence::Failure);
+        }
+    }
+
+    /// Ends all operations because the communicator is closed.
+    pub(super) fn fail_all_pairs(self: &Arc<Self>) {
+        for slot in 0..MAX_RANKS as u8 {
+            self.fail_pair(slot, "the communicator is closed");
+        }
+        let any = std::mem::take(&mut self.p2p.state.lock().any);
+        any.into_iter().for_each(|receive| receive.end.finish(Outcome::of_error(closed())));
+    }
+}
+
+fn failed_with(slot: u8, reason: &'static str) -> Outcome {
+    let text = format!("cannot finish operation: the other rank failed: {reason}. slot={slot}");
+    Outcome { failed: 1 << slot, ..Outcome::of_error(Error::new(ErrorCode::TransferFail, text)) }
+}
+
+fn too_long(slot: u8, len: usize, space: usize) -> Error {
+    Error::invalid(format!(
+        "cannot receive message: it is longer than the tensor. slot={slot} len={len} space={space}"
+    ))
+}

@@ -1,0 +1,396 @@
+//! Failures: survivors end with one result.
+
+use std::time::Duration;
+
+use super::*;
+use crate::message::{Message, Payload, Round, Tag};
+use crate::view::{Evidence, MemberState};
+
+/// Returns the sum of the values that ranks contribute, given the ranks as bits: rank `r` has
+/// `1 << r` in each element.
+fn values(rank: usize, len: usize) -> Vec<u8> {
+    ints(vec![1 << rank; len])
+}
+
+/// Checks that all elements are equal, and returns the element.
+fn contributors(memory: &Memory) -> i32 {
+    let bytes = memory.bytes();
+    let first = i32::from_ne_bytes(bytes[..4].try_into().unwrap());
+    assert!(bytes.chunks(4).all(|element| element == first.to_ne_bytes()), "elements of several attempts");
+    first
+}
+
+fn kill(group: &TestGroup, ranks: &mut [Rank], victim: usize) {
+    ranks[victim].kill();
+    group.set_dead(victim);
+}
+
+#[test]
+fn survivors_go_on_without_a_dead_rank() {
+    let (group, mut ranks) = start(4);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    kill(&group, &mut ranks, 3);
+    // The caller expects three ranks already: the output is too short for a fourth one.
+    let begun: Vec<_> = ranks[..3]
+        .iter()
+        .map(|rank| {
+            let (input, output) = (Memory::new(values(rank.slot, 1)), Memory::new(vec![0; 12]));
+            let call = Collective::AllGather { input: input.buffer(), outputs: flat(&output, 4) };
+            (rank.start_collective(call, &[&input, &output]), output)
+        })
+        .collect();
+    for (operation, output) in &begun {
+        let outcome = finish(operation);
+        assert!(outcome.error.is_none(), "{outcome:?}");
+        assert_eq!(outcome.hint()[..4], [0, 0, 0, 1]);
+        assert_eq!(group.active(), 0b111, "the view changes before the operation is over");
+        assert_eq!(output.bytes(), ints([1, 2, 4]));
+    }
+    // Ranks that learn of the failure from another one report nothing.
+    let failures: Vec<_> =
+        group.reports().into_iter().filter(|(.., evidence)| *evidence == Evidence::Failure).collect();
+    assert!(!failures.is_empty() && failures.iter().all(|(_, accused, _)| *accused == slot(3)));
+    // Later operations have no failure.
+    let begun: Vec<_> = ranks[..3].iter().map(|rank| all_reduce(rank, values(rank.slot, 30_000))).collect();
+    for (operation, memory) in &begun {
+        succeed(operation);
+        assert_eq!(contributors(memory), 0b111);
+    }
+}
+
+#[test]
+fn without_a_sync_each_operation_finds_the_failure_again() {
+    let group = TestGroup::new(3, 3, false);
+    let mut ranks = Rank::founders(&group, 3, false).unwrap();
+    wait_for_views(&ranks);
+    kill(&group, &mut ranks, 1);
+    for len in [1, 100_000] {
+        let begun: Vec<_> = [0, 2].map(|at| all_reduce(&ranks[at], values(at, len))).into();
+        for (operation, memory) in &begun {
+            let outcome = finish(operation);
+            assert_eq!((outcome.failed, outcome.error.is_none()), (0b010, true));
+            assert_eq!(contributors(memory), 0b101);
+        }
+    }
+    assert_eq!((group.syncs(), group.active()), (0, 0b111));
+    group.set(&[1], MemberState::Inactive);
+    let begun: Vec<_> = [0, 2].map(|at| all_reduce(&ranks[at], values(at, 1))).into();
+    for (operation, memory) in &begun {
+        succeed(operation);
+        assert_eq!(contributors(memory), 0b101);
+    }
+}
+
+#[test]
+fn a_root_that_dies_leaves_no_result_and_no_hang() {
+    let (group, mut ranks) = start(3);
+    kill(&group, &mut ranks, 0);
+    let memory: Vec<_> = (0..3).map(|_| Memory::new(vec![7; 100_000])).collect();
+    let begun: Vec<_> = ranks[1..]
+        .iter()
+        .map(|rank| {
+            let call = Collective::Broadcast { tensor: memory[rank.slot].buffer(), root: slot(0) };
+            rank.start_collective(call, &[&memory[rank.slot]])
+        })
+        .collect();
+    for operation in &begun {
+        assert_eq!(finish(operation).failed, 1);
+    }
+}
+
+/// Ends ranks at random moments of a row of operations.
+fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
+    let (group, mut ranks) = start(count);
+    let lengths: Vec<usize> =
+        (0..24).map(|_| [1, 500, 20_000, 90_000, 400_000][rng.below(5) as usize]).collect();
+    let begun: Vec<Vec<(Operation, Arc<Memory>)>> = ranks
+        .iter()
+        .map(|rank| lengths.iter().map(|len| all_reduce(rank, values(rank.slot, *len))).collect())
+        .collect();
+    let witness = (0..count).find(|at| !victims.contains(at)).unwrap();
+    let mut number = 0;
+    for victim in victims {
+        number += rng.below(12) as usize;
+        finish(&begun[witness][number].0);
+        std::thread::sleep(Duration::from_micros(rng.below(3_000)));
+        kill(&group, &mut ranks, *victim);
+    }
+    let dead = victims.iter().fold(0, |dead, victim| dead | 1 << victim);
+    let all = (1 << count) - 1;
+    let survivors: Vec<usize> = (0..count).filter(|at| !victims.contains(at)).collect();
+    let mut before = all;
+    for (number, len) in lengths.iter().enumerate() {
+        let mut sets = Vec::new();
+        for at in &survivors {
+            let (operation, memory) = &begun[*at][number];
+            let outcome = finish(operation);
+            assert!(outcome.error.is_none(), "operation {number} at {at}: {outcome:?}");
+            assert_eq!(outcome.failed & !dead, 0, "a living rank is marked");
+            let set = contributors(memory);
+            assert!(set | outcome.failed as i32 | dead as i32 == all, "operation {number} lacks {set:b}");
+            sets.push(set);
+        }
+        assert!(sets.iter().all(|set| *set == sets[0]), "operation {number} of {len}: {sets:?}");
+        assert_eq!(sets[0] & !before, 0, "a dead rank takes part again");
+        before = sets[0];
+    }
+    let last: Vec<_> = survivors.iter().map(|at| all_reduce(&ranks[*at], values(*at, 9))).collect();
+    for (operation, memory) in &last {
+        assert!(finish(operation).error.is_none());
+        assert_eq!(contributors(memory), all & !(dead as i32));
+    }
+}
+
+#[test]
+fn survivors_of_a_random_end_have_one_result() {
+    let mut rng = rng();
+    for turn in 0..10 {
+        let count = 3 + turn % 3;
+        let victim = rng.below(count as u64) as usize;
+        end_at_random(&mut rng, count, &[victim]);
+    }
+}
+
+#[test]
+fn survivors_of_two_random_ends_have_one_result() {
+    let mut rng = rng();
+    for _ in 0..5 {
+        let first = rng.below(5) as usize;
+        let second = (first + 1 + rng.below(4) as usize) % 5;
+        end_at_random(&mut rng, 5, &[first, second]);
+    }
+}
+
+#[test]
+fn a_rank_may_end_as_soon_as_it_has_finished() {
+    for turn in 0..20 {
+        let (_group, mut ranks) = start(3);
+        let len = [1, 100_000][turn % 2];
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, len))).collect();
+        let first = turn % 3;
+        succeed(&begun[first].0);
+        drop(ranks.remove(first));
+        for (operation, memory) in &begun {
+            succeed(operation);
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_respond_is_left_out() {
+    let (group, ranks) = start(3);
+    for rank in &ranks {
+        rank.plane().timeouts().set_collective(Duration::from_millis(300));
+    }
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    group.set_dead(2);
+    ranks[2].stop(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_millis(50));
+    let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
+    for (operation, memory) in &begun[..2] {
+        let outcome = finish(operation);
+        assert_eq!((outcome.failed, outcome.error.is_none()), (0b100, true));
+        assert_eq!(contributors(memory), 0b011);
+    }
+    // The stopped rank continues, and learns that it is out.
+    let outcome = finish(&begun[2].0);
+    assert!(outcome.error.is_some(), "{outcome:?}");
+    assert_eq!(contributors(&begun[2].1), 0b100, "its tensor is as before");
+}
+
+#[test]
+fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
+    let group = TestGroup::new(3, 3, false);
+    let ranks = Rank::founders(&group, 3, false).unwrap();
+    wait_for_views(&ranks);
+    for rank in &ranks {
+        rank.plane().timeouts().set_collective(Duration::from_millis(300));
+    }
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    group.set_dead(2);
+    ranks[2].stop(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(50));
+    // Two operations of every rank. The stopped rank is out of the first, perhaps of the second.
+    let begun: Vec<Vec<_>> = ranks
+        .iter()
+        .map(|rank| (0..2).map(|_| all_reduce(rank, values(rank.slot, 1000))).collect())
+        .collect();
+    for (operation, memory) in begun[..2].iter().flatten() {
+        assert_eq!(finish(operation).failed, 0b100);
+        assert_eq!(contributors(memory), 0b011);
+    }
+    group.set_alive(2);
+    for (operation, _) in &begun[2] {
+        assert!(finish(operation).error.is_some());
+    }
+    // The others know of the return when a later message of the rank has arrived.
+    for at in 0..2 {
+        let (received, _) = receive(&ranks[at], 2, 1);
+        succeed(&send(&ranks[2], at, vec![1]));
+        succeed(&received);
+    }
+    for turn in 0..3 {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 1000))).collect();
+        for (operation, memory) in &begun {
+            let outcome = finish(operation);
+            assert!(outcome.is_success(), "turn {turn}: {outcome:?}");
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+}
+
+#[test]
+fn a_slow_rank_is_waited_for() {
+    let (_group, ranks) = start(2);
+    ranks[0].plane().timeouts().set_collective(Duration::from_millis(100));
+    ranks[1].stop(Duration::from_secs(1));
+    let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
+    for (operation, memory) in &begun {
+        succeed(operation);
+        assert_eq!(contributors(memory), 0b11);
+    }
+}
+
+#[test]
+fn a_message_of_a_later_mask_waits_for_the_view() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    group.hold(1, true);
+    group.set(&[2], MemberState::Inactive);
+    let (operation, memory) = all_reduce(&ranks[0], values(0, 10));
+    let (late, late_memory) = all_reduce(&ranks[1], values(1, 10));
+    assert!(!late.wait(Some(Duration::from_millis(300))) && !operation.is_done());
+    group.hold(1, false);
+    for (operation, memory) in [(operation, memory), (late, late_memory)] {
+        let outcome = finish(&operation);
+        assert!(outcome.error.is_none(), "{outcome:?}");
+        assert_eq!(contributors(&memory), 0b011);
+    }
+}
+
+#[test]
+fn messages_of_an_earlier_mask_are_dropped() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let old = Round { mask: group.member(0).mask(), number: 0, absent: 0 };
+    group.set(&[2], MemberState::Inactive);
+    // The operation with number 1 is next. Its data in an earlier round must not count.
+    let memory = Memory::new(values(0, 10));
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = Tag { operation: 1, round: old, call: call.digest() };
+    let payload = Payload::Inline(values(5, 10).into());
+    ranks[1].comm().shared.send_to(0, Message::Offer { tag, part: 0, payload });
+    ranks[1].comm().shared.send_to(0, Message::Ready { tag, success: true });
+    let operation = ranks[0].start_collective(call, &[&memory]);
+    assert!(!operation.wait(Some(Duration::from_millis(200))), "a message of an earlier mask counts");
+    let (other, _memory) = all_reduce(&ranks[1], values(1, 10));
+    succeed(&operation);
+    succeed(&other);
+    assert_eq!(contributors(&memory), 0b011);
+}
+
+#[test]
+fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
+    let (group, mut ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    // The third rank offers its data to both others, and ends after it was ready for one of them.
+    let sent =
+        Collective::AllReduce { tensor: Memory::new(values(2, 10)).buffer(), reduction: sum(DType::I32) };
+    let round = Round { mask: group.member(0).mask(), number: 0, absent: 0 };
+    let tag = Tag { operation: 1, round, call: sent.digest() };
+    for to in 0..2 {
+        let payload = Payload::Inline(values(2, 10).into());
+        ranks[2].comm().shared.send_to(to, Message::Offer { tag, part: 0, payload });
+    }
+    ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
+    succeed(&begun[0].0);
+    assert_eq!(contributors(&begun[0].1), 0b111);
+    assert!(!begun[1].0.is_done());
+    kill(&group, &mut ranks, 2);
+    let outcome = finish(&begun[1].0);
+    assert!(outcome.error.is_none(), "{outcome:?}");
+    assert_eq!((contributors(&begun[1].1), outcome.failed), (0b111, 0b100));
+    let next: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 1))).collect();
+    for (operation, memory) in &next {
+        assert!(finish(operation).error.is_none());
+        assert_eq!(contributors(memory), 0b011);
+    }
+}
+
+#[test]
+fn a_rank_joins_and_a_replacement_takes_over() {
+    let group = TestGroup::new(2, 3, true);
+    let mut ranks = Rank::founders(&group, 2, true).unwrap();
+    wait_for_views(&ranks);
+    for _ in 0..5 {
+        ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    }
+    let mut joiner = Rank::start(2).unwrap();
+    joiner.join(&group, true).unwrap();
+    let (alone, memory) = all_reduce(&joiner, values(2, 3));
+    succeed(&alone);
+    assert_eq!(contributors(&memory), 0b100);
+    ranks.push(joiner);
+    group.set(&[2], MemberState::Active);
+    wait_for_views(&ranks);
+    let check = |ranks: &[Rank], expected: i32| {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 50_000))).collect();
+        for (operation, memory) in &begun {
+            let outcome = finish(operation);
+            assert!(outcome.error.is_none(), "{outcome:?}");
+            assert_eq!(contributors(memory), expected);
+        }
+    };
+    check(&ranks, 0b111);
+    kill(&group, &mut ranks, 1);
+    ranks.remove(1);
+    check(&ranks, 0b101);
+    assert_eq!(group.active(), 0b101);
+
+    let group = group.revived(1);
+    let mut replacement = Rank::start(1).unwrap();
+    replacement.join(&group, true).unwrap();
+    ranks.push(replacement);
+    group.set(&[1], MemberState::Active);
+    wait_for_views(&ranks);
+    check(&ranks, 0b111);
+    check(&ranks, 0b111);
+}
+
+#[test]
+fn a_rank_that_was_inactive_rejoins_in_place() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    // The rank does not see the view without itself.
+    group.hold(2, true);
+    group.set(&[2], MemberState::Inactive);
+    for _ in 0..4 {
+        ranks[..2].iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    }
+    ranks[2].comm().rejoin();
+    group.set(&[2], MemberState::Active);
+    group.hold(2, false);
+    for _ in 0..3 {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 20_000))).collect();
+        for (operation, memory) in &begun {
+            succeed(operation);
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+}
+
+#[test]
+fn an_inactive_rank_is_refused() {
+    let (group, ranks) = start(2);
+    group.set(&[1], MemberState::Inactive);
+    let memory = Memory::new(vec![0; 4]);
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    // SAFETY: the guard owns the memory.
+    let refused = unsafe { ranks[1].comm().start(call, Box::new(memory)) };
+    assert!(refused.unwrap_err().to_string().contains("not active"));
+    let (alone, memory) = all_reduce(&ranks[0], values(0, 1));
+    succeed(&alone);
+    assert_eq!(contributors(&memory), 1);
+}

@@ -1,0 +1,75 @@
+//! Links between processes: the listener that shows that a process runs, and probes of others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mooncake_core::fork::ParentOnly;
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::connection::{accept, open};
+use super::settings::ControlSettings;
+use crate::protocol::{RankInfo, SessionId};
+use crate::wire::Purpose;
+
+/// Serves the probes and links of other processes.
+pub(super) async fn serve_links(
+    listener: ParentOnly<TcpListener>,
+    session: SessionId,
+    settings: Arc<ControlSettings>,
+) {
+    let mut connections = Connections::new(ListenerLimits {
+        name: "group-links",
+        places: settings.connections,
+        descriptor_share: 8,
+        request: Some(settings.hello),
+        idle: Some(settings.hello),
+    });
+    loop {
+        let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
+        let limit = settings.hello;
+        connections.admit(|place| async move {
+            if let Err(error) = serve(ParentOnly::new(stream), session, limit, &place).await {
+                tracing::debug!(%peer, %error, "link ended");
+            }
+        });
+    }
+}
+
+async fn serve(
+    mut stream: ParentOnly<TcpStream>,
+    session: SessionId,
+    limit: Duration,
+    place: &Place,
+) -> std::io::Result<()> {
+    let is_own = |hello: &crate::wire::Hello| hello.purpose == Purpose::Link && hello.session == session;
+    timeout(limit, accept(&mut stream, is_own)).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    if place.work() {
+        wait_until_closed(&mut stream).await;
+    }
+    Ok(())
+}
+
+/// Opens a link to a process.
+pub(super) async fn open_link(info: &RankInfo, limit: Duration) -> Option<ParentOnly<TcpStream>> {
+    match timeout(limit, open(&info.address, Purpose::Link, info.session)).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(rank = %info.rank, address = info.address, %error, "link failed");
+            None
+        }
+        Err(_) => {
+            tracing::debug!(rank = %info.rank, address = info.address, "process does not respond");
+            None
+        }
+    }
+}
+
+/// Waits until the other side closes a link.
+pub(super) async fn wait_until_closed(stream: &mut TcpStream) {
+    let mut byte = [0];
+    // Nothing is sent over a link: bytes end it as well.
+    let _ = stream.read(&mut byte).await;
+}

@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![deny(unsafe_code)]
+
+pub mod agent;
+#[allow(unsafe_code)]
+pub mod call;
+#[allow(unsafe_code)]
+pub mod comm;
+pub mod control;
+pub mod coordinator;
+pub mod dtype;
+pub mod limits;
+pub mod link;
+mod message;
+pub mod operation;
+#[cfg(any(test, feature = "testkit"))]
+pub mod planted;
+#[cfg(not(any(test, feature = "testkit")))]
+#[path = "planted/absent.rs"]
+mod planted;
+pub mod protocol;
+pub mod rank_set;
+pub mod reduce;
+#[allow(unsafe_code)]
+mod staging;
+#[cfg(any(test, feature = "testkit"))]
+#[allow(unsafe_code)]
+pub mod testkit;
+pub mod view;
+mod wire;
+
+pub use message::ExchangeTag;

@@ -1,0 +1,557 @@
+//! Data plane of a process: its listener, and one connection to each other process, which all
+//! communicators share.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use mooncake_core::clock::Rng;
+use mooncake_core::fork::ParentOnly;
+use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_engine::TransferEngine;
+use mooncake_transport::Protocol;
+use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::net;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::message::{Endpoint, Envelope, HELLO_BYTES, Hello, Message};
+use crate::staging::Pool;
+
+/// Longest time for a new connection, and for its first bytes.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Largest number of connections from other processes.
+const MAX_CONNECTIONS: usize = 1024;
+/// Bytes that wait for one connection. Operations wait for each other long before this limit.
+const MAX_QUEUED: usize = 256 << 20;
+/// Time for the rest of the messages of a process after a connection to it has ended.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Free space of the receive buffer before each read.
+const READ_BYTES: usize = 64 << 10;
+
+/// Receiver of messages: a communicator.
+pub(crate) trait Recipient: Send + Sync {
+    /// Takes a message of a process. Does not wait.
+    fn deliver(self: Arc<Self>, process: u64, slot: u8, message: Message);
+
+    /// Takes notice that a connection from or to a process has ended. Messages may be lost.
+    fn lose(self: Arc<Self>, process: u64);
+
+    /// Takes notice that a process has no communicator of this number.
+    fn forget(self: Arc<Self>, process: u64, communicator: u32);
+}
+
+/// Time limits of a process, which may change at any time.
+#[derive(Debug)]
+pub struct Timeouts {
+    collective_us: AtomicU64,
+    p2p_us: AtomicU64,
+}
+
+impl Timeouts {
+    /// Returns the time after which a collective operation examines the ranks that it waits for.
+    pub fn collective(&self) -> Duration {
+        Duration::from_micros(self.collective_us.load(Ordering::Relaxed))
+    }
+
+    /// Sets the time after which a collective operation examines the ranks that it waits for; 10 s
+    /// by default.
+    pub fn set_collective(&self, timeout: Duration) {
+        self.collective_us.store(micros(timeout), Ordering::Relaxed);
+    }
+
+    /// Returns the time after which a point-to-point operation examines the other rank.
+    pub fn p2p(&self) -> Duration {
+        Duration::from_micros(self.p2p_us.load(Ordering::Relaxed))
+    }
+
+    /// Sets the time after which a point-to-point operation examines the other rank; 10 s by
+    /// default.
+    pub fn set_p2p(&self, timeout: Duration) {
+        self.p2p_us.store(micros(timeout), Ordering::Relaxed);
+    }
+}
+
+fn micros(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Data plane of a process. Clones are handles of the same one. The drop of the last handle and of
+/// the last communicator closes the listener and the connections.
+#[derive(Clone)]
+pub struct DataPlane {
+    pub(crate) plane: Arc<Plane>,
+}
+
+impl DataPlane {
+    /// Opens the listener at a free port of `host`, the address that other ranks connect to, and
+    /// serves it on the current runtime.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` outside a runtime, or the error of the listener.
+    pub fn start(engine: TransferEngine, host: &str) -> Result<Self> {
+        let runtime = Handle::try_current()
+            .map_err(|_| Error::invalid("cannot start data plane: no tokio runtime; start it inside one"))?;
+        let mut rng = Rng::from_os();
+        // The address of a translation is not one of this machine, and is only published.
+        let wanted = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let listener = net::listen(wanted, 0..=0, &mut rng).or_else(|_| net::listen(any, 0..=0, &mut rng))?;
+        let listener = TcpListener::from_std(listener).map_err(Error::from)?;
+        let port = listener.local_addr().map_err(Error::from)?.port();
+        let uses_rdma = engine.descriptor().speaks(&Protocol::RDMA);
+        let plane = Arc::new_cyclic(|weak: &Weak<Plane>| Plane {
+            process: rng.next_u64(),
+            host: host.to_owned(),
+            port,
+            pool: Pool::new(engine.clone()),
+            reads_in_place: !uses_rdma,
+            engine,
+            timeouts: Timeouts { collective_us: 10_000_000.into(), p2p_us: 10_000_000.into() },
+            recipients: Mutex::default(),
+            next: AtomicU32::new(1),
+            links: Mutex::default(),
+            incoming: Mutex::default(),
+            left: Notify::new(),
+            accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
+            runtime,
+        });
+        Ok(Self { plane })
+    }
+
+    /// Returns the time limits.
+    pub fn timeouts(&self) -> &Timeouts {
+        &self.plane.timeouts
+    }
+
+    /// Returns the bytes of staging memory that operations use, and those of the pool.
+    pub fn staging_bytes(&self) -> (u64, u64) {
+        (self.plane.pool.used(), self.plane.pool.capacity())
+    }
+}
+
+/// Parts of a data plane.
+pub(crate) struct Plane {
+    /// Random number of this process.
+    pub(crate) process: u64,
+    host: String,
+    port: u16,
+    pub(crate) engine: TransferEngine,
+    pub(crate) pool: Pool,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) runtime: Handle,
+    /// True if the transport reads into memory that is not registered.
+    pub(crate) reads_in_place: bool,
+    recipients: Mutex<HashMap<u32, Weak<dyn Recipient>>>,
+    next: AtomicU32,
+    links: Mutex<HashMap<u64, Arc<Link>>>,
+    /// Number of the present connection from each process.
+    incoming: Mutex<HashMap<u64, u32>>,
+    /// Wakes those that wait for the end of a connection from a process.
+    left: Notify,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        for link in self.links.get_mut().values() {
+            if let Some(task) = link.outbox.lock().task.take() {
+                task.abort();
+            }
+        }
+    }
+}
+
+impl Plane {
+    /// Returns an unused number for a communicator.
+    pub(crate) fn number(&self) -> u32 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Adds a receiver of messages under its number, until [`remove`](Self::remove).
+    pub(crate) fn add(&self, number: u32, recipient: Weak<dyn Recipient>) {
+        self.recipients.lock().insert(number, recipient);
+    }
+
+    pub(crate) fn remove(&self, number: u32) {
+        self.recipients.lock().remove(&number);
+    }
+
+    /// Returns the endpoint of a communicator in this process.
+    pub(crate) fn endpoint(&self, communicator: u32) -> Endpoint {
+        let (host, engine) = (self.host.clone(), self.engine.name().to_owned());
+        Endpoint { process: self.process, communicator, host, port: self.port, engine }
+    }
+
+    /// Returns the link to the process of an endpoint. Nothing is sent yet.
+    pub(crate) fn link(self: &Arc<Self>, endpoint: &Endpoint) -> Arc<Link> {
+        let mut links = self.links.lock();
+        let link = links.entry(endpoint.process).or_insert_with(|| {
+            Arc::new(Link {
+                process: endpoint.process,
+                host: endpoint.host.clone(),
+                port: endpoint.port,
+                plane: Arc::downgrade(self),
+                outbox: Mutex::default(),
+                wake: Notify::new(),
+            })
+        });
+        link.clone()
+    }
+
+    fn recipients(&self) -> Vec<Arc<dyn Recipient>> {
+        self.recipients.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Tells every communicator that a connection with a process has ended.
+    fn lose(&self, process: u64) {
+        for recipient in self.recipients() {
+            recipient.lose(process);
+        }
+    }
+
+    /// Delivers a message. Returns false if no such communicator is here.
+    fn deliver(&self, process: u64, envelope: Envelope) -> bool {
+        let recipient = self.recipients.lock().get(&envelope.communicator).and_then(Weak::upgrade);
+        let Some(recipient) = recipient else { return false };
+        recipient.deliver(process, envelope.slot, envelope.message);
+        true
+    }
+
+    /// Waits until no connection from a process is there. Returns whether there was one, whose end
+    /// was noticed then.
+    async fn wait_without(&self, process: u64) -> bool {
+        let mut was_there = false;
+        loop {
+            let notified = self.left.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if !self.incoming.lock().contains_key(&process) {
+                return was_there;
+            }
+            was_there = true;
+            notified.await;
+        }
+    }
+
+    /// Registers a connection from a process, in place of its earlier one.
+    fn enter(&self, process: u64, connection: u32) {
+        if self.incoming.lock().insert(process, connection).is_some() {
+            self.lose(process);
+        }
+    }
+
+    /// Ends a connection from a process. The connection to the process is closed as well, so that
+    /// both sides agree that messages may be lost.
+    fn leave(&self, process: u64, connection: u32) {
+        {
+            let mut incoming = self.incoming.lock();
+            if incoming.get(&process) != Some(&connection) {
+                return;
+            }
+            incoming.remove(&process);
+        }
+        self.left.notify_waiters();
+        let link = self.links.lock().get(&process).cloned();
+        if let Some(link) = link {
+            link.close();
+        }
+        self.lose(process);
+    }
+}
+
+/// Connection to another process, opened by the first message and again after it has ended.
+pub(crate) struct Link {
+    process: u64,
+    host: String,
+    port: u16,
+    plane: Weak<Plane>,
+    outbox: Mutex<Outbox>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Outbox {
+    socket: Option<Arc<ParentOnly<TcpStream>>>,
+    queue: VecDeque<Bytes>,
+    queued: usize,
+    /// Task that connects, writes the queue and notices the end of the connection.
+    task: Option<JoinHandle<()>>,
+    /// Number of the connection, counted from the first one.
+    number: u64,
+    /// True if the connection is to end because too many bytes wait.
+    is_full: bool,
+}
+
+impl Outbox {
+    /// Drops what belongs to the present connection, and returns its task.
+    fn reset(&mut self) -> Option<JoinHandle<()>> {
+        let next = Self { number: self.number + 1, ..Self::default() };
+        std::mem::replace(self, next).task
+    }
+}
+
+impl Link {
+    /// Sends a message. Does not wait: bytes that the socket does not take at once are queued.
+    /// Messages arrive in order. If the connection ends, every communicator is notified, and queued
+    /// messages are lost.
+    pub(crate) fn send(self: &Arc<Self>, envelope: &Envelope) {
+        let mut frame = envelope.encode();
+        let mut outbox = self.outbox.lock();
+        if outbox.queue.is_empty()
+            && let Some(socket) = &outbox.socket
+            && let Ok(sent) = socket.try_write(&frame)
+        {
+            frame.advance(sent);
+            if frame.is_empty() {
+                return;
+            }
+        }
+        outbox.queued += frame.len();
+        outbox.queue.push_back(frame);
+        if outbox.queued > MAX_QUEUED {
+            tracing::warn!(host = self.host, port = self.port, "connection closed: too many bytes wait");
+            outbox.is_full = true;
+        }
+        self.run(&mut outbox);
+    }
+
+    /// Connects, if there is no connection.
+    pub(crate) fn open(self: &Arc<Self>) {
+        let mut outbox = self.outbox.lock();
+        if outbox.task.is_none() {
+            self.run(&mut outbox);
+        }
+    }
+
+    fn run(self: &Arc<Self>, outbox: &mut Outbox) {
+        if outbox.task.is_some() {
+            return self.wake.notify_one();
+        }
+        let Some(plane) = self.plane.upgrade() else { return };
+        let (link, number, from) = (self.clone(), outbox.number, plane.process);
+        outbox.task = Some(plane.runtime.spawn(async move {
+            if let Err(error) = link.serve(from, number).await {
+                tracing::debug!(host = link.host, port = link.port, %error, "connection ended");
+            }
+        }));
+    }
+
+    /// Ends the connection, if there is one. The next message opens another one.
+    fn close(&self) {
+        if let Some(task) = self.outbox.lock().reset() {
+            task.abort();
+        }
+    }
+
+    async fn serve(self: &Arc<Self>, from: u64, number: u64) -> Result<()> {
+        let end = self.carry(from).await;
+        {
+            let mut outbox = self.outbox.lock();
+            if outbox.number == number {
+                outbox.reset();
+            }
+        }
+        // Messages may still be read from the other direction, such as the last ones of a process
+        // that has ended.
+        let is_known = match self.plane.upgrade() {
+            Some(plane) => timeout(LAST_WORDS, plane.wait_without(self.process)).await.unwrap_or(false),
+            None => true,
+        };
+        if let Some(plane) = self.plane.upgrade()
+            && !is_known
+        {
+            plane.lose(self.process);
+        }
+        end
+    }
+
+    async fn carry(&self, from: u64) -> Result<()> {
+        let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
+        let connected = timeout(CONNECT_WITHIN, net::connect(&self.host, self.port)).await;
+        let mut stream = ParentOnly::new(connected.map_err(|_| late())?.map_err(Error::from)?);
+        net::keep_connection(&stream).map_err(Error::from)?;
+        let hello = Hello { from, to: self.process }.encode();
+        timeout(CONNECT_WITHIN, stream.write_all(&hello)).await.map_err(|_| late())?.map_err(Error::from)?;
+        let stream = Arc::new(stream);
+        self.outbox.lock().socket = Some(stream.clone());
+        let mut refused = BytesMut::new();
+        loop {
+            let waits = self.flush(&stream)?;
+            tokio::select! {
+                ready = stream.readable() => {
+                    ready.map_err(Error::from)?;
+                    self.read_refusals(&stream, &mut refused)?;
+                }
+                ready = stream.writable(), if waits => ready.map_err(Error::from)?,
+                () = self.wake.notified() => {}
+            }
+        }
+    }
+
+    /// Writes queued bytes until the socket is full. Returns whether bytes remain.
+    fn flush(&self, stream: &TcpStream) -> Result<bool> {
+        let mut outbox = self.outbox.lock();
+        if outbox.is_full {
+            return Err(Error::new(ErrorCode::RpcFail, "too many bytes wait"));
+        }
+        while let Some(frame) = outbox.queue.front_mut() {
+            match stream.try_write(frame) {
+                Ok(sent) => {
+                    frame.advance(sent);
+                    let is_empty = frame.is_empty();
+                    outbox.queued -= sent;
+                    if is_empty {
+                        outbox.queue.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads the numbers of communicators that the other process does not have.
+    fn read_refusals(&self, stream: &TcpStream, refused: &mut BytesMut) -> Result<()> {
+        let mut bytes = [0; 64];
+        match stream.try_read(&mut bytes) {
+            Ok(0) => return Err(Error::new(ErrorCode::RpcFail, "connection closed by the other process")),
+            Ok(read) => refused.extend_from_slice(&bytes[..read]),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        let Some(plane) = self.plane.upgrade() else { return Ok(()) };
+        while refused.len() >= 4 {
+            let communicator = refused.get_u32_le();
+            for recipient in plane.recipients() {
+                recipient.forget(self.process, communicator);
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn accept(listener: ParentOnly<TcpListener>, plane: Weak<Plane>) {
+    let mut connections = Connections::new(ListenerLimits {
+        name: "process-group",
+        places: MAX_CONNECTIONS,
+        descriptor_share: 2,
+        request: Some(CONNECT_WITHIN),
+        idle: Some(CONNECT_WITHIN),
+    });
+    for connection in 0.. {
+        let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
+        let plane = plane.clone();
+        connections.admit(|place| async move {
+            let Err(error) = receive(stream, connection, plane, place).await else { return };
+            tracing::debug!(%peer, %error, "connection ended");
+        });
+    }
+}
+
+/// Serves a connection of another process.
+async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, place: Place) -> Result<()> {
+    let mut stream = ParentOnly::new(stream);
+    net::keep_connection(&stream).map_err(Error::from)?;
+    let mut hello = [0; HELLO_BYTES];
+    stream.read_exact(&mut hello).await.map_err(Error::from)?;
+    let own = plane.upgrade().map(|plane| plane.process);
+    let hello = Hello::decode(&hello).filter(|hello| Some(hello.to) == own);
+    let Some(Hello { from, .. }) = hello else {
+        return Err(Error::new(
+            ErrorCode::RpcFail,
+            "cannot serve connection: it is meant for another process",
+        ));
+    };
+    // The connection of a rank is kept, even if others wait for a connection.
+    if !place.work() {
+        return Ok(());
+    }
+    if let Some(plane) = plane.upgrade() {
+        plane.enter(from, connection);
+    }
+    let end = read_messages(&mut stream, from, &plane).await;
+    if let Some(plane) = plane.upgrade() {
+        plane.leave(from, connection);
+    }
+    end
+}
+
+async fn read_messages(stream: &mut TcpStream, from: u64, plane: &Weak<Plane>) -> Result<()> {
+    let mut received = BytesMut::with_capacity(READ_BYTES);
+    loop {
+        received.reserve(READ_BYTES / 2);
+        if stream.read_buf(&mut received).await.map_err(Error::from)? == 0 {
+            return Ok(());
+        }
+        let Some(plane) = plane.upgrade() else { return Ok(()) };
+        while let Some(envelope) = Envelope::decode_next(&mut received)? {
+            let communicator = envelope.communicator;
+            if !plane.deliver(from, envelope) {
+                // If this notice is lost, the next message of the sender causes another one.
+                let _ = stream.try_write(&communicator.to_le_bytes());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BufMut;
+
+    use super::*;
+
+    async fn plane() -> DataPlane {
+        let engine = TransferEngine::builder().name("127.0.0.1").protocol("tcp").start().await.unwrap();
+        DataPlane::start(engine, "127.0.0.1").unwrap()
+    }
+
+    /// Connects to a data plane with these first bytes, and returns the first bytes of its response.
+    async fn respond(plane: &DataPlane, first: &[u8]) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", plane.plane.port)).await.unwrap();
+        stream.write_all(first).await.unwrap();
+        let mut response = vec![0; 4];
+        match timeout(Duration::from_secs(60), stream.read(&mut response)).await.unwrap() {
+            Ok(read) => response.truncate(read),
+            // Unread bytes make the close a reset.
+            Err(_) => response.clear(),
+        }
+        response
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn strangers_and_malformed_messages_are_closed() {
+        let plane = plane().await;
+        let process = plane.plane.process;
+        let hello = Hello { from: 1, to: process }.encode();
+        let mut malformed = hello.to_vec();
+        malformed.put_u32_le(6);
+        malformed.extend([0, 0, 0, 0, 0, 99]);
+        let mut too_long = hello.to_vec();
+        too_long.put_u32_le(u32::MAX);
+        let other = Hello { from: 1, to: process.wrapping_add(1) }.encode();
+        for first in [&[b'x'; HELLO_BYTES][..], &other, &malformed, &too_long] {
+            assert!(respond(&plane, first).await.is_empty());
+        }
+        // A connection without a first message is closed after a while.
+        assert!(respond(&plane, &hello[..3]).await.is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_message_for_an_unknown_communicator_is_refused() {
+        let plane = plane().await;
+        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
+        first.extend(Envelope { communicator: 999, slot: 0, message: Message::Bye }.encode());
+        assert_eq!(respond(&plane, &first).await, 999u32.to_le_bytes());
+    }
+}

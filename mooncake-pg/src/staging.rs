@@ -1,0 +1,220 @@
+//! Memory of operations: staging memory that other ranks read, scratch memory that only this
+//! process uses, and memory of the caller.
+//!
+//! All communicators of a process share one pool. It grows on demand and keeps at most
+//! [`RETAINED`] unused bytes. So a communicator without operations costs nothing.
+
+use std::sync::Arc;
+
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource, MemorySpan};
+use mooncake_core::{Error, Result};
+use mooncake_engine::{TransferEngine, TransportSet};
+use mooncake_transport::{Region, RegionPool, SliceMut};
+use parking_lot::Mutex;
+
+/// Least size of a part by which the staging memory grows.
+const ARENA_BYTES: usize = 64 << 20;
+/// Staging memory that is kept for later operations.
+const RETAINED: u64 = 256 << 20;
+/// Size of a scratch buffer.
+pub(crate) const SCRATCH_BYTES: usize = 4 << 20;
+/// Number of unused scratch buffers that are kept.
+const SPARE_SCRATCH: usize = 4;
+/// Alignment of staged bytes, one cache line.
+const ALIGNMENT: u64 = 64;
+
+/// Memory pool of a process.
+pub(crate) struct Pool {
+    engine: TransferEngine,
+    arenas: Mutex<Vec<RegionPool<TransportSet>>>,
+    /// Held while the pool grows, so that concurrent operations share the new part.
+    growing: tokio::sync::Mutex<()>,
+    scratch: Arc<Mutex<Vec<Region<TransportSet>>>>,
+}
+
+impl Pool {
+    pub(crate) fn new(engine: TransferEngine) -> Self {
+        Self {
+            engine,
+            arenas: Mutex::default(),
+            growing: tokio::sync::Mutex::default(),
+            scratch: Arc::default(),
+        }
+    }
+
+    /// Lends staging memory. It is free again when the result and every transfer of it is dropped.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a length of 0, or the errors of the allocation and the registration.
+    pub(crate) async fn lend(&self, len: usize) -> Result<Staged> {
+        if len == 0 {
+            return Err(Error::invalid("cannot stage data: it has no bytes"));
+        }
+        if let Some(staged) = self.lend_from_arenas(len) {
+            return Ok(staged);
+        }
+        let _turn = self.growing.lock().await;
+        if let Some(staged) = self.lend_from_arenas(len) {
+            return Ok(staged);
+        }
+        let options =
+            HostMemoryOptions { shared: Some("mooncake-pg".into()), ..HostMemoryOptions::default() };
+        let memory = HostMemory::with(len.next_multiple_of(4096).max(ARENA_BYTES), &options)?;
+        let region = self.engine.register(Arc::new(memory)).await?;
+        // SAFETY: the region is new, and only the pool makes slices of it.
+        let arena = unsafe { RegionPool::new(region) };
+        let region = arena.lend(len, ALIGNMENT)?;
+        self.arenas.lock().push(arena);
+        Ok(Staged { region })
+    }
+
+    fn lend_from_arenas(&self, len: usize) -> Option<Staged> {
+        let arenas = self.arenas.lock();
+        arenas.iter().find_map(|arena| arena.lend(len, ALIGNMENT).ok()).map(|region| Staged { region })
+    }
+
+    /// Frees unused staging memory beyond the limit.
+    pub(crate) fn trim(&self) {
+        let mut unused = Vec::new();
+        {
+            let mut arenas = self.arenas.lock();
+            let mut total: u64 = arenas.iter().map(RegionPool::capacity).sum();
+            arenas.retain(|arena| {
+                let goes = total > RETAINED && arena.used() == 0;
+                if goes {
+                    total -= arena.capacity();
+                    unused.push(arena.clone());
+                }
+                !goes
+            });
+        }
+        if !unused.is_empty() {
+            // The deregistration waits until no other process uses the memory.
+            tokio::task::spawn_blocking(move || drop(unused));
+        }
+    }
+
+    /// Returns the bytes of staging memory that operations use.
+    pub(crate) fn used(&self) -> u64 {
+        self.arenas.lock().iter().map(RegionPool::used).sum()
+    }
+
+    /// Returns the bytes of staging memory.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.arenas.lock().iter().map(RegionPool::capacity).sum()
+    }
+
+    /// Returns a scratch buffer of [`SCRATCH_BYTES`].
+    ///
+    /// # Errors
+    /// The errors of the allocation and the registration.
+    pub(crate) fn scratch(&self) -> Result<Scratch> {
+        let spare = self.scratch.lock().pop();
+        let region = match spare {
+            Some(region) => region,
+            None => self.engine.register_local(Arc::new(HostMemory::new(SCRATCH_BYTES)?))?,
+        };
+        Ok(Scratch { region: Some(region), home: self.scratch.clone() })
+    }
+}
+
+/// Staging memory of an operation. Other ranks read it, and only this process writes it.
+pub(crate) struct Staged {
+    region: Region<TransportSet>,
+}
+
+impl Staged {
+    pub(crate) fn address(&self) -> u64 {
+        self.region.addr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    /// Returns the first byte.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.region.span().ptr.as_ptr()
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Safety
+    /// The bytes at `from` are readable.
+    ///
+    /// # Panics
+    /// If the bytes do not fit at the offset.
+    pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()), "beyond staging memory");
+        // SAFETY: inside the memory. The region is lent to this value alone; peers only read.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.as_ptr().add(offset), len) };
+    }
+}
+
+/// Buffer that only this process uses.
+pub(crate) struct Scratch {
+    region: Option<Region<TransportSet>>,
+    home: Arc<Mutex<Vec<Region<TransportSet>>>>,
+}
+
+impl Scratch {
+    /// Splits the start of the buffer into `count` ranges of `len` bytes.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a length of 0 and for more bytes than the buffer has.
+    ///
+    /// # Safety
+    /// No range of an earlier call is in use.
+    pub(crate) unsafe fn split(&self, len: usize, count: usize) -> Result<Vec<SliceMut<TransportSet>>> {
+        let Some(region) = &self.region else { return Ok(Vec::new()) };
+        // SAFETY: the ranges of this call are disjoint; the caller promises the rest.
+        (0..count).map(|at| unsafe { region.slice_mut_unchecked(at * len..(at + 1) * len) }).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A transfer that still uses the buffer keeps it; then it is not used again.
+        let Some(Ok(range)) = self.region.take().map(Region::exclusive) else { return };
+        let Ok(region) = range.into_region() else { return };
+        let mut home = self.home.lock();
+        if home.len() < SPARE_SCRATCH {
+            home.push(region);
+        }
+    }
+}
+
+/// Value that keeps the memory of an operation allocated.
+pub(crate) type Keep = Arc<Mutex<Option<Box<dyn Send>>>>;
+
+/// Wraps the guard of the caller's memory. It is dropped with the last user of the memory.
+pub(crate) fn keep(guard: Box<dyn Send>) -> Keep {
+    Arc::new(Mutex::new(Some(guard)))
+}
+
+/// Memory of the caller as the destination of a transfer.
+struct CallerMemory {
+    span: MemorySpan,
+    _keep: Keep,
+}
+
+// SAFETY: the caller of an operation promises that the guard keeps the bytes, and that nothing else
+// touches them during the operation.
+unsafe impl MemorySource for CallerMemory {
+    fn span(&self) -> MemorySpan {
+        self.span
+    }
+}
+
+/// Returns the caller's memory as the destination of a transfer.
+///
+/// # Errors
+/// `INVALID_PARAMS` for a span of 0 bytes.
+///
+/// # Safety
+/// The guard keeps the bytes allocated, and nothing else uses them while the result or a transfer
+/// into it lives.
+pub(crate) unsafe fn destination(span: MemorySpan, keep: &Keep) -> Result<SliceMut<TransportSet>> {
+    let region = Region::unregistered(Arc::new(CallerMemory { span, _keep: keep.clone() }))?;
+    region.exclusive().map_err(|_| Error::internal("cannot use new memory: it has other users"))
+}

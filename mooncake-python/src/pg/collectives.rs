@@ -1,0 +1,205 @@
+//! Operations of a communicator. Each call names memory by address; `keep` holds the Python objects
+//! that own it until the operation is over.
+
+use std::sync::Arc;
+
+use mooncake_core::Result;
+use mooncake_pg::call::Collective;
+use mooncake_pg::operation::Operation;
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use super::arguments::{Reducing, Span, Spans, slot_of};
+use super::communicator::{GroupCommunicator, GroupParts};
+use super::operation::{GroupOperation, SharedKeep};
+use crate::args::Keep;
+use crate::error::exception;
+
+impl GroupCommunicator {
+    /// Starts an operation whose memory `keep` holds.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        keep: Py<PyAny>,
+        start: impl FnOnce(&GroupParts, Box<SharedKeep>) -> Result<Operation>,
+    ) -> PyResult<GroupOperation> {
+        let parts = self.parts(py)?;
+        let mut kept = Keep::default();
+        kept.object(keep);
+        let kept: SharedKeep = Arc::new(Mutex::new(kept));
+        let operation = start(&parts, Box::new(kept.clone())).map_err(|error| exception(py, &error))?;
+        Ok(GroupOperation::new(operation, parts.mirror.clone(), kept))
+    }
+
+    /// Starts a collective operation.
+    fn collective(
+        &self,
+        py: Python<'_>,
+        keep: Py<PyAny>,
+        collective: impl FnOnce() -> Result<Collective>,
+    ) -> PyResult<GroupOperation> {
+        self.begin(py, keep, |parts, kept| {
+            let collective = collective()?;
+            // SAFETY: `kept` holds the owners of the memory until the operation is over. The
+            // program does not touch memory of an operation in progress, as with every backend.
+            #[allow(unsafe_code)]
+            unsafe {
+                parts.communicator.start(collective, kept)
+            }
+        })
+    }
+}
+
+#[pymethods]
+impl GroupCommunicator {
+    /// Waits until every active rank has called it.
+    fn barrier(&self, py: Python<'_>) -> PyResult<GroupOperation> {
+        self.collective(py, py.None(), || Ok(Collective::Barrier))
+    }
+
+    /// Reduces the tensors of all ranks, in place.
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        tensor: Span,
+        reducing: Reducing,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            Ok(Collective::AllReduce { tensor: tensor.buffer(), reduction: reducing.reduction()? })
+        })
+    }
+
+    /// Reduces the tensors of all ranks, in place on the root.
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        tensor: Span,
+        reducing: Reducing,
+        root: i64,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            let (tensor, reduction, root) = (tensor.buffer(), reducing.reduction()?, slot_of(root)?);
+            Ok(Collective::Reduce { tensor, reduction, root })
+        })
+    }
+
+    /// Reduces a piece for each rank.
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        inputs: Spans,
+        output: Span,
+        reducing: Reducing,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            let (inputs, output, reduction) = (inputs.buffers(), output.buffer(), reducing.reduction()?);
+            Ok(Collective::ReduceScatter { inputs, output, reduction })
+        })
+    }
+
+    /// Copies the tensor of the root to every rank.
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        tensor: Span,
+        root: i64,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            Ok(Collective::Broadcast { tensor: tensor.buffer(), root: slot_of(root)? })
+        })
+    }
+
+    /// Copies the tensor of each rank to every rank.
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        input: Span,
+        outputs: Spans,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            Ok(Collective::AllGather { input: input.buffer(), outputs: outputs.buffers() })
+        })
+    }
+
+    /// Copies the tensor of each rank to the root, which has outputs.
+    fn gather(
+        &self,
+        py: Python<'_>,
+        input: Span,
+        outputs: Option<Spans>,
+        root: i64,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            let (input, outputs) = (input.buffer(), outputs.map(Spans::buffers));
+            Ok(Collective::Gather { input, outputs, root: slot_of(root)? })
+        })
+    }
+
+    /// Copies a piece of the root, which has inputs, to each rank.
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        inputs: Option<Spans>,
+        output: Span,
+        root: i64,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            let (inputs, output) = (inputs.map(Spans::buffers), output.buffer());
+            Ok(Collective::Scatter { inputs, output, root: slot_of(root)? })
+        })
+    }
+
+    /// Copies a piece from each rank to each rank.
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        inputs: Spans,
+        outputs: Spans,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.collective(py, keep, || {
+            Ok(Collective::AllToAll { inputs: inputs.buffers(), outputs: outputs.buffers() })
+        })
+    }
+
+    /// Sends a tensor to a rank.
+    fn send(&self, py: Python<'_>, tensor: Span, to: i64, keep: Py<PyAny>) -> PyResult<GroupOperation> {
+        self.begin(py, keep, |parts, kept| {
+            let to = slot_of(to)?;
+            // SAFETY: as in `collective`.
+            #[allow(unsafe_code)]
+            unsafe {
+                parts.communicator.send(tensor.buffer(), to, kept)
+            }
+        })
+    }
+
+    /// Receives a tensor from a rank, or with `None` from any rank.
+    #[pyo3(signature = (tensor, source, keep))]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        tensor: Span,
+        source: Option<i64>,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.begin(py, keep, |parts, kept| {
+            let (tensor, source) = (tensor.buffer(), source.map(slot_of).transpose()?);
+            // SAFETY: as in `collective`.
+            #[allow(unsafe_code)]
+            unsafe {
+                match source {
+                    Some(source) => parts.communicator.receive(tensor, source, kept),
+                    None => parts.communicator.receive_any(tensor, kept),
+                }
+            }
+        })
+    }
+}
