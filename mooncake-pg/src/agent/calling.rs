@@ -183,7 +183,7 @@ impl AgentMachine {
         !fails
     }
 
-    fn request(
+    pub(super) fn request(
         &mut self,
         request: Request,
         call: Option<CallId>,

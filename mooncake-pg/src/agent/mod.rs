@@ -11,7 +11,6 @@ mod peers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use mooncake_core::backoff::Backoff;
 use mooncake_core::clock::{Moment, Rng};
 
@@ -19,16 +18,15 @@ pub use self::calls::{CallError, CallId, CallValue, GroupKey};
 pub use self::local_group::is_usable;
 pub use self::peers::LinkAttempt;
 
-use self::calls::{Awaited, Calls, Waiter};
+use self::calls::{Awaited, Calls};
 use self::local_group::{Application, LocalGroup};
 use self::peers::{LinkAction, Peers};
 use crate::limits::AgentLimits;
 use crate::planted::{Bug, Planted};
 use crate::protocol::{
-    Change, ConnectionId, GroupId, GroupSpec, MAX_ENDPOINT, RankInfo, Request, RequestId, Response,
-    SessionId, ToAgent, ToCoordinator, WorldId,
+    ConnectionId, GroupId, RankInfo, Request, RequestId, Response, SessionId, ToAgent, ToCoordinator, WorldId,
 };
-use crate::view::{GlobalRank, RankState, Slot, View};
+use crate::view::{GlobalRank, Slot, View};
 
 /// Action that the owner of an agent carries out, in order.
 #[derive(Clone, PartialEq, Debug)]
