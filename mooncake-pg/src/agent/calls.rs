@@ -132,7 +132,7 @@ impl Calls {
         overdue
     }
 
-    /// Removes all calls, except those that wait for an event that is to be kept, and returns them.
+    /// Removes all calls and returns them, except those that wait for the event `kept`.
     pub(super) fn take_all(&mut self, kept: Option<Awaited>) -> Vec<CallId> {
         let mut all = Vec::new();
         self.waiters.retain(|waiter| {
