@@ -95,8 +95,8 @@ impl Calls {
         id
     }
 
-    /// Gives a registration whose caller is gone to another call for the same group. Returns whether
-    /// there is one.
+    /// Gives a registration whose caller is gone to another call for the same group. Returns true
+    /// if there is such a registration.
     pub(super) fn adopt(&mut self, spec: &GroupSpec, call: CallId, deadline: Moment) -> bool {
         let orphan = self.requests.values_mut().find(|open| {
             open.call.is_none() && matches!(&open.request, Request::RegisterGroup(other) if other == spec)
