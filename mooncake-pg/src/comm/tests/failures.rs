@@ -296,10 +296,8 @@ fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
     // The third rank offers its data to both others, and ends after it was ready for one of them.
-    let sent = Collective::AllReduce {
-        tensor: Memory::new(values(2, 10)).buffer(),
-        reduction: sum(DType::I32),
-    };
+    let sent =
+        Collective::AllReduce { tensor: Memory::new(values(2, 10)).buffer(), reduction: sum(DType::I32) };
     let round = Round { mask: group.member(0).mask(), number: 0, absent: 0 };
     let tag = Tag { operation: 1, round, call: sent.digest() };
     for to in 0..2 {
