@@ -13,7 +13,7 @@ use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
 use mooncake_transport::Protocol;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -444,7 +444,7 @@ impl Link {
 async fn accept(listener: ParentOnly<TcpListener>, plane: Weak<Plane>) {
     let mut connections = Connections::new(ListenerLimits {
         name: "process-group",
-        places: MAX_CONNECTIONS,
+        slots: MAX_CONNECTIONS,
         descriptor_share: 2,
         request: Some(CONNECT_WITHIN),
         idle: Some(CONNECT_WITHIN),
@@ -452,15 +452,15 @@ async fn accept(listener: ParentOnly<TcpListener>, plane: Weak<Plane>) {
     for connection in 0.. {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let plane = plane.clone();
-        connections.admit(|place| async move {
-            let Err(error) = receive(stream, connection, plane, place).await else { return };
+        connections.admit(|slot| async move {
+            let Err(error) = receive(stream, connection, plane, slot).await else { return };
             tracing::debug!(%peer, %error, "connection ended");
         });
     }
 }
 
 /// Serves a connection of another process.
-async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, place: Place) -> Result<()> {
+async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, slot: ConnectionSlot) -> Result<()> {
     let mut stream = ParentOnly::new(stream);
     net::keep_connection(&stream).map_err(Error::from)?;
     let mut hello = [0; HELLO_BYTES];
@@ -474,7 +474,7 @@ async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, place: 
         ));
     };
     // The connection of a rank is kept, even if others wait for a connection.
-    if !place.work() {
+    if !slot.work() {
         return Ok(());
     }
     if let Some(plane) = plane.upgrade() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::fork::ParentOnly;
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -22,7 +22,7 @@ pub(super) async fn serve_links(
 ) {
     let mut connections = Connections::new(ListenerLimits {
         name: "group-links",
-        places: settings.connections,
+        slots: settings.connections,
         descriptor_share: 8,
         request: Some(settings.hello),
         idle: Some(settings.hello),
@@ -30,8 +30,8 @@ pub(super) async fn serve_links(
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let limit = settings.hello;
-        connections.admit(|place| async move {
-            if let Err(error) = serve(ParentOnly::new(stream), session, limit, &place).await {
+        connections.admit(|slot| async move {
+            if let Err(error) = serve(ParentOnly::new(stream), session, limit, &slot).await {
                 tracing::debug!(%peer, %error, "link ended");
             }
         });
@@ -42,11 +42,11 @@ async fn serve(
     mut stream: ParentOnly<TcpStream>,
     session: SessionId,
     limit: Duration,
-    place: &Place,
+    slot: &ConnectionSlot,
 ) -> std::io::Result<()> {
     let is_own = |hello: &crate::wire::Hello| hello.purpose == Purpose::Link && hello.session == session;
     timeout(limit, accept(&mut stream, is_own)).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
-    if place.work() {
+    if slot.work() {
         wait_until_closed(&mut stream).await;
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
-use mooncake_transport::admission::{Connections, ListenerLimits, Place};
+use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -97,8 +97,8 @@ impl CoordinatorServer {
         &self.address
     }
 
-    /// Waits until no other rank than `own` has a connection, for at most `patience`, then stops the
-    /// server.
+    /// Waits until no other rank than `own` has a connection, for at most `patience`, then stops
+    /// the server.
     pub async fn shut_down(self, own: GlobalRank, patience: Duration) {
         let mut connected = self.state.connected.subscribe();
         let all_left = connected.wait_for(|connected| connected.without(own).is_empty());
@@ -135,7 +135,7 @@ pub(super) async fn listen(host: &str) -> Result<(ParentOnly<TcpListener>, Strin
 async fn serve_listener(listener: ParentOnly<TcpListener>, state: Arc<ServerState>) {
     let mut connections = Connections::new(ListenerLimits {
         name: "group-coordinator",
-        places: state.settings.connections,
+        slots: state.settings.connections,
         descriptor_share: 8,
         request: Some(state.settings.hello),
         idle: Some(state.settings.hello),
@@ -143,22 +143,26 @@ async fn serve_listener(listener: ParentOnly<TcpListener>, state: Arc<ServerStat
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let state = state.clone();
-        connections.admit(|place| async move {
-            if let Err(error) = serve(ParentOnly::new(stream), &state, &place).await {
+        connections.admit(|slot| async move {
+            if let Err(error) = serve(ParentOnly::new(stream), &state, &slot).await {
                 tracing::debug!(%peer, %error, "connection to coordinator ended");
             }
         });
     }
 }
 
-async fn serve(mut stream: ParentOnly<TcpStream>, state: &ServerState, place: &Place) -> std::io::Result<()> {
+async fn serve(
+    mut stream: ParentOnly<TcpStream>,
+    state: &ServerState,
+    slot: &ConnectionSlot,
+) -> std::io::Result<()> {
     let hello = accept(&mut stream, |hello| hello.purpose == Purpose::Control);
     timeout(state.settings.hello, hello).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
     let (sender, outgoing) = mpsc::channel(MAX_OUTGOING);
     let connection = OpenConnection::new(state, sender);
     carry(stream, outgoing, state.settings.write, |message: ToCoordinator| {
         // A connection is replaced by a new one only until its process has registered.
-        if place.work() {
+        if slot.work() {
             let id = connection.id;
             state.step(|machine, now, effects| machine.receive(id, message, now, effects));
         }

@@ -400,8 +400,8 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
         for (key, value) in values.iter().enumerate() {
             match value {
                 Err(error) if error.code() == ErrorCode::LeaseExpired => {}
-                // On a busy machine a connection may be given up, and the read begins again. Then it
-                // finds no value, or one that was put after the stall.
+                // On a busy machine a connection may be given up, and the read begins again.
+                // Then it finds no value, or one that was put after the stall.
                 Ok(None) => again += 1,
                 Ok(Some(bytes)) if is_striped(key as u64, bytes) && version_of(bytes) >= stalled_at => {
                     again += 1;
