@@ -149,7 +149,7 @@ pub trait Membership: Send + Sync {
     /// process from a failed one.
     async fn is_alive(&self, slot: Slot) -> bool;
 
-    /// Waits for the end of the open reconciliation window. The resulting view is applied before the
-    /// call returns.
+    /// Waits for the end of the open reconciliation window. The resulting view is applied before
+    /// the call returns.
     async fn sync_after_failure(&self) -> SyncOutcome;
 }
