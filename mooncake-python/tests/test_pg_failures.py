@@ -161,6 +161,64 @@ def test_a_group_grows() -> None:
         assert world.all(exchange_in_ring, [0, 1, 2, 3]) == [[3, 3], [0, 0], [1, 1], [2, 2]]
 
 
+SUBGROUPS: list[Any] = []
+
+
+def make_subgroups(of: list[list[int]], options: dict[str, Any]) -> list[int]:
+    from mooncake import pg
+
+    for ranks in of:
+        given = pg.MooncakeBackendOptions(**options)
+        SUBGROUPS.append(dist.new_group(ranks, backend="mooncake-cpu", pg_options=given))
+    return [dist.get_world_size(group) for group in SUBGROUPS]
+
+
+def join_subgroups() -> None:
+    from mooncake import pg
+
+    pg.join_group(backend())
+    for group in SUBGROUPS:
+        pg.join_group(group)
+
+
+def admit_to_subgroups(rank: int) -> list[str]:
+    from mooncake import pg
+
+    responses = []
+    for group in [backend(), *SUBGROUPS]:
+        deadline = time.monotonic() + 120
+        while not all(pg.get_peer_state(group, [rank])):
+            assert time.monotonic() < deadline, "no rank asks to join"
+            time.sleep(0.02)
+        responses.append(pg.activate_ranks(group, [rank]).status.name)
+    return responses
+
+
+def total_of_subgroups() -> list[float]:
+    totals = []
+    for group in SUBGROUPS:
+        tensor = torch.tensor([float(10 ** dist.get_rank())])
+        dist.all_reduce(tensor, group=group)
+        totals.append(tensor.item())
+    return totals
+
+
+def test_subgroups_grow() -> None:
+    with World(2, options={"max_group_size": 3}) as world:
+        assert world.all(make_subgroups, [[0, 1], [1, 0]], {"max_group_size": 3}) == [[2, 2]] * 2
+        assert world.all(total_of_subgroups) == [[11.0, 11.0]] * 2
+        world.start([2])
+        world.initialize([2], size=3, options={"max_group_size": 3, "is_extension": True})
+        extension = {"max_group_size": 3, "is_extension": True}
+        assert world.ranks[2].call(make_subgroups, [[0, 1, 2], [0, 1, 2]], extension) == [3, 3]
+        assert world.ranks[2].call(total_of_subgroups) == [100.0, 100.0]
+        world.ranks[2].begin(join_subgroups)
+        assert world.ranks[1].call(admit_to_subgroups, 2) == ["Applied"] * 3
+        world.ranks[2].result()
+        assert world.all(total_of_subgroups) == [[111.0, 111.0]] * 3
+        assert world.all(rank_value)[0][0] == 111.0
+
+
 def replace(world: World, rank: int) -> None:
     others = sorted(world.ranks)
     world.start([rank])
