@@ -95,8 +95,8 @@ impl Calls {
         id
     }
 
-    /// Gives a registration whose caller is gone to another call for the same group. Returns whether
-    /// there is one.
+    /// Gives a registration whose caller is gone to another call for the same group. Returns true
+    /// if there is such a registration.
     pub(super) fn adopt(&mut self, spec: &GroupSpec, call: CallId, deadline: Moment) -> bool {
         let orphan = self.requests.values_mut().find(|open| {
             open.call.is_none() && matches!(&open.request, Request::RegisterGroup(other) if other == spec)
@@ -132,7 +132,7 @@ impl Calls {
         overdue
     }
 
-    /// Removes all calls, except those that wait for an event that is to be kept, and returns them.
+    /// Removes all calls and returns them, except those that wait for the event `kept`.
     pub(super) fn take_all(&mut self, kept: Option<Awaited>) -> Vec<CallId> {
         let mut all = Vec::new();
         self.waiters.retain(|waiter| {

@@ -19,7 +19,7 @@ pub(crate) enum Bug {
 
 /// Bug of one state machine: none.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Planted;
+pub(crate) struct Planted(());
 
 impl Planted {
     #[inline(always)]

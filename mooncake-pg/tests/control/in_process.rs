@@ -277,7 +277,8 @@ async fn a_rank_has_one_process() {
     impatient.agent.request = Duration::from_secs(2);
     let second = Agent::connect(world.server.address(), GlobalRank(1), HOST, impatient).await.unwrap_err();
     assert_eq!(second.code(), ErrorCode::RpcTimeout, "{second}");
-    assert_eq!(active(&until(&world.groups[0], |_| true).await), [0, 1]);
+    let view = until(&world.groups[0], |_| true).await;
+    assert_eq!(active(&view), [0, 1]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -290,7 +291,8 @@ async fn a_registration_without_a_caller_ends() {
         let _ = timeout(Duration::from_millis(pause), register).await;
     }
     let groups = join_all(agents.iter().map(|agent| start_group(agent, "cpu:0", 2, 2))).await;
-    assert_eq!(active(&until(&groups[1], |_| true).await), [0, 1]);
+    let view = until(&groups[1], |_| true).await;
+    assert_eq!(active(&view), [0, 1]);
 }
 
 /// Sends bytes to a coordinator and returns the response.

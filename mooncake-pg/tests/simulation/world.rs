@@ -109,7 +109,7 @@ pub(crate) const NAMES: [&str; 2] = ["cpu:0", "cpu:1"];
 pub(crate) struct Simulation {
     pub(crate) rng: Rng,
     pub(crate) now: Moment,
-    pub(crate) queue: BinaryHeap<Scheduled>,
+    queue: BinaryHeap<Scheduled>,
     pub(crate) scheduled: u64,
     pub(crate) scenario: Scenario,
     pub(crate) planted: Planted,
