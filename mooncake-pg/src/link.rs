@@ -516,7 +516,7 @@ mod tests {
         DataPlane::start(engine, "127.0.0.1").unwrap()
     }
 
-    /// Connects to a data plane with these first bytes, and returns the first bytes of its response.
+    /// Connects to a data plane with these first bytes, and returns the start of its response.
     async fn respond(plane: &DataPlane, first: &[u8]) -> Vec<u8> {
         let mut stream = TcpStream::connect(("127.0.0.1", plane.plane.port)).await.unwrap();
         stream.write_all(first).await.unwrap();

@@ -118,7 +118,8 @@ impl Communicator {
         Ok(self.shared.post_receive(tensor, Some(from), keep(guard)))
     }
 
-    /// Receives a tensor from any other slot; [`Outcome::source`] tells from which.
+    /// Receives a tensor from any other slot, and returns that slot in
+    /// [`Outcome::source`](crate::operation::Outcome::source).
     ///
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_STATUS` if the communicator has no view yet, is closed or quiescing.
@@ -133,7 +134,8 @@ impl Communicator {
 
     /// Exchanges buffers of any length with other ranks, until all have arrived or `timeout` has
     /// passed. `outputs[slot]` goes to the slot, and `inputs[slot]` is filled by it; the lengths on
-    /// both sides agree. [`Outcome::arrived`] has the slots whose data is there.
+    /// both sides agree. [`Outcome::arrived`](crate::operation::Outcome::arrived) has the slots
+    /// whose data is there.
     ///
     /// The exchange touches no membership and reports no failed link. A rank whose connection has
     /// ended has not arrived, at once. Data of earlier rounds of the buffer is dropped.
