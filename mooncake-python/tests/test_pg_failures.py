@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -71,6 +72,37 @@ def test_survivors_of_a_killed_rank_go_on() -> None:
         assert world.all(rank_value) == [(101.0, [1, 0, 1, 0], [0, 1, 0, 0], False)] * 2
         assert world.all(rank_value) == [(101.0, [1, 0, 1, 0], [0, 0, 0, 0], True)] * 2
         assert world.all(world_size) == [3] * 2
+
+
+def many_totals(length: int, least: int) -> list[float]:
+    """Adds up until a rank has failed, and a few times more."""
+    totals: list[float] = []
+    while len(totals) < least or totals[-1] == totals[0]:
+        tensor = torch.full((length,), float(10 ** dist.get_rank()))
+        dist.all_reduce(tensor)
+        assert tensor.min() == tensor.max()
+        totals.append(tensor[0].item())
+        assert len(totals) < 100_000
+    for _ in range(20):
+        tensor = torch.full((length,), float(10 ** dist.get_rank()))
+        dist.all_reduce(tensor)
+        totals.append(tensor[0].item())
+    return totals
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_survivors_agree_on_every_result(length: int) -> None:
+    with World(4) as world:
+        world.all(total)
+        killed = random.randrange(1, 4)
+        for rank in range(4):
+            world.ranks[rank].begin(many_totals, length, 5)
+        time.sleep(random.uniform(0.1, 1))
+        world.kill(killed)
+        results = [world.ranks[rank].result() for rank in sorted(world.ranks)]
+        assert results[0] == results[1] == results[2], killed
+        with_all = results[0].count(1111.0)
+        assert results[0] == [1111.0] * with_all + [1111.0 - 10**killed] * (len(results[0]) - with_all)
 
 
 def partner_that_is_killed() -> list[Any]:

@@ -77,9 +77,8 @@ impl GroupParts {
 
     /// Waits until all founding ranks are there.
     pub(super) async fn wait_until_ready(&self) -> Result<()> {
-        match &self.group {
-            Some(group) => group.wait_until_ready().await?,
-            None => {}
+        if let Some(group) = &self.group {
+            group.wait_until_ready().await?;
         }
         self.mirror.refresh();
         Ok(())
