@@ -97,8 +97,8 @@ impl CoordinatorServer {
         &self.address
     }
 
-    /// Waits until no other rank than `own` has a connection, for at most `patience`, then stops the
-    /// server.
+    /// Waits until no other rank than `own` has a connection, for at most `patience`, then stops
+    /// the server.
     pub async fn shut_down(self, own: GlobalRank, patience: Duration) {
         let mut connected = self.state.connected.subscribe();
         let all_left = connected.wait_for(|connected| connected.without(own).is_empty());
