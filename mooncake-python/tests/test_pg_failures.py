@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -71,6 +72,37 @@ def test_survivors_of_a_killed_rank_go_on() -> None:
         assert world.all(rank_value) == [(101.0, [1, 0, 1, 0], [0, 1, 0, 0], False)] * 2
         assert world.all(rank_value) == [(101.0, [1, 0, 1, 0], [0, 0, 0, 0], True)] * 2
         assert world.all(world_size) == [3] * 2
+
+
+def many_totals(length: int, least: int) -> list[float]:
+    """Adds up until a rank has failed, and a few times more."""
+    totals: list[float] = []
+    while len(totals) < least or totals[-1] == totals[0]:
+        tensor = torch.full((length,), float(10 ** dist.get_rank()))
+        dist.all_reduce(tensor)
+        assert tensor.min() == tensor.max()
+        totals.append(tensor[0].item())
+        assert len(totals) < 100_000
+    for _ in range(20):
+        tensor = torch.full((length,), float(10 ** dist.get_rank()))
+        dist.all_reduce(tensor)
+        totals.append(tensor[0].item())
+    return totals
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_survivors_agree_on_every_result(length: int) -> None:
+    with World(4) as world:
+        world.all(total)
+        killed = random.randrange(1, 4)
+        for rank in range(4):
+            world.ranks[rank].begin(many_totals, length, 5)
+        time.sleep(random.uniform(0.1, 1))
+        world.kill(killed)
+        results = [world.ranks[rank].result() for rank in sorted(world.ranks)]
+        assert results[0] == results[1] == results[2], killed
+        with_all = results[0].count(1111.0)
+        assert results[0] == [1111.0] * with_all + [1111.0 - 10**killed] * (len(results[0]) - with_all)
 
 
 def partner_that_is_killed() -> list[Any]:
@@ -159,6 +191,64 @@ def test_a_group_grows() -> None:
         assert world.all(world_size) == [4] * 4
         assert world.all(rank_value) == [(1111.0, [1, 1, 1, 1], [0, 0, 0, 0], True)] * 4
         assert world.all(exchange_in_ring, [0, 1, 2, 3]) == [[3, 3], [0, 0], [1, 1], [2, 2]]
+
+
+SUBGROUPS: list[Any] = []
+
+
+def make_subgroups(of: list[list[int]], options: dict[str, Any]) -> list[int]:
+    from mooncake import pg
+
+    for ranks in of:
+        given = pg.MooncakeBackendOptions(**options)
+        SUBGROUPS.append(dist.new_group(ranks, backend="mooncake-cpu", pg_options=given))
+    return [dist.get_world_size(group) for group in SUBGROUPS]
+
+
+def join_subgroups() -> None:
+    from mooncake import pg
+
+    pg.join_group(backend())
+    for group in SUBGROUPS:
+        pg.join_group(group)
+
+
+def admit_to_subgroups(rank: int) -> list[str]:
+    from mooncake import pg
+
+    responses = []
+    for group in [backend(), *SUBGROUPS]:
+        deadline = time.monotonic() + 120
+        while not all(pg.get_peer_state(group, [rank])):
+            assert time.monotonic() < deadline, "no rank asks to join"
+            time.sleep(0.02)
+        responses.append(pg.activate_ranks(group, [rank]).status.name)
+    return responses
+
+
+def total_of_subgroups() -> list[float]:
+    totals = []
+    for group in SUBGROUPS:
+        tensor = torch.tensor([float(10 ** dist.get_rank())])
+        dist.all_reduce(tensor, group=group)
+        totals.append(tensor.item())
+    return totals
+
+
+def test_subgroups_grow() -> None:
+    with World(2, options={"max_group_size": 3}) as world:
+        assert world.all(make_subgroups, [[0, 1], [1, 0]], {"max_group_size": 3}) == [[2, 2]] * 2
+        assert world.all(total_of_subgroups) == [[11.0, 11.0]] * 2
+        world.start([2])
+        world.initialize([2], size=3, options={"max_group_size": 3, "is_extension": True})
+        extension = {"max_group_size": 3, "is_extension": True}
+        assert world.ranks[2].call(make_subgroups, [[0, 1, 2], [0, 1, 2]], extension) == [3, 3]
+        assert world.ranks[2].call(total_of_subgroups) == [100.0, 100.0]
+        world.ranks[2].begin(join_subgroups)
+        assert world.ranks[1].call(admit_to_subgroups, 2) == ["Applied"] * 3
+        world.ranks[2].result()
+        assert world.all(total_of_subgroups) == [[111.0, 111.0]] * 3
+        assert world.all(rank_value)[0][0] == 111.0
 
 
 def replace(world: World, rank: int) -> None:

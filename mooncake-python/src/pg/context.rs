@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
+use mooncake_engine::{TransferEngine, TransferEngineBuilder};
 use mooncake_pg::control::{Agent, ControlSettings, CoordinatorServer, is_refusal};
 use mooncake_pg::link::DataPlane;
 use mooncake_pg::protocol::{AttachMode, GroupSpec};
@@ -38,6 +39,13 @@ pub(crate) struct GroupContext {
     agent: Mutex<Option<Agent>>,
 }
 
+/// Returns the builder of an engine of process groups: with RDMA if this host has devices for it.
+fn own_engine(host: &str, devices: &[String]) -> Result<TransferEngineBuilder> {
+    let (discovery, _) = TransferEngine::builder().environment().topology_source();
+    let protocol = if discovery.hardware().nics.is_empty() { "tcp" } else { "rdma" };
+    builder(host, "P2PHANDSHAKE", protocol, &devices.join(","))
+}
+
 impl GroupContext {
     fn agent(&self) -> Result<Agent> {
         let agent = self.agent.lock().clone();
@@ -67,7 +75,7 @@ impl GroupContext {
         // The environment is read while no other thread can change it.
         let own = match shared {
             Some(_) => None,
-            None => Some(builder(&host, "P2PHANDSHAKE", "rdma", &devices.join(","))),
+            None => Some(own_engine(&host, &devices)),
         };
         let started = wait(py, async {
             let engine = match (shared, own) {
@@ -75,9 +83,6 @@ impl GroupContext {
                 (None, Some(builder)) => builder?.start().await?,
                 (None, None) => return Err(Error::internal("no engine")),
             };
-            if let Some(error) = engine.instead() {
-                tracing::debug!(%error, "process groups use TCP");
-            }
             DataPlane::start(engine, &host)
         });
         let plane = started.map_err(|error| exception(py, &error))?;
