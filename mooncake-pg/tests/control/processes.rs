@@ -45,7 +45,7 @@ fn a_killed_process_leaves_and_another_one_takes_its_slot() {
 fn a_stopped_process_is_not_alive_and_comes_back_in_place() {
     let (_, mut workers) = four();
     assert_eq!(workers[0].result("alive 2"), "true");
-    workers[2].signal("-STOP");
+    workers[2].stop();
     assert_eq!(workers[0].result("alive 2"), "false");
     // The others probe the process, and close the window early.
     let outcome = workers[0].result("fail 2");

@@ -92,6 +92,19 @@ impl Worker {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
+    /// Stops the process, and waits until none of its threads runs any more.
+    pub(crate) fn stop(&self) {
+        self.signal("-STOP");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let runs = |task: std::io::Result<std::fs::DirEntry>| {
+            let state = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            !state.rsplit(')').next().unwrap().trim_start().starts_with('T')
+        };
+        while std::fs::read_dir(&tasks).unwrap().any(runs) {
+            std::thread::yield_now();
+        }
+    }
+
     /// Kills the process as `kill -9` does.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();

@@ -237,7 +237,7 @@ fn bind_failed(address: &str, error: io::Error) -> Error {
         io::ErrorKind::AddrInUse => {
             let port = split(address).1.map_or_else(|| address.to_owned(), |port| port.to_string());
             format!(
-                "port {port} is in use ({address}): choose another port, or stop the program that uses it"
+                "port {port} is in use ({address}): choose another with --rpc_port (mooncake_client: --port), or stop the program that uses it"
             )
         }
         io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine"),

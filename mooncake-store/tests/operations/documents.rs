@@ -101,6 +101,16 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MOONCAKE_OFFLOAD_ENABLED", "false", "Keep objects on a disk"),
     ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve health and metrics of the store over HTTP"),
     ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "Port of these endpoints"),
+    (
+        "MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE",
+        "1",
+        "Remove failed ranks from the active ranks of a process group; used without `pg_options`",
+    ),
+    (
+        "MOONCAKE_PG_AUTO_SYNC_ON_FAILURE",
+        "1",
+        "Wait for the removal of failed ranks inside the operation; used without `pg_options`",
+    ),
 ];
 
 const ENVIRONMENT_HEAD: &str = "# Environment variables
