@@ -48,6 +48,13 @@ def gather_for_survivors(count: int) -> list[int]:
     return whole.tolist()
 
 
+def message_to(rank: int) -> list[Any]:
+    from mooncake import pg
+
+    work = dist.isend(torch.ones(10), rank)
+    return [work.wait(), work.is_success(), pg.get_failed_ranks_hint(work).tolist()]
+
+
 def exchange_in_ring(ranks: list[int]) -> list[int]:
     at = ranks.index(dist.get_rank())
     output = torch.zeros(20_000, dtype=torch.int64)
@@ -64,11 +71,14 @@ def test_survivors_of_a_killed_rank_go_on() -> None:
         assert world.all(total) == [(4.0, [1, 1, 1, 1], [0, 0, 0, 0], True)] * 4
         world.kill(3)
         assert world.all(gather_for_survivors, 3) == [[100, 101, 102]] * 3
+        assert world.all(message_to, 3) == [[True, False, [0, 0, 0, 1]]] * 3
         assert world.all(total) == [(3.0, [1, 1, 1, 0], [0, 0, 0, 0], True)] * 3
         assert world.all(world_size) == [3] * 3
         assert world.all(exchange_in_ring, [0, 1, 2]) == [[2, 2], [0, 0], [1, 1]]
         # A rank in the middle leaves a hole.
         world.kill(1)
+        # The hint shows the failure even if the coordinator was faster than this call.
+        time.sleep(random.choice([0, 2.5]))
         assert world.all(rank_value) == [(101.0, [1, 0, 1, 0], [0, 1, 0, 0], False)] * 2
         assert world.all(rank_value) == [(101.0, [1, 0, 1, 0], [0, 0, 0, 0], True)] * 2
         assert world.all(world_size) == [3] * 2
@@ -128,6 +138,39 @@ def test_messages_with_a_killed_rank_fail_without_an_exception() -> None:
             assert ended == [True, True] and outcome == [False, False, False]
             assert hint == [0, 0, 1] and active == [1, 1, 0]
         assert world.all(exchange_in_ring, [0, 1]) == [[1, 1], [0, 0]]
+
+
+def change_without_coordinator() -> list[Any]:
+    from mooncake import pg
+
+    try:
+        pg.deactivate_ranks(backend(), [0])
+    except RuntimeError as error:
+        return [str(error), pg.sync_after_failure(backend()).status.name, pg.get_peer_state(backend(), [1, 2])]
+    return ["no error"]
+
+
+def test_survivors_of_rank_0_work_with_the_mask_that_they_have() -> None:
+    with World(3) as world:
+        world.all(total)
+        world.kill(0)
+        for _ in range(3):
+            assert world.all(rank_value) == [(110.0, [1, 1, 1], [1, 0, 0], False)] * 2
+        assert world.all(exchange_in_ring, [1, 2]) == [[2, 2], [1, 1]]
+        for text, synced, states in world.all(change_without_coordinator):
+            assert "rank 0 may have ended" in text and synced == "Rejected" and states == [True, True]
+
+
+def leave_with_a_pending_message() -> list[Any]:
+    work = dist.irecv(torch.zeros(4), 1)
+    dist.destroy_process_group()
+    return [work.wait(), work.is_completed(), work.is_success()]
+
+
+def test_a_destroyed_group_ends_its_operations() -> None:
+    with World(2) as world:
+        world.all(total)
+        assert world.ranks[0].call(leave_with_a_pending_message) == [True, True, False]
 
 
 def settle_by_hand(dead: int) -> list[Any]:

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use super::counted::Counted;
 use super::executor::{Call, Executor};
+use super::p2p::failed_with;
 use super::shared::{CommunicatorOptions, Shared, not_active, unavailable};
 use crate::call::{Buffer, Collective};
 use crate::link::{DataPlane, Recipient};
@@ -96,12 +97,15 @@ impl Communicator {
     ///
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_STATUS` if the communicator has no view yet, is closed or quiescing.
-    /// `INVALID_PARAMS` for a slot without a process, and for the own slot.
+    /// `INVALID_PARAMS` for a slot that no process has had, and for the own slot. If the process of
+    /// the slot has failed, the operation fails.
     ///
     /// # Safety
     /// Until `keep` is dropped, the buffer stays allocated and no other code writes it.
     pub unsafe fn send(&self, tensor: Buffer, to: Slot, guard: Box<dyn Send>) -> Result<Operation> {
-        self.shared.check_partner(to)?;
+        if !self.shared.check_partner(to)? {
+            return Ok(failed_at_once(to));
+        }
         Ok(self.shared.post_send(tensor, to, keep(guard)))
     }
 
@@ -114,7 +118,9 @@ impl Communicator {
     /// # Safety
     /// Until `keep` is dropped, the buffer stays allocated and no other code touches it.
     pub unsafe fn receive(&self, tensor: Buffer, from: Slot, guard: Box<dyn Send>) -> Result<Operation> {
-        self.shared.check_partner(from)?;
+        if !self.shared.check_partner(from)? {
+            return Ok(failed_at_once(from));
+        }
         Ok(self.shared.post_receive(tensor, Some(from), keep(guard)))
     }
 
@@ -174,6 +180,13 @@ impl Communicator {
     pub fn close(&self) {
         self.shared.close();
     }
+}
+
+/// Returns the operation with a slot whose process has failed before.
+fn failed_at_once(slot: Slot) -> Operation {
+    let (operation, pending) = Operation::new();
+    pending.finish(failed_with(slot.0, "its process has ended"));
+    operation
 }
 
 impl Drop for Communicator {

@@ -18,7 +18,7 @@ use crate::call::{Collective, bits};
 use crate::message::{Message, Progress, Round, Tag};
 use crate::operation::{Outcome, Pending, closed};
 use crate::staging::Keep;
-use crate::view::{Evidence, MAX_RANKS, Slot, View};
+use crate::view::{Evidence, MAX_RANKS, MemberState, Slot, View};
 
 /// Collective call that waits for its turn.
 pub(super) struct Call {
@@ -51,6 +51,10 @@ pub(super) struct Executor {
     pub(super) settled: u64,
     /// Slots whose failure was seen during the present operation.
     pub(super) failed: u64,
+    /// Slots that the last operation has named as failed.
+    named: u64,
+    /// Slots that have failed since, and have left the active set before an operation has seen it.
+    unnamed: u64,
     /// Last evidence that was reported about each slot.
     reported: [Option<Evidence>; MAX_RANKS],
 }
@@ -109,6 +113,8 @@ impl Executor {
             is_busy: false,
             settled: 0,
             failed: 0,
+            named: 0,
+            unnamed: 0,
             reported: [None; MAX_RANKS],
         }
     }
@@ -252,7 +258,18 @@ impl Executor {
             self.view = Some(view);
             return false;
         }
+        let before = std::mem::replace(&mut self.active, 0);
         self.active = view.active().fold(0, |active, slot| active | 1 << slot.0);
+        // The endpoint of a slot is withdrawn with a failure, and stays after a proposal.
+        let has_failed = |slot: &u8| {
+            let member = view.members.get(usize::from(*slot));
+            member.is_some_and(|member| member.state == MemberState::Inactive && member.endpoint.is_none())
+        };
+        let failed =
+            bits(before & !self.active).filter(has_failed).fold(0, |failed, slot| failed | 1 << slot);
+        self.unnamed |= failed & !(self.named | self.failed | self.round.absent);
+        self.unnamed &= !self.active;
+        self.named &= !(self.active & !before);
         self.round = Round { mask: view.mask, number: 0, absent: 0 };
         (self.dead, self.is_stale) = (0, false);
         self.reported = [None; MAX_RANKS];
@@ -260,6 +277,7 @@ impl Executor {
         if rejoins || self.active & self.own_bit() == 0 {
             // When this rank is active again, the others know the number.
             (self.next, self.finished) = (None, None);
+            self.unnamed = 0;
         }
         self.view = Some(view);
         true
@@ -444,9 +462,14 @@ impl Executor {
             Err(error) => outcome.error = Some(error),
         }
         outcome.failed &= !self.own_bit();
+        self.named = outcome.failed;
         if outcome.failed != 0 && self.shared.options.syncs_after_failure {
             self.sync().await;
         }
+        // Every failure shows in one operation at least, also if the others were faster.
+        outcome.failed |= std::mem::take(&mut self.unnamed);
+        self.named = outcome.failed;
+        self.failed = 0;
         self.shared.plane.pool.trim();
         drop(keep);
         pending.finish(outcome);

@@ -341,7 +341,7 @@ impl Shared {
     }
 }
 
-fn failed_with(slot: u8, reason: &'static str) -> Outcome {
+pub(super) fn failed_with(slot: u8, reason: &'static str) -> Outcome {
     let text = format!("cannot finish operation: the other rank failed: {reason}. slot={slot}");
     Outcome { failed: 1 << slot, ..Outcome::of_error(Error::new(ErrorCode::TransferFail, text)) }
 }

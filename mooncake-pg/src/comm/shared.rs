@@ -152,17 +152,22 @@ impl Shared {
         }
     }
 
-    pub(super) fn check_partner(self: &Arc<Self>, slot: Slot) -> Result<()> {
+    /// Checks that a slot may be a partner. Returns whether a process of it is known.
+    pub(super) fn check_partner(self: &Arc<Self>, slot: Slot) -> Result<bool> {
         self.check_open()?;
         self.check_global()?;
         if slot == self.own {
             return Err(Error::invalid("cannot start operation: the partner is this rank"));
         }
         self.apply_view();
-        let is_known =
-            self.inbox.lock().members.get(usize::from(slot.0)).is_some_and(|m| m.present.is_some());
-        if is_known {
-            Ok(())
+        let at = usize::from(slot.0);
+        let is_known = self.inbox.lock().members.get(at).is_some_and(|member| member.present.is_some());
+        let is_assigned =
+            self.views.borrow().as_ref().is_some_and(|view| {
+                view.members.get(at).is_some_and(|member| member.state != MemberState::None)
+            });
+        if is_known || is_assigned {
+            Ok(is_known)
         } else {
             Err(Error::invalid(format!("cannot start operation: no process has the slot. slot={slot}")))
         }

@@ -18,27 +18,27 @@ use mooncake_pg::protocol::{AttachMode, GroupSpec};
 use mooncake_pg::view::{GlobalRank, View};
 
 /// Longest wait for an event on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Returns short limits with a long window, so that only an early close is fast.
 fn settings(window: Duration) -> ControlSettings {
     let seconds = Duration::from_secs;
     let coordinator = CoordinatorLimits {
-        heartbeat: seconds(20),
-        acknowledgement: seconds(5),
-        activation: seconds(5),
-        queue: seconds(10),
-        extension: seconds(5),
+        heartbeat: seconds(40),
+        acknowledgement: seconds(15),
+        activation: seconds(15),
+        queue: seconds(30),
+        extension: seconds(15),
         reconnection: Duration::from_millis(300),
         ..CoordinatorLimits::default()
     };
     let agent = AgentLimits {
         heartbeat: Duration::from_millis(300),
-        silence: seconds(5),
+        silence: seconds(10),
         outage: seconds(3),
-        connect: seconds(2),
-        request: seconds(10),
-        proposal: seconds(20),
+        connect: seconds(5),
+        request: seconds(20),
+        proposal: seconds(40),
         ready: PATIENCE,
         join: PATIENCE,
         probe: seconds(3),
