@@ -194,9 +194,11 @@ def test_event_loops(server):
 
 
 PROGRAM = """
-import sys, time
+import signal, sys
 from mooncake.engine import RpcInterface
 
+# A shell starts programs in the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 server = RpcInterface()
 server.set_data_receive_callback(lambda data: print(data["data"].decode(), flush=True))
 server.initialize_server(sys.argv[1])
@@ -216,11 +218,14 @@ def test_a_program_ends_while_its_server_runs(how):
     at = f"127.0.0.1:{free_port()}"
     words = [sys.executable, "-c", PROGRAM, at, how]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        assert program.stdout.readline() == "ready\n"
-        client = create_rpc_client()
-        assert client.send_data(at, b"hello") == 0 and program.stdout.readline() == "hello\n"
-        if how == "blocks":
-            os.kill(program.pid, signal.SIGINT)
-        program.stdin.close()
-        assert program.wait(30) == (1 if how == "blocks" else 0) or program.returncode == -signal.SIGINT
-        assert "fatal" not in program.stderr.read().lower()
+        try:
+            assert program.stdout.readline() == "ready\n"
+            client = create_rpc_client()
+            assert client.send_data(at, b"hello") == 0 and program.stdout.readline() == "hello\n"
+            if how == "blocks":
+                os.kill(program.pid, signal.SIGINT)
+            program.stdin.close()
+            assert program.wait(30) == (1 if how == "blocks" else 0) or program.returncode == -signal.SIGINT
+            assert "fatal" not in program.stderr.read().lower()
+        finally:
+            program.kill()
