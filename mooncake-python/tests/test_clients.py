@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,7 +166,7 @@ def test_other_names():
     for name in ("put", "get", "cleanup_dataproto"):
         assert callable(getattr(structured_object_store.MooncakeBundleTransfer, name))
     for program in ("mooncake_master", "mooncake_client", "mc_store_rest_server", "transfer_engine_bench"):
-        assert shutil.which(program)
+        assert shutil.which(program, path=Path(sys.executable).parent), program
 
 
 def test_pages_are_written():
