@@ -11,7 +11,7 @@ use tokio::sync::watch;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GlobalRank(pub u8);
 
-/// Number of a member in its group. Slots are never renumbered; a group only appends slots.
+/// Number of a process in its group. Slots are never renumbered; a group only appends slots.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(pub u8);
 
@@ -77,7 +77,7 @@ pub struct Member {
 pub struct View {
     /// Grows with every change of the view.
     pub epoch: u64,
-    /// Epoch at which the set of active members or one of their incarnations last changed. Every
+    /// Epoch at which the set of active slots or one of their incarnations last changed. Every
     /// operation carries it: operations of an earlier mask are dropped.
     pub mask: u64,
     /// Instance of the group. Groups that are created again under one name differ in it.
@@ -135,21 +135,21 @@ pub trait Membership: Send + Sync {
         RankState::Healthy
     }
 
-    /// Current view and its changes. `None` until the first view with an active own slot: operations
-    /// are local until then.
+    /// Returns the current view and its changes: `None` until the first view with an active own
+    /// slot. Operations are local until then.
     fn view(&self) -> watch::Receiver<Option<Arc<View>>>;
 
-    /// Announces the addresses of the own data plane to all members.
+    /// Announces the addresses of the own data plane to all slots.
     fn publish_endpoint(&self, endpoint: Bytes);
 
     /// Reports an observation of the link to `slot` at `incarnation`.
     fn report(&self, slot: Slot, incarnation: u64, evidence: Evidence);
 
-    /// Whether the process of `slot` answers now. Used after a timeout, to tell a slow process from a
-    /// failed one.
+    /// Returns whether the process of `slot` answers now. Used after a timeout, to tell a slow
+    /// process from a failed one.
     async fn is_alive(&self, slot: Slot) -> bool;
 
-    /// Waits for the end of the open reconciliation window, and applies the resulting view before it
-    /// returns.
+    /// Waits for the end of the open reconciliation window, and applies the resulting view before
+    /// the return.
     async fn sync_after_failure(&self) -> SyncOutcome;
 }
