@@ -5,9 +5,10 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_shm::ShmConfig;
 use mooncake_store::client::{Client, Located, PutOptions, PutOutcome, RangeOutcome, RangeRead, ReadInto};
@@ -375,7 +376,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
             assert!(is_striped(key as u64, &value.unwrap().unwrap()), "{form:?} when nothing is slow");
         }
         let on = || proxy.on.store(true, SeqCst);
-        let times = AtomicU64::new(0);
+        let (clock, times) = (SystemClock::new(), AtomicU64::new(0));
         let replaced = async {
             while let Some(()) = stalls.recv().await {
                 times.fetch_add(1, SeqCst);
@@ -383,12 +384,12 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
                 proxy.go_on.add_permits(1);
             }
         };
-        let begun = Instant::now();
+        let begun = clock.now();
         let values = tokio::select! {
             values = read(&on) => values,
             () = replaced => unreachable!("the proxy stays"),
         };
-        let took = begun.elapsed();
+        let took = clock.now().since(begun);
         let times = times.into_inner();
         proxy.on.store(false, SeqCst);
         let expired = |value: &Result<_>| {
