@@ -1,0 +1,348 @@
+"""Expert parallelism: tokens go to the ranks of their experts (`dispatch`), and what the experts
+return comes back and is added up (`combine`). A rank that does not answer in time is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mooncake import ep, pg
+from mooncake._ep_events import EventHandle, EventOverlap, Pending
+from mooncake._ep_links import Link, Message, calls_of, link_of
+from mooncake._ep_memory import Memory
+from mooncake._ep_routes import Layout, Routes, Sizes, layout_of
+
+import torch  # isort: skip
+
+__all__ = ["Buffer", "EventOverlap"]
+
+# Elements of a token that share a scale, and the greatest `float8_e4m3fn`.
+_BLOCK = 128
+_LARGEST = 448.0
+# Elements that are added up before the next ones, so that the sums stay in the cache.
+_TURN = 1 << 19
+
+# Source index, ranges of rows, and the sizes of a dispatch.
+Handle = tuple[Any, Any, int, int, int]
+Hook = Callable[[], None]
+
+
+class Buffer:
+    """Dispatch and combine over a process group.
+
+    A group of `mooncake.pg` honours time limits and failed ranks. Any other group works without
+    both. The constructor and `update_ep_member` are collective.
+    """
+
+    def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False) -> None:
+        self.rank: int = group.rank()
+        self.group_size: int = group.size()
+        self.group = self.backend = group
+        self.num_ep_buffer_bytes = num_ep_buffer_bytes
+        self.runtime = ep.Buffer(self.rank, self.group_size, num_ep_buffer_bytes, disable_p2p)
+        # Whether data takes the way of process groups, which is the only one.
+        self._use_fallback = self.group_size > 1
+        self._memory = Memory()
+        self._link: Link | None = None
+        # Calls whose results may not be complete, oldest first.
+        self._unfinished: list[Pending] = []
+        self._has_warned = False
+        self.connect()
+
+    @staticmethod
+    def get_ep_buffer_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Returns the bytes that Mooncake C++ needs for a buffer of these sizes."""
+        return ep.get_ep_buffer_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    def connect(self, is_update: bool = False) -> None:
+        """Agrees with the other ranks on a new start. Collective."""
+        del is_update
+        self._finish(0)
+        before, self._link = self._link, None
+        if before is not None:
+            before.close()
+        self._link = link_of(self.group, self.group_size, self._memory)
+
+    def update_ep_member(self) -> None:
+        """Starts again with the ranks that are there, after a rank has been replaced. Collective."""
+        self.connect(is_update=True)
+
+    def dispatch(
+        self,
+        x: Any,
+        topk_idx: Any,
+        active_ranks: Any,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        timeout_us: int,
+        use_fp8: bool | None = None,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, Any, Handle, EventOverlap, Hook | None]:
+        """Sends each token to the ranks of its experts, and returns the tokens for the experts of
+        this rank: their elements, their number per expert, and a handle for `combine`.
+
+        A rank whose tokens are not here after `timeout_us` becomes 0 in `active_ranks`; with -1
+        there is no limit. With `async_finish`, the results are complete after a wait for the event.
+        With `return_recv_hook`, they are complete after a call of the hook.
+        """
+        assert not (async_finish and return_recv_hook), "cannot dispatch: async_finish excludes return_recv_hook"
+        assert x.dim() == 2 and x.is_contiguous() and x.dtype == torch.bfloat16 and x.size(1) % _BLOCK == 0 < x.size(1), (
+            "cannot dispatch: x is no contiguous bfloat16 tensor with two dimensions and a multiple of 128 columns. "
+            f"shape={tuple(x.shape)} dtype={x.dtype}"
+        )
+        tokens, hidden = x.shape
+        assert (
+            topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64 and topk_idx.size(0) == tokens
+        ), (
+            "cannot dispatch: topk_idx is no contiguous int64 tensor with a row per token. "
+            f"shape={tuple(topk_idx.shape)} dtype={topk_idx.dtype}"
+        )
+        limit, ranks = num_max_dispatch_tokens_per_rank, self.group_size
+        assert 0 <= tokens <= limit, f"cannot dispatch: too many tokens. tokens={tokens} maximum={limit}"
+        assert num_experts > 0 and num_experts % ranks == 0, (
+            f"cannot dispatch: ranks cannot share the experts evenly. num_experts={num_experts} ranks={ranks}"
+        )
+        self._check_size(limit, hidden, num_experts)
+        is_fp8 = True if use_fp8 is None else use_fp8
+        sizes = Sizes(ranks, num_experts, limit, hidden, is_fp8)
+        routes = Routes(topk_idx.cpu(), ranks, num_experts)
+        is_active, written = self._mask(active_ranks)
+
+        rows = (_packed(x) if is_fp8 else x.view(torch.uint8)).cpu()
+        space = [sizes.space(routes.choices) if active else None for active in is_active]
+        receive = self._start(routes.messages(rows, sizes, is_active), space, sizes.width, timeout_us)
+
+        local, slots = sizes.local, ranks * limit
+        element = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
+        recv_x = self._memory.tensor((local, slots, hidden), element, x.device)
+        scales = None
+        if is_fp8:
+            blocks = hidden // _BLOCK
+            if x.device.type == "cpu":
+                scales = self._memory.tensor((local, slots, blocks), torch.float32, x.device)
+            else:
+                scales = torch.empty((local, blocks, slots), dtype=torch.float32, device=x.device).transpose(1, 2)
+        recv_count = torch.zeros(local, dtype=torch.int32, device=x.device)
+        src_info = torch.zeros((local, slots), dtype=torch.int32, device=x.device)
+        layout_range = torch.zeros((local, ranks), dtype=torch.int64, device=x.device)
+
+        def finish() -> None:
+            received = receive()
+            layout = layout_of(received, sizes, space)
+            for rank in layout.missing:
+                if written is not None:
+                    written[rank] = 0
+            _place(layout, received.rows, recv_x, scales)
+            counts = layout.counts.sum(1)
+            recv_count.copy_(counts)
+            layout_range.copy_(layout.ranges())
+            # Index of each token among all slots: behind those of its expert.
+            expert = torch.arange(local).repeat_interleave(counts)
+            at = torch.arange(expert.numel()) - (counts.cumsum(0) - counts)[expert] + expert * slots
+            src_info.view(-1)[at.to(x.device)] = layout.token.to(device=x.device)
+
+        handle: Handle = (src_info, layout_range, limit, hidden, num_experts)
+        kept = (x, topk_idx, recv_x, scales, recv_count, src_info, layout_range)
+        event, hook = self._settle(finish, async_finish, return_recv_hook, kept)
+        return (recv_x if scales is None else (recv_x, scales)), recv_count, handle, event, hook
+
+    def combine(
+        self,
+        x: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        active_ranks: Any,
+        timeout_us: int,
+        handle: Handle,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Any = None,
+    ) -> tuple[Any, EventOverlap, Hook | None]:
+        """Sends the rows of the experts back, and returns the weighted sums of the own tokens.
+
+        `x` has the rows in the order of the dispatch that has returned `handle`. Rows of a rank
+        that are not here after `timeout_us` are left out, and the rank becomes 0 in `active_ranks`.
+        With `zero_copy`, `x` is the tensor of `get_next_combine_buffer`.
+        """
+        del zero_copy
+        assert not (async_finish and return_recv_hook), "cannot combine: async_finish excludes return_recv_hook"
+        _, layout_range, limit, hidden, experts = handle
+        ranks = self.group_size
+        shape = (experts // ranks, ranks * limit, hidden)
+        assert tuple(x.shape) == shape and x.is_contiguous() and x.dtype == torch.bfloat16, (
+            f"cannot combine: x is no contiguous bfloat16 tensor of the shape {shape}. shape={tuple(x.shape)} dtype={x.dtype}"
+        )
+        assert topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64, (
+            f"cannot combine: topk_idx is no contiguous int64 tensor with two dimensions. dtype={topk_idx.dtype}"
+        )
+        assert (
+            topk_weights.shape == topk_idx.shape and topk_weights.is_contiguous() and topk_weights.dtype == torch.float32
+        ), (
+            "cannot combine: topk_weights is no contiguous float32 tensor with the shape of topk_idx. "
+            f"shape={tuple(topk_weights.shape)} dtype={topk_weights.dtype}"
+        )
+        tokens = topk_idx.size(0)
+        if out is None:
+            out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
+        assert tuple(out.shape) == (tokens, hidden) and out.is_contiguous() and out.dtype == torch.bfloat16, (
+            f"cannot combine: out is no contiguous bfloat16 tensor with a row per token. shape={tuple(out.shape)}"
+        )
+        routes = Routes(topk_idx.cpu(), ranks, experts)
+        is_active, written = self._mask(active_ranks)
+
+        messages = _returns(x, layout_range.cpu(), is_active)
+        space = [routes.pairs[rank] if is_active[rank] else None for rank in range(ranks)]
+        receive = self._start(messages, space, 2 * hidden, timeout_us)
+
+        def finish() -> None:
+            received = receive()
+            # Ranks whose rows are all here. A rank that has left this one out sends none.
+            is_there = [
+                place is not None and place[1] == 2 * hidden * pairs
+                for place, pairs in zip(received.places, routes.pairs, strict=True)
+            ]
+            for rank in range(ranks):
+                if is_active[rank] and not is_there[rank] and written is not None:
+                    written[rank] = 0
+            firsts = [0 if place is None else place[0] for place in received.places]
+            rows = received.rows.view(torch.bfloat16).to(x.device)
+            _add_up(rows, routes.row_of(is_there, firsts), topk_weights, out)
+
+        event, hook = self._settle(finish, async_finish, return_recv_hook, (x, topk_idx, topk_weights, layout_range, out))
+        return out, event, hook
+
+    def get_next_combine_buffer(self, handle: Handle) -> Any:
+        """Returns a tensor for the rows of the experts, for `combine`."""
+        _, layout_range, limit, hidden, experts = handle
+        shape = (experts // self.group_size, self.group_size * limit, hidden)
+        return self._memory.tensor(shape, torch.bfloat16, layout_range.device)
+
+    def _check_size(self, tokens: int, hidden: int, experts: int) -> None:
+        if not self.num_ep_buffer_bytes:
+            return
+        needed = self.get_ep_buffer_size_hint(tokens, hidden, self.group_size, experts)
+        if needed > self.num_ep_buffer_bytes:
+            raise RuntimeError(
+                f"cannot dispatch: num_ep_buffer_bytes is too small. needed={needed} given={self.num_ep_buffer_bytes}; "
+                "use get_ep_buffer_size_hint"
+            )
+
+    def _mask(self, active_ranks: Any) -> tuple[list[bool], Any]:
+        """Returns which ranks take part, and the tensor of the caller that shows failures."""
+        ranks = self.group_size
+        if active_ranks is None:
+            if calls_of(self.group) is not None:
+                return [bool(one) for one in pg.get_active_ranks(self.group)[:ranks].tolist()], None
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn("all ranks count as active: the group is not one of mooncake.pg", RuntimeWarning, stacklevel=3)
+            return [True] * ranks, None
+        assert active_ranks.dtype == torch.int32 and active_ranks.dim() == 1 and active_ranks.is_contiguous(), (
+            f"cannot use active_ranks: it is no contiguous int32 tensor with one dimension. dtype={active_ranks.dtype}"
+        )
+        if active_ranks.numel() != ranks:
+            return [True] * ranks, None
+        return [bool(one) for one in active_ranks.tolist()], active_ranks
+
+    def _start(self, messages: Sequence[Message], space: Sequence[int | None], width: int, timeout_us: int) -> Any:
+        """Starts an exchange. At most the one before is in progress."""
+        self._finish(1)
+        if self._link is None:
+            raise RuntimeError("cannot use buffer: it is not connected; call connect")
+        return self._link.exchange(messages, space, width, None if timeout_us < 0 else timeout_us / 1e6)
+
+    def _finish(self, left: int) -> None:
+        """Finishes the oldest calls until no more than `left` are unfinished."""
+        while len(self._unfinished) > left:
+            # The caller that waits for this call gets its error.
+            with contextlib.suppress(Exception):
+                self._unfinished.pop(0)()
+
+    def _settle(
+        self, finish: Callable[[], None], async_finish: bool, return_recv_hook: bool, kept: tuple[Any, ...]
+    ) -> tuple[EventOverlap, Hook | None]:
+        """Finishes a call, or leaves that to the event or the hook."""
+        pending = Pending(finish)
+        self._unfinished.append(pending)
+        if not (async_finish or return_recv_hook):
+            pending()
+            return EventOverlap(), None
+        return EventOverlap(EventHandle._of(pending) if async_finish else None, kept), pending if return_recv_hook else None
+
+
+def _packed(x: Any) -> Any:
+    """Returns rows of bytes with the elements as `float8_e4m3fn` and the scales of their blocks."""
+    tokens, hidden = x.shape
+    blocks = x.view(tokens, hidden // _BLOCK, _BLOCK).float()
+    greatest = blocks.abs().amax(2, keepdim=True).clamp_(min=1e-4)
+    rows = torch.empty((tokens, hidden + hidden // 32), dtype=torch.uint8, device=x.device)
+    # No product exceeds the greatest element of the type after rounding.
+    rows[:, :hidden] = blocks.mul_(_LARGEST / greatest).to(torch.float8_e4m3fn).view(tokens, hidden).view(torch.uint8)
+    rows[:, hidden:] = (greatest / _LARGEST).view(tokens, hidden // _BLOCK).view(torch.uint8)
+    return rows
+
+
+def _place(layout: Layout, rows: Any, recv_x: Any, scales: Any) -> None:
+    """Copies the received tokens to their experts."""
+    hidden, device = recv_x.size(2), recv_x.device
+    rows = rows.to(device)
+    places = layout.rows.to(device)
+    # Elements of 16 bits are copied in one piece only if their rows are contiguous.
+    source = rows.view(torch.bfloat16) if scales is None else rows[:, :hidden]
+    target = recv_x if scales is None else recv_x.view(torch.uint8)
+    first = 0
+    for expert, count in enumerate(layout.counts.sum(1).tolist()):
+        if count:
+            chosen = places[first : first + count]
+            torch.index_select(source, 0, chosen, out=target[expert, :count])
+            if scales is not None:
+                scales[expert, :count] = rows[:, hidden:].view(torch.float32).index_select(0, chosen)
+            first += count
+
+
+def _returns(x: Any, layout_range: Any, is_active: Sequence[bool]) -> list[Message]:
+    """Returns messages with the rows of the experts, for the ranks that have sent the tokens."""
+    local, slots, hidden = x.shape
+    begin, counts = layout_range >> 32, layout_range & 0xFFFFFFFF
+    rows = x.view(local * slots, hidden)
+    if x.device.type != "cpu":
+        # Only rows in use leave the device, in the order of the messages.
+        number = counts.t().reshape(-1)
+        first = (begin + torch.arange(local).view(-1, 1) * slots).t().reshape(-1)
+        at = torch.arange(int(number.sum())) + (first - (number.cumsum(0) - number)).repeat_interleave(number)
+        rows = rows.index_select(0, at.to(x.device)).cpu()
+        begin = (counts.t().reshape(-1).cumsum(0) - number).view(-1, local).t()
+        slots = 0
+    rows = rows.view(torch.uint8)
+    runs: list[list[tuple[Any, int, int]]] = []
+    for of_rank, number_of in zip(begin.t().tolist(), counts.t().tolist(), strict=True):
+        runs.append([(rows, expert * slots + of_rank[expert], count) for expert, count in enumerate(number_of) if count])
+    return [Message(of_one if active else []) for of_one, active in zip(runs, is_active, strict=True)]
+
+
+def _add_up(rows: Any, row_of: Any, weights: Any, out: Any) -> None:
+    """Adds up the rows of each token with its weights, in `float32` and the order of its choices.
+    -1 stands for no row.
+    """
+    tokens, hidden = out.shape
+    row_of = row_of.to(out.device)
+    is_there = row_of >= 0
+    weights = torch.where(is_there, weights, 0.0)
+    turn = max(_TURN // hidden, 1)
+    for first in range(0, tokens, turn):
+        part = slice(first, first + turn)
+        total = torch.zeros((min(turn, tokens - first), hidden), device=out.device)
+        for chosen, weight, there in zip(row_of[part].unbind(1), weights[part].unbind(1), is_there[part].unbind(1), strict=True):
+            if there.all():
+                total.addcmul_(rows.index_select(0, chosen).float(), weight.view(-1, 1))
+            elif there.any():
+                at = there.nonzero().view(-1)
+                total[at] += rows.index_select(0, chosen[at]).float() * weight[at].view(-1, 1)
+        out[part] = total
