@@ -936,6 +936,21 @@ class GroupCommunicator:
         """Sends a tensor to a rank."""
     def receive(self, /, tensor: _Span, source: int | None, keep: Any) -> GroupOperation:
         """Receives a tensor from a rank, or with `None` from any rank."""
+    def exchange(
+        self,
+        /,
+        tag: tuple[int, int, int],
+        outputs: Sequence[Sequence[_Span] | None],
+        inputs: Sequence[_Span | None],
+        seconds: float | None,
+        keep: Any,
+    ) -> GroupOperation:
+        """Exchanges messages with other ranks, until all have arrived or `seconds` have passed.
+        `tag` has the numbers of the buffer, the round and the phase. The spans of `outputs[slot]`
+        are the message to the slot, whose own message fills the start of `inputs[slot]`.
+        """
+    def end_exchanges(self, /, buffer: int) -> None:
+        """Ends the rounds of a buffer of exchanges. Messages for it are refused from now on."""
 
 @final
 class GroupOperation:
@@ -953,5 +968,7 @@ class GroupOperation:
         """Returns the exception of the operation if no failed or missing rank explains it."""
     def source(self, /) -> int | None:
         """Returns the slot whose message was received."""
+    def received(self, /) -> list[tuple[int, int]]:
+        """Returns the slots and lengths of the messages of an exchange that are here."""
     def on_done(self, /, callback: Callable[[], None]) -> None:
         """Calls `callback` when the operation is over, on another thread."""

@@ -15,6 +15,7 @@ from mooncake._ep_links import Link, Message, calls_of, link_of
 from mooncake._ep_memory import Memory
 from mooncake._ep_routes import Layout, Routes, Sizes, layout_of
 
+# After the import that says by name that torch is missing.
 import torch  # isort: skip
 
 __all__ = ["Buffer", "EventOverlap"]
@@ -92,11 +93,12 @@ class Buffer:
         With `return_recv_hook`, they are complete after a call of the hook.
         """
         assert not (async_finish and return_recv_hook), "cannot dispatch: async_finish excludes return_recv_hook"
-        assert x.dim() == 2 and x.is_contiguous() and x.dtype == torch.bfloat16 and x.size(1) % _BLOCK == 0 < x.size(1), (
-            "cannot dispatch: x is no contiguous bfloat16 tensor with two dimensions and a multiple of 128 columns. "
+        assert x.dim() == 2 and x.is_contiguous() and x.dtype == torch.bfloat16, (
+            "cannot dispatch: x is no contiguous bfloat16 tensor with two dimensions. "
             f"shape={tuple(x.shape)} dtype={x.dtype}"
         )
         tokens, hidden = x.shape
+        assert hidden > 0 and hidden % _BLOCK == 0, f"cannot dispatch: hidden size is no multiple of 128. hidden={hidden}"
         assert (
             topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64 and topk_idx.size(0) == tokens
         ), (
