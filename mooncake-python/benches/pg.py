@@ -95,8 +95,8 @@ def run_rank(rank: int, ranks: int, port: int, rows: list[str], sizes: list[int]
 
 
 def rows_of(ranks: int, run: Callable[..., None], *arguments: Any) -> Iterator[dict[str, Any]]:
-    """Starts the ranks, each with `run(rank, ranks, port, *arguments, results)`, and yields the rows
-    that rank 0 sends. `None` is the last one.
+    """Starts the ranks, each with `run(rank, ranks, port, *arguments, results)`, and yields the
+    rows that rank 0 sends. `None` is the last one.
     """
     from torch.distributed import TCPStore
 

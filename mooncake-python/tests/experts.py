@@ -70,7 +70,7 @@ def restored(rows: Any, scales: Any) -> Any:
 
 
 def returned(row: Any, expert: int) -> Any:
-    """Returns the answer of an expert to a token."""
+    """Returns the row that an expert computes for a token."""
     return (row.float() * (1 + 0.1 * expert)).bfloat16()
 
 
@@ -107,7 +107,7 @@ def check_dispatch(case: Case, rank: int, recv_x: Any, recv_count: Any, handle: 
 
 
 def answers(case: Case, rank: int, recv_x: Any, recv_count: Any, out: Any = None) -> Any:
-    """Returns what the experts of a rank return. Rows of nobody are not numbers."""
+    """Returns the rows that the experts of a rank compute. Unused rows are not numbers."""
     rows = restored(*recv_x) if case.is_fp8 else recv_x
     y = torch.empty((case.local, case.ranks * case.limit, case.hidden), dtype=torch.bfloat16) if out is None else out
     y.fill_(float("nan"))

@@ -137,7 +137,7 @@ def test_calls_in_progress_beside_each_other(world: World) -> None:
 
 
 def created_again(seed: int) -> None:
-    """One rank makes its buffer anew while the others update theirs."""
+    """Creates the buffer again on one rank, and updates it on the others."""
     for one in range(2):
         if dist.get_rank() == one:
             BUFFERS[RANKS] = Buffer(dist.group.WORLD)

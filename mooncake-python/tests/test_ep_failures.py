@@ -118,7 +118,7 @@ def test_ranks_that_do_not_answer_in_time() -> None:
             assert mask == [1, 0, 1] and 0.35 < spent < 20
         for mask, spent in world.some([0, 2], combine, 60_000_000):
             assert mask == [1, 0, 1] and spent < 20, "a rank that is left out is not waited for"
-        # It gets the tokens of the others, but no rows of their experts.
+        # The late rank gets the tokens of the others, but no rows of their experts.
         mask, spent = world.ranks[1].call(dispatch, busy, 60_000_000)
         assert mask == whole and spent < 20
         mask, spent = world.ranks[1].call(combine, 60_000_000, (0, 2))
@@ -151,7 +151,7 @@ def test_ranks_that_do_not_answer_in_time() -> None:
         assert [one[0] for one in world.all(combine, -1)] == [[1, 1, 0]] * 2
         assert [one[0] for one in world.all(dispatch, 7, -1, (2,))] == [[1, 1, 0]] * 2
 
-        # Another process takes its place.
+        # Another process replaces the killed rank.
         assert world.all(settle) == [[1, 1, 0]] * 2
         world.start([2])
         world.initialize([2], options={"is_extension": True})

@@ -1,4 +1,5 @@
-//! Exchanges: messages to and from many ranks with one time limit, beside the collective operations.
+//! Exchanges: messages to and from many ranks with one time limit, beside the collective
+//! operations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -187,7 +188,7 @@ impl Shared {
         self.send_to(slot, Message::Exchange { id, tag, payload });
     }
 
-    /// Reads as much of a message as its place has space for.
+    /// Reads a message into the start of `place`, as much of it as fits.
     async fn read_exchange(
         self: &Arc<Self>,
         slot: u8,
@@ -236,7 +237,7 @@ impl Shared {
 }
 
 impl Outcome {
-    /// Records a message that has been read into a place with this much space.
+    /// Records a message that has been read into a buffer of `space` bytes.
     fn take_message(&mut self, slot: u8, len: u64, space: usize) {
         self.arrived |= u64::from(len <= space as u64) << slot;
         self.lengths.push((Slot(slot), len));

@@ -1,4 +1,4 @@
-"""Which tokens go to which ranks, and where their rows lie.
+"""Routes of tokens to the ranks of their experts, and positions of their rows.
 
 Expert `e` is on rank `e // L`, with `L` experts per rank. A *pair* is a token and one of its
 experts. Pairs are in the order of their experts, and those of one expert in the order of their
@@ -83,7 +83,7 @@ class Routes:
 
     @cached_property
     def _goes(self) -> Any:
-        """Whether each rank gets each token."""
+        """Returns for each rank and token whether the rank gets the token."""
         goes = torch.zeros((self.ranks, self.tokens), dtype=torch.bool)
         goes[self._owner, self.token] = True
         return goes

@@ -70,7 +70,7 @@ class Buffer:
         self._link = link_of(self.group, self.group_size, self._memory)
 
     def update_ep_member(self) -> None:
-        """Starts again with the ranks that are there, after a rank has been replaced. Collective."""
+        """Starts again with the present ranks, after a rank has been replaced. Collective."""
         self.connect(is_update=True)
 
     def dispatch(
@@ -94,15 +94,15 @@ class Buffer:
         """
         assert not (async_finish and return_recv_hook), "cannot dispatch: async_finish excludes return_recv_hook"
         assert x.dim() == 2 and x.is_contiguous() and x.dtype == torch.bfloat16, (
-            "cannot dispatch: x is no contiguous bfloat16 tensor with two dimensions. "
+            "cannot dispatch: x is not a contiguous bfloat16 tensor with two dimensions. "
             f"shape={tuple(x.shape)} dtype={x.dtype}"
         )
         tokens, hidden = x.shape
-        assert hidden > 0 and hidden % _BLOCK == 0, f"cannot dispatch: hidden size is no multiple of 128. hidden={hidden}"
+        assert hidden > 0 and hidden % _BLOCK == 0, f"cannot dispatch: hidden size is not a multiple of 128. hidden={hidden}"
         assert (
             topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64 and topk_idx.size(0) == tokens
         ), (
-            "cannot dispatch: topk_idx is no contiguous int64 tensor with a row per token. "
+            "cannot dispatch: topk_idx is not a contiguous int64 tensor with a row per token. "
             f"shape={tuple(topk_idx.shape)} dtype={topk_idx.dtype}"
         )
         limit, ranks = num_max_dispatch_tokens_per_rank, self.group_size
@@ -179,22 +179,22 @@ class Buffer:
         ranks = self.group_size
         shape = (experts // ranks, ranks * limit, hidden)
         assert tuple(x.shape) == shape and x.is_contiguous() and x.dtype == torch.bfloat16, (
-            f"cannot combine: x is no contiguous bfloat16 tensor of the shape {shape}. shape={tuple(x.shape)} dtype={x.dtype}"
+            f"cannot combine: x is not a contiguous bfloat16 tensor of the shape {shape}. shape={tuple(x.shape)} dtype={x.dtype}"
         )
         assert topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64, (
-            f"cannot combine: topk_idx is no contiguous int64 tensor with two dimensions. dtype={topk_idx.dtype}"
+            f"cannot combine: topk_idx is not a contiguous int64 tensor with two dimensions. dtype={topk_idx.dtype}"
         )
         assert (
             topk_weights.shape == topk_idx.shape and topk_weights.is_contiguous() and topk_weights.dtype == torch.float32
         ), (
-            "cannot combine: topk_weights is no contiguous float32 tensor with the shape of topk_idx. "
+            "cannot combine: topk_weights is not a contiguous float32 tensor with the shape of topk_idx. "
             f"shape={tuple(topk_weights.shape)} dtype={topk_weights.dtype}"
         )
         tokens = topk_idx.size(0)
         if out is None:
             out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
         assert tuple(out.shape) == (tokens, hidden) and out.is_contiguous() and out.dtype == torch.bfloat16, (
-            f"cannot combine: out is no contiguous bfloat16 tensor with a row per token. shape={tuple(out.shape)}"
+            f"cannot combine: out is not a contiguous bfloat16 tensor with a row per token. shape={tuple(out.shape)}"
         )
         routes = Routes(topk_idx.cpu(), ranks, experts)
         is_active, written = self._mask(active_ranks)
@@ -247,7 +247,7 @@ class Buffer:
                 warnings.warn("all ranks count as active: the group is not one of mooncake.pg", RuntimeWarning, stacklevel=3)
             return [True] * ranks, None
         assert active_ranks.dtype == torch.int32 and active_ranks.dim() == 1 and active_ranks.is_contiguous(), (
-            f"cannot use active_ranks: it is no contiguous int32 tensor with one dimension. dtype={active_ranks.dtype}"
+            f"cannot use active_ranks: it is not a contiguous int32 tensor with one dimension. dtype={active_ranks.dtype}"
         )
         if active_ranks.numel() != ranks:
             return [True] * ranks, None

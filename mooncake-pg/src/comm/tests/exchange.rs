@@ -77,7 +77,7 @@ fn a_dead_rank_is_missing_at_once() {
     assert_eq!((group.syncs(), group.active()), (0, 0b111), "membership is not touched");
 }
 
-/// Sends the joined `parts` from rank 0 to rank 1, which has a place of `space` bytes.
+/// Sends the joined `parts` from rank 0 to rank 1, which has a buffer of `space` bytes.
 fn send(ranks: &[Rank], tag: ExchangeTag, parts: &[&[u8]], space: usize) -> (Outcome, Vec<u8>) {
     let parts: Vec<_> = parts.iter().map(|part| Memory::new(part.to_vec())).collect();
     let outputs = vec![None, Some(parts.iter().map(|part| part.buffer()).collect())];
@@ -101,7 +101,7 @@ fn a_message_of_many_parts_tells_its_length() {
         let (outcome, bytes) = send(&ranks, tag, &wanted, 2 * len + 50);
         assert_eq!((outcome.arrived, outcome.lengths), (0b01, vec![(slot(0), 2 * len as u64)]));
         assert!(bytes[..2 * len] == wanted.concat() && bytes[2 * len..] == [0; 50]);
-        // Of a message that does not fit, the start arrives.
+        // The start arrives of a message that does not fit.
         let (outcome, bytes) = send(&ranks, ExchangeTag { phase: 4, ..tag }, &wanted, len + 10);
         assert_eq!((outcome.arrived, outcome.lengths), (0, vec![(slot(0), 2 * len as u64)]));
         assert!(bytes == wanted.concat()[..len + 10]);
