@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="expert parallelism needs torch")
 
 import torch.distributed as dist
+from conftest import free_port
 from experts import Case, answers, check_combine, check_dispatch, input_of
 from ranks import World
 
@@ -299,3 +303,18 @@ def test_names() -> None:
         assert event.extra_tensors == (1,)
     ep.EventHandle().current_stream_wait(0)
     ep.EventHandle().synchronize()
+
+
+def document_program(text: str, port: int) -> None:
+    """Leaves the world, and runs a program that creates it."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    exec(compile(text, "ep.md", "exec"), {"rank": rank, "world_size": RANKS})
+
+
+def test_the_program_of_the_document(world: World) -> None:
+    """Runs as the last test, because the world is another one afterwards."""
+    text = (Path(__file__).parent.parent.parent / "docs/ep.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    world.all(document_program, program, free_port())

@@ -4,9 +4,9 @@
 //! its experts. Pairs are in the order of their experts, and those of one expert in the order of
 //! their tokens.
 //!
-//! A message of tokens from one rank to another is made of rows of equal length. Its first rows, the
-//! *front*, have the sizes, the number of pairs of each local expert, and for each pair the row of
-//! its token and the token's index at the sender. Each token follows once, as one row.
+//! A message of tokens from one rank to another is made of rows of equal length. Its first rows,
+//! the *front*, have the sizes, the number of pairs of each local expert, and for each pair the row
+//! of its token and the token's index at the sender. Each token follows once, as one row.
 
 mod layout;
 mod routes;

@@ -145,9 +145,9 @@ impl Routes {
         runs
     }
 
-    /// Writes for each choice the row of its pair, if the pairs of each rank lie one after the other
-    /// from the row in `firsts` on. -1 stands for no expert, and for an expert of a rank without
-    /// rows.
+    /// Writes for each choice the row of its pair, if the pairs of each rank lie one after the
+    /// other from the row in `firsts` on. -1 stands for no expert, and for an expert of a rank
+    /// without rows.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if `rows` does not have the number of choices.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Ranks with their tokens: the sizes, the number of choices, and the experts of each rank's tokens.
+/// Ranks with their tokens: the sizes, the number of choices, and the experts of each token.
 #[derive(Clone, Debug)]
 struct World {
     sizes: Sizes,
