@@ -33,7 +33,7 @@ impl Routes {
     /// `INVALID_PARAMS` for an expert that does not exist, or that a token names twice.
     pub fn new(topk: &[i64], choices: usize, ranks: usize, experts: usize) -> Result<Self> {
         let shares = (1..=MAX_RANKS).contains(&ranks) && experts.is_multiple_of(ranks);
-        if !shares || !topk.len().is_multiple_of(choices.max(1)) {
+        if !shares || !topk.len().is_multiple_of(choices) {
             return Err(Error::invalid("cannot route tokens: the numbers do not fit"));
         }
         let mut counts = vec![0; experts];

@@ -32,7 +32,7 @@ pub fn add_up(
     }
     let (width, choices) = (out.len() / tokens, rows.len() / tokens);
     let is_whole = out.len() == width * tokens && rows.len() == choices * tokens;
-    let there = memory.len() / width;
+    let there = memory.len() / width.max(1);
     let is_there = |row: &i64| *row < 0 || usize::try_from(*row).is_ok_and(|row| row < there);
     if !is_whole || rows.len() != weights.len() || width % ELEMENT != 0 || !rows.iter().all(is_there) {
         return Err(wrong());
