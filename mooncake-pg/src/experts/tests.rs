@@ -229,7 +229,9 @@ proptest! {
 
 #[test]
 fn wrong_choices_are_refused() {
-    for (topk, text) in [(&[0, 4][..], "out of range"), (&[-2, 0][..], "out of range"), (&[3, 3][..], "twice")] {
+    for (topk, text) in
+        [(&[0, 4][..], "out of range"), (&[-2, 0][..], "out of range"), (&[3, 3][..], "twice")]
+    {
         assert!(Routes::new(topk, 2, 2, 4).unwrap_err().to_string().contains(text));
     }
     assert!(Routes::new(&[0, 1, 2], 2, 2, 4).is_err());
