@@ -87,24 +87,20 @@ class Buffer:
         there is no limit. With `async_finish`, the results are complete after a wait for the event.
         With `return_recv_hook`, they are complete after a call of the hook.
         """
-        assert not (async_finish and return_recv_hook), "cannot dispatch: async_finish excludes return_recv_hook"
-        assert x.dim() == 2 and x.is_contiguous() and x.dtype == torch.bfloat16, (
-            "cannot dispatch: x is not a contiguous bfloat16 tensor with two dimensions. "
-            f"shape={tuple(x.shape)} dtype={x.dtype}"
-        )
-        tokens, hidden = x.shape
-        assert hidden > 0 and hidden % BLOCK == 0, f"cannot dispatch: hidden size is not a multiple of 128. hidden={hidden}"
-        assert (
-            topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64 and topk_idx.size(0) == tokens
-        ), (
-            "cannot dispatch: topk_idx is not a contiguous int64 tensor with a row per token. "
-            f"shape={tuple(topk_idx.shape)} dtype={topk_idx.dtype}"
-        )
         limit, ranks = num_max_dispatch_tokens_per_rank, self.group_size
-        assert 0 <= tokens <= limit, f"cannot dispatch: too many tokens. tokens={tokens} maximum={limit}"
-        assert num_experts > 0 and num_experts % ranks == 0, (
-            f"cannot dispatch: ranks cannot share the experts evenly. num_experts={num_experts} ranks={ranks}"
-        )
+        if async_finish and return_recv_hook:
+            raise AssertionError("cannot dispatch: async_finish excludes return_recv_hook")
+        _check_matrix("x", x, torch.bfloat16, None)
+        _check_matrix("topk_idx", topk_idx, torch.int64, x.size(0))
+        tokens, hidden = x.shape
+        if hidden % BLOCK or not hidden:
+            raise AssertionError(f"cannot dispatch: hidden size is not a multiple of {BLOCK}. hidden={hidden}")
+        if tokens > limit:
+            raise AssertionError(f"cannot dispatch: too many tokens. tokens={tokens} maximum={limit}")
+        if num_experts <= 0 or num_experts % ranks:
+            raise AssertionError(
+                f"cannot dispatch: ranks cannot share the experts evenly. num_experts={num_experts} ranks={ranks}"
+            )
         self._check_size(limit, hidden, num_experts)
         is_fp8 = True if use_fp8 is None else use_fp8
         sizes = _mooncake.ExpertSizes(ranks, num_experts, limit, hidden, is_fp8)
@@ -177,28 +173,22 @@ class Buffer:
         With `zero_copy`, `x` is the tensor of `get_next_combine_buffer`.
         """
         del zero_copy
-        assert not (async_finish and return_recv_hook), "cannot combine: async_finish excludes return_recv_hook"
         _, layout_range, limit, hidden, experts = handle
         ranks = self.group_size
         shape = (experts // ranks, ranks * limit, hidden)
-        assert tuple(x.shape) == shape and x.is_contiguous() and x.dtype == torch.bfloat16, (
-            f"cannot combine: x is not a contiguous bfloat16 tensor of the shape {shape}. shape={tuple(x.shape)} dtype={x.dtype}"
-        )
-        assert topk_idx.dim() == 2 and topk_idx.is_contiguous() and topk_idx.dtype == torch.int64, (
-            f"cannot combine: topk_idx is not a contiguous int64 tensor with two dimensions. dtype={topk_idx.dtype}"
-        )
-        assert (
-            topk_weights.shape == topk_idx.shape and topk_weights.is_contiguous() and topk_weights.dtype == torch.float32
-        ), (
-            "cannot combine: topk_weights is not a contiguous float32 tensor with the shape of topk_idx. "
-            f"shape={tuple(topk_weights.shape)} dtype={topk_weights.dtype}"
-        )
+        if async_finish and return_recv_hook:
+            raise AssertionError("cannot combine: async_finish excludes return_recv_hook")
+        if tuple(x.shape) != shape or not x.is_contiguous() or x.dtype != torch.bfloat16:
+            raise AssertionError(
+                "cannot combine: x is not a contiguous bfloat16 tensor of the shape of the dispatch. "
+                f"needed={shape} shape={tuple(x.shape)} dtype={x.dtype}"
+            )
+        _check_matrix("topk_idx", topk_idx, torch.int64, None)
+        _check_matrix("topk_weights", topk_weights, torch.float32, *topk_idx.shape)
         tokens = topk_idx.size(0)
         if out is None:
             out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
-        assert tuple(out.shape) == (tokens, hidden) and out.is_contiguous() and out.dtype == torch.bfloat16, (
-            f"cannot combine: out is not a contiguous bfloat16 tensor with a row per token. shape={tuple(out.shape)}"
-        )
+        _check_matrix("out", out, torch.bfloat16, tokens, hidden)
         routes = _routes(topk_idx, ranks, experts)
         is_active, written = self._mask(active_ranks)
 
@@ -248,9 +238,11 @@ class Buffer:
                 self._has_warned = True
                 warnings.warn("all ranks count as active: the group is not one of mooncake.pg", RuntimeWarning, stacklevel=3)
             return [True] * ranks, None
-        assert active_ranks.dtype == torch.int32 and active_ranks.dim() == 1 and active_ranks.is_contiguous(), (
-            f"cannot use active_ranks: it is not a contiguous int32 tensor with one dimension. dtype={active_ranks.dtype}"
-        )
+        if active_ranks.dtype != torch.int32 or active_ranks.dim() != 1 or not active_ranks.is_contiguous():
+            raise AssertionError(
+                "cannot use active_ranks: it is not a contiguous int32 tensor with one dimension. "
+                f"shape={tuple(active_ranks.shape)} dtype={active_ranks.dtype}"
+            )
         if active_ranks.numel() != ranks:
             return [True] * ranks, None
         return [bool(one) for one in active_ranks.tolist()], active_ranks
@@ -287,3 +279,15 @@ def _routes(topk_idx: Any, ranks: int, experts: int) -> _mooncake.ExpertRoutes:
         return _mooncake.ExpertRoutes(_span(topk), topk.size(1), ranks, experts)
     except RuntimeError as error:
         raise AssertionError(str(error)) from None
+
+
+def _check_matrix(name: str, tensor: Any, dtype: Any, rows: int | None, columns: int | None = None) -> None:
+    """Raises `AssertionError`, as Mooncake C++ does, if a tensor does not have this type and
+    shape.
+    """
+    fits = tensor.dim() == 2 and tensor.is_contiguous() and tensor.dtype == dtype
+    if not fits or rows not in (None, tensor.size(0)) or columns not in (None, tensor.size(1)):
+        raise AssertionError(
+            f"cannot use {name}: it is not a contiguous tensor of the right type and shape. "
+            f"needed={dtype},{(rows, columns)} given={tensor.dtype},{tuple(tensor.shape)}"
+        )
