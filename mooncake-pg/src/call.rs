@@ -281,8 +281,13 @@ pub(crate) struct Input {
 
 impl Input {
     pub(crate) fn whole(buffer: Buffer) -> Self {
-        let range = 0..buffer.len;
-        Self { staged: vec![buffer], ranges: vec![range; MAX_RANKS], len: buffer.len }
+        Self::joined(vec![buffer])
+    }
+
+    /// Joins buffers into one piece for every slot.
+    pub(crate) fn joined(buffers: Vec<Buffer>) -> Self {
+        let len = buffers.iter().map(|buffer| buffer.len).sum();
+        Self { staged: buffers, ranges: vec![0..len; MAX_RANKS], len }
     }
 
     fn pieces(buffers: &Buffers, slots: impl Iterator<Item = u8>) -> Self {

@@ -24,6 +24,9 @@ pub struct Outcome {
     pub source: Option<Slot>,
     /// Slots whose data has arrived, as bits, of an exchange.
     pub arrived: u64,
+    /// Lengths of the messages of an exchange whose data is here, by slot. If a message is longer
+    /// than its buffer, only its first bytes are here, and its slot has not arrived.
+    pub lengths: Vec<(Slot, u64)>,
 }
 
 impl Outcome {

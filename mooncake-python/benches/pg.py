@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SIZES = [4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -57,7 +57,7 @@ def operation(row: str, size: int, group: Any) -> Callable[[], None]:
     }[row]
 
 
-def measure(call: Callable[[], None], count: int, gloo: Any) -> float:
+def measure(call: Callable[[], object], count: int, gloo: Any) -> float:
     """Returns the seconds of one call on the slowest rank."""
     import torch
     import torch.distributed as dist
@@ -86,21 +86,50 @@ def run_rank(rank: int, ranks: int, port: int, rows: list[str], sizes: list[int]
     for row in rows:
         for size in sizes:
             calls = {name: operation(row, size, group) for name, group in groups.items()}
-            counts, times = {}, {name: [] for name in calls}
-            for name, call in calls.items():
-                for _ in range(3):
-                    call()
-                guess = measure(call, 3, gloo)
-                counts[name] = min(MOST, max(LEAST, int(seconds / ROUNDS / guess)))
-            for _ in range(ROUNDS):
-                for name, call in calls.items():
-                    times[name].append(measure(call, counts[name], gloo))
+            found = medians(calls, seconds, gloo)
             if rank == 0:
-                medians = {name: statistics.median(of_one) * 1e6 for name, of_one in times.items()}
-                results.send({"row": row, "ranks": ranks, "bytes": size, **medians})
+                results.send({"row": row, "ranks": ranks, "bytes": size, **found})
     if rank == 0:
         results.send(None)
     dist.destroy_process_group()
+
+
+def rows_of(ranks: int, run: Callable[..., None], *arguments: Any) -> Iterator[dict[str, Any]]:
+    """Starts the ranks, each with `run(rank, ranks, port, *arguments, results)`, and yields the
+    rows that rank 0 sends. `None` is the last one.
+    """
+    from torch.distributed import TCPStore
+
+    context = multiprocessing.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    receiver, sender = context.Pipe(duplex=False)
+    processes = [
+        context.Process(target=run, args=(rank, ranks, store.port, *arguments, sender), daemon=True) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    sender.close()
+    try:
+        while (row := receiver.recv()) is not None:
+            yield row
+    except EOFError:
+        sys.exit("a rank has ended")
+    for process in processes:
+        process.join(60)
+
+
+def medians(calls: dict[str, Callable[[], object]], seconds: float, gloo: Any) -> dict[str, float]:
+    """Returns the microseconds of each call, which alternate."""
+    counts, times = {}, {name: [] for name in calls}
+    for name, call in calls.items():
+        for _ in range(3):
+            call()
+        guess = measure(call, 3, gloo)
+        counts[name] = min(MOST, max(LEAST, int(seconds / ROUNDS / guess)))
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(measure(call, counts[name], gloo))
+    return {name: statistics.median(of_one) * 1e6 for name, of_one in times.items()}
 
 
 def words(size: int) -> str:
@@ -118,31 +147,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time of one row of one backend")
     parser.add_argument("--json", help="file for the results")
     chosen = parser.parse_args()
-    from torch.distributed import TCPStore
-
-    context, found = multiprocessing.get_context("spawn"), []
+    found = []
     print(f"{os.cpu_count()} processors; microseconds, median of {ROUNDS} rounds\n")
     print(f"{'operation':<16}{'ranks':>6}{'size':>10}{'mooncake':>12}{'gloo':>12}{'times':>8}")
     for ranks in chosen.ranks:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        receiver, sender = context.Pipe(duplex=False)
-        arguments = (ranks, store.port, chosen.rows, chosen.sizes, chosen.seconds, sender)
-        processes = [context.Process(target=run_rank, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        sender.close()
-        try:
-            while (row := receiver.recv()) is not None:
-                found.append(row)
-                times = row["gloo"] / row["mooncake"]
-                print(
-                    f"{row['row']:<16}{ranks:>6}{words(row['bytes']):>10}{row['mooncake']:>12.1f}{row['gloo']:>12.1f}{times:>8.2f}",
-                    flush=True,
-                )
-        except EOFError:
-            sys.exit("a rank has ended")
-        for process in processes:
-            process.join(60)
+        for row in rows_of(ranks, run_rank, chosen.rows, chosen.sizes, chosen.seconds):
+            found.append(row)
+            times = row["gloo"] / row["mooncake"]
+            print(
+                f"{row['row']:<16}{ranks:>6}{words(row['bytes']):>10}{row['mooncake']:>12.1f}{row['gloo']:>12.1f}{times:>8.2f}",
+                flush=True,
+            )
     if chosen.json:
         with open(chosen.json, "w") as file:
             json.dump(found, file, indent=1)

@@ -4,9 +4,10 @@ folder.
 The blocks of a document run in order and share their names, as if a reader typed them. The test
 provides modules, a store that is set up, engines with registered memory, and values for names that
 a document assumes. Addresses of servers are replaced by those of the test, and transports and
-devices that need hardware by TCP. A block that is a signature is compared with the call of that
-name. Blocks with gaps (`...`, `??`), and blocks about process groups and CUDA, are not run: they
-are counted and listed.
+devices that need hardware by TCP. Blocks about process groups and expert parallelism run in a world
+of one rank on the host, with tensors in the place of `...`, if torch is there. A block that is a
+signature is compared with the call of that name. Other blocks with gaps (`...`, `??`), and blocks
+about CUDA, are not run: they are counted and listed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,25 @@ FOLDER = os.environ.get("MOONCAKE_DOCUMENTS")
 FENCED = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Documents in plain text have their programs below the headings of one section.
 PLAIN = re.compile(r"^Usage Examples#\n(.*?)^Error Handling#", re.MULTILINE | re.DOTALL)
-GAPS = re.compile(r"\?\?|\(\.\.\.|\[\.\.\.\]|mooncake import pg|mooncake_ep_buffer|into_cuda|device=.cuda")
+GAPS = re.compile(r"\?\?|\(\.\.\.|\[\.\.\.\]|into_cuda|device=.cuda")
+GROUPS = re.compile(r"mooncake import pg|mooncake_ep_buffer")
+# Substitutions in blocks about process groups and expert parallelism.
+OF_GROUPS = [
+    (r"device=\"cuda\"", 'device="cpu"'),
+    (r"backend=\"mooncake\"", 'backend="mooncake-cpu"'),
+    (r"all_gather\(\.\.\.\)", "all_gather([torch.zeros(3)], torch.ones(3))"),
+    (r"all_reduce\(\.\.\.\)", "all_reduce(torch.ones(3))"),
+    (
+        r"buffer\.dispatch\(\.\.\.,",
+        "dispatched = buffer.dispatch(torch.ones((2, 4096), dtype=torch.bfloat16), torch.tensor([[0, 1], [1, -1]]),"
+        " num_max_dispatch_tokens_per_rank=2, num_experts=2,",
+    ),
+    (
+        r"buffer\.combine\(\.\.\.,",
+        "combined = buffer.combine(buffer.get_next_combine_buffer(dispatched[2]).fill_(3), torch.tensor([[0, 1], [1, -1]]),"
+        " torch.ones((2, 2)), handle=dispatched[2],",
+    ),
+]
 # Servers, and settings that need missing hardware.
 PLACES = [
     (r"https?://localhost:8080/metadata", "@metadata"),
@@ -103,6 +122,7 @@ class Reader:
             **{f"addr{i}": here + 64 * i for i in (1, 2, 3)}, **{f"remote{i}": there + 64 * i for i in (1, 2, 3)},
             **{f"len{i}": 64 for i in (1, 2, 3)}, "TransferOpcode": mooncake.engine.TransferOpcode,
             "ReplicateConfig": mooncake.store.ReplicateConfig, "MooncakeDistributedStore": MooncakeDistributedStore,
+            "world_size": 1, "num_ranks": 1,
         }  # fmt: skip
         with contextlib.suppress(ImportError):
             import torch
@@ -126,6 +146,9 @@ class Reader:
         return store
 
     def read(self, where: str, block: str) -> None:
+        if GROUPS.search(block) and "torch" in self.names:
+            for pattern, place in OF_GROUPS:
+                block = re.sub(pattern, place, block)
         declared = signature(block)
         if declared is not None:
             self.compare(where, declared)
@@ -174,6 +197,13 @@ class Reader:
             print(f"    {where}: {line}")
 
     def end(self) -> None:
+        combined = self.names.get("combined")
+        if combined is not None:
+            assert combined[0].tolist() == [[6.0] * 4096, [3.0] * 4096]  # type: ignore[index]
+        if "dist" in self.names:
+            import torch.distributed
+
+            torch.distributed.destroy_process_group()
         for value in list(self.names.values()):
             if isinstance(value, MooncakeDistributedStore):
                 value.close()
@@ -183,8 +213,11 @@ class Reader:
 
 
 @pytest.mark.skipif(not FOLDER, reason="MOONCAKE_DOCUMENTS names no folder")
-def test_every_block_runs(tmp_path):
+def test_every_block_runs(tmp_path, monkeypatch):
     port = free_port()
+    # The world of process groups meets here.
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     directory = ["--enable_http_metadata_server=true", f"--http_metadata_server_port={port}"]
     master = Master(tmp_path, [*directory, "--default_kv_lease_ttl=200"])
     master.start()

@@ -28,7 +28,10 @@ pub(crate) fn run(words: &[&str]) -> Result {
         return bench_python(peer, &names);
     }
     if words.contains(&"--pg") {
-        return bench_groups(&names);
+        return bench_groups("pg.py", "--rows", &names);
+    }
+    if words.contains(&"--ep") {
+        return bench_groups("ep.py", "--shapes", &names);
     }
     if words.contains(&"--offload") {
         return bench_offload(peer);
@@ -55,13 +58,13 @@ pub(crate) fn run(words: &[&str]) -> Result {
     Ok(())
 }
 
-/// Measures process groups beside gloo. Words choose operations.
-fn bench_groups(rows: &[&str]) -> Result {
+/// Measures process groups, or what is built on them, beside gloo. Words are values of `option`.
+fn bench_groups(script: &str, option: &str, words: &[&str]) -> Result {
     let Some(python) = crate::python::install_torch()? else { return Ok(()) };
-    let script = path(&crate::run::root().join("mooncake-python/benches/pg.py"));
+    let script = path(&crate::run::root().join("mooncake-python/benches").join(script));
     step("bench of process groups");
-    let chosen: &[&str] = if rows.is_empty() { &[] } else { &["--rows"] };
-    command(&python, &[&script]).args(chosen).args(rows).run()
+    let chosen: &[&str] = if words.is_empty() { &[] } else { &[option] };
+    command(&python, &[&script]).args(chosen).args(words).run()
 }
 
 /// Measures objects of the Python package on their way to a disk and back, with `peer` beside the

@@ -80,6 +80,7 @@ Measurements
                 --engine [--peer]    transfer engines, with --peer in all pairs
                 --offload [--peer]   objects on their way to a disk and back
                 --pg                 process groups beside gloo (words choose operations)
+                --ep                 expert parallelism beside gloo (words choose shapes)
                 --master-size [n]    a master with ten million objects, or n
                 --snapshots [n]      cost of snapshots of a million objects, or n
                 --restart [n]        time until a killed master with a million objects serves

@@ -13,6 +13,10 @@ pub(super) const MAX_AHEAD: usize = 64;
 /// Largest number of messages to one rank that it has not taken. Further ones are not sent: that
 /// rank counts this one as not arrived.
 pub(super) const MAX_UNTAKEN: usize = 16;
+/// Round of a buffer that has ended.
+pub(super) const ENDED: u64 = u64::MAX;
+/// Largest number of ended buffers that are remembered.
+const MAX_ENDED: usize = 1024;
 
 #[derive(Default)]
 pub(super) struct Exchanges {
@@ -31,6 +35,31 @@ pub(super) struct State {
     /// Number of failures of each slot.
     pub(super) losses: HashMap<u8, u64>,
     pub(super) is_closed: bool,
+}
+
+impl State {
+    /// Makes a round the present one of its buffer. Returns the messages of earlier rounds, which
+    /// nothing takes any more.
+    pub(super) fn advance(&mut self, buffer: u64, round: u64) -> Vec<(u8, u64)> {
+        let present = self.rounds.entry(buffer).or_default();
+        *present = (*present).max(round);
+        let round = *present;
+        let mut late = Vec::new();
+        self.arrived.retain(|(slot, theirs), (id, _)| {
+            let stays = theirs.buffer != buffer || theirs.round >= round;
+            if !stays {
+                late.push((*slot, *id));
+            }
+            stays
+        });
+        let ended = || self.rounds.iter().filter(|(_, round)| **round == ENDED).map(|(buffer, _)| *buffer);
+        if ended().count() > MAX_ENDED
+            && let Some(oldest) = ended().min()
+        {
+            self.rounds.remove(&oldest);
+        }
+        late
+    }
 }
 
 impl Exchanges {

@@ -138,10 +138,11 @@ impl Communicator {
         Ok(self.shared.post_receive(tensor, None, keep(guard)))
     }
 
-    /// Exchanges buffers of any length with other ranks, until all have arrived or `timeout` has
-    /// passed. `outputs[slot]` goes to the slot, and `inputs[slot]` is filled by it; the lengths on
-    /// both sides agree. [`Outcome::arrived`](crate::operation::Outcome::arrived) has the slots
-    /// whose data is there.
+    /// Exchanges messages of any length with other ranks, until all have arrived or `timeout` has
+    /// passed. The buffers of `outputs[slot]`, one after the other, are the message to the slot.
+    /// The message of a slot fills the start of `inputs[slot]`. The outcome has
+    /// [the slots](crate::operation::Outcome::arrived) whose messages are there, and
+    /// [their lengths](crate::operation::Outcome::lengths).
     ///
     /// The exchange touches no membership and reports no failed link. A rank whose connection has
     /// ended has not arrived, at once. Data of earlier rounds of the buffer is dropped.
@@ -155,7 +156,7 @@ impl Communicator {
     pub unsafe fn exchange(
         &self,
         tag: ExchangeTag,
-        outputs: Vec<Option<Buffer>>,
+        outputs: Vec<Option<Vec<Buffer>>>,
         inputs: Vec<Option<Buffer>>,
         timeout: Option<Duration>,
         guard: Box<dyn Send>,
@@ -163,6 +164,11 @@ impl Communicator {
         self.shared.check_open()?;
         self.shared.check_global()?;
         Ok(self.shared.post_exchange(tag, outputs, inputs, timeout, keep(guard)))
+    }
+
+    /// Ends the rounds of a buffer. Messages for it are refused from now on.
+    pub fn end_exchanges(&self, buffer: u64) {
+        self.shared.end_exchanges(buffer);
     }
 
     /// Refuses new calls, or accepts them again.

@@ -1,4 +1,5 @@
-//! Exchanges: buffers to and from many ranks with one time limit, beside the collective operations.
+//! Exchanges: messages to and from many ranks with one time limit, beside the collective
+//! operations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::sleep;
 
-use super::arrivals::{MAX_AHEAD, MAX_UNTAKEN};
+use super::arrivals::{ENDED, MAX_AHEAD, MAX_UNTAKEN};
 use super::counted::Counted;
 use super::shared::Shared;
 use super::transfer::{Source, fill};
@@ -15,12 +16,12 @@ use crate::call::{Buffer, Input, bits};
 use crate::message::{ExchangeTag, Message, Payload};
 use crate::operation::{Operation, Outcome};
 use crate::staging::Keep;
-use crate::view::MAX_RANKS;
+use crate::view::{MAX_RANKS, Slot};
 
 /// Exchange of this rank.
 struct Exchange {
     tag: ExchangeTag,
-    outputs: Vec<Option<Buffer>>,
+    outputs: Vec<Option<Vec<Buffer>>>,
     inputs: Vec<Option<Buffer>>,
     keep: Keep,
 }
@@ -29,7 +30,7 @@ impl Shared {
     pub(super) fn post_exchange(
         self: &Arc<Self>,
         tag: ExchangeTag,
-        outputs: Vec<Option<Buffer>>,
+        outputs: Vec<Option<Vec<Buffer>>>,
         inputs: Vec<Option<Buffer>>,
         timeout: Option<Duration>,
         keep: Keep,
@@ -56,18 +57,22 @@ impl Shared {
             }
         }
         let mut outcome = Outcome::default();
-        let pair =
-            (exchange.outputs.get(own).copied().flatten(), exchange.inputs.get(own).copied().flatten());
-        if let (Some(output), Some(input)) = pair
-            && output.len == input.len
-        {
-            // SAFETY: the caller of `exchange` promises both buffers. They may be the same memory.
-            unsafe { std::ptr::copy(output.as_ptr(), input.as_ptr(), output.len) };
-            outcome.arrived |= 1 << own;
+        let pair = (exchange.outputs.get(own), exchange.inputs.get(own).copied().flatten());
+        if let (Some(Some(outputs)), Some(input)) = pair {
+            let mut len = 0;
+            for output in outputs {
+                if let Some(place) = input.part(len..input.len.min(len + output.len)) {
+                    // SAFETY: the caller of `exchange` promises both buffers. They may be the same
+                    // memory.
+                    unsafe { std::ptr::copy(output.as_ptr(), place.as_ptr(), place.len) };
+                }
+                len += output.len;
+            }
+            outcome.take_message(own as u8, len as u64, input.len);
         }
         wanted &= !(1 << own);
         let sends = exchange.outputs.iter().enumerate().take(MAX_RANKS).filter(|(slot, _)| *slot != own);
-        let sends = sends.filter_map(|(slot, output)| output.map(|output| (slot as u8, output)));
+        let sends = sends.filter_map(|(slot, output)| output.clone().map(|output| (slot as u8, output)));
         join_all(sends.map(|(slot, output)| self.send_exchange(slot, tag, output))).await;
         for slot in bits(wanted) {
             // A process that has ended is noticed by the connection.
@@ -101,11 +106,18 @@ impl Shared {
                 }
                 continue;
             }
-            let reads = arrived.into_iter().map(|(slot, id, payload)| async move {
-                (slot, self.read_exchange(exchange, slot, id, payload).await)
+            let reads = arrived.into_iter().filter_map(|(slot, id, payload)| {
+                let place = exchange.inputs.get(usize::from(slot)).copied().flatten()?;
+                Some(async move {
+                    let len = payload.len();
+                    let read = self.read_exchange(slot, id, payload, place, &exchange.keep).await;
+                    (slot, read.then_some((len, place.len)))
+                })
             });
-            for (slot, success) in join_all(reads).await {
-                outcome.arrived |= u64::from(success) << slot;
+            for (slot, read) in join_all(reads).await {
+                if let Some((len, space)) = read {
+                    outcome.take_message(slot, len, space);
+                }
             }
         }
     }
@@ -113,25 +125,23 @@ impl Shared {
     /// Makes this round the present one of its buffer, and refuses what belongs to earlier ones.
     /// Returns the failures that were known before.
     fn begin_exchange(&self, tag: ExchangeTag) -> HashMap<u8, u64> {
-        let mut late = Vec::new();
-        let losses = {
+        let (late, losses) = {
             let mut state = self.exchanges.state.lock();
-            let round = state.rounds.entry(tag.buffer).or_default();
-            *round = (*round).max(tag.round);
-            let round = *round;
-            state.arrived.retain(|(slot, theirs), (id, _)| {
-                let stays = theirs.buffer != tag.buffer || theirs.round >= round;
-                if !stays {
-                    late.push((*slot, *id));
-                }
-                stays
-            });
-            state.losses.clone()
+            (state.advance(tag.buffer, tag.round), state.losses.clone())
         };
+        self.refuse(late);
+        losses
+    }
+
+    fn refuse(&self, late: Vec<(u8, u64)>) {
         for (slot, id) in late {
             self.send_to(slot, Message::Taken { id, success: false });
         }
-        losses
+    }
+
+    pub(super) fn end_exchanges(&self, buffer: u64) {
+        let late = self.exchanges.state.lock().advance(buffer, ENDED);
+        self.refuse(late);
     }
 
     /// Takes the messages of the exchange that have arrived from the slots, and returns the slots
@@ -158,18 +168,18 @@ impl Shared {
         (arrived, lost)
     }
 
-    async fn send_exchange(self: &Arc<Self>, slot: u8, tag: ExchangeTag, output: Buffer) {
+    async fn send_exchange(self: &Arc<Self>, slot: u8, tag: ExchangeTag, output: Vec<Buffer>) {
         let untaken = self.exchanges.state.lock().untaken.keys().filter(|(to, _)| *to == slot).count();
         if untaken >= MAX_UNTAKEN {
             tracing::debug!(slot, "rank does not take its data; nothing is sent");
             return;
         }
-        let input = Input::whole(output);
-        // SAFETY: the caller of `exchange` promises the buffer.
-        let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, output.len) }.await {
+        let input = Input::joined(output);
+        // SAFETY: the caller of `exchange` promises the buffers.
+        let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, input.len) }.await {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
             Ok(Source::Shared(staged)) => {
-                (Payload::Staged { address: staged.address(), len: output.len as u64 }, Some(staged))
+                (Payload::Staged { address: staged.address(), len: input.len as u64 }, Some(staged))
             }
             Err(error) => return tracing::warn!(slot, %error, "cannot send data"),
         };
@@ -178,28 +188,26 @@ impl Shared {
         self.send_to(slot, Message::Exchange { id, tag, payload });
     }
 
+    /// Reads a message into the start of `place`, as much of it as fits.
     async fn read_exchange(
         self: &Arc<Self>,
-        exchange: &Exchange,
         slot: u8,
         id: u64,
         payload: Payload,
+        place: Buffer,
+        keep: &Keep,
     ) -> bool {
-        let place = exchange.inputs.get(usize::from(slot)).copied().flatten();
-        let place = place.filter(|place| place.len as u64 == payload.len());
-        let success = match (place, payload) {
-            (None, _) => {
-                tracing::warn!(slot, "data of an exchange does not have the length of its buffer");
-                false
-            }
-            (Some(place), Payload::Inline(bytes)) => {
+        let success = match payload {
+            Payload::Inline(bytes) => {
                 // SAFETY: the caller of `exchange` promises the buffer.
                 unsafe { fill(place, &bytes) };
                 true
             }
-            (Some(place), Payload::Staged { address, .. }) => {
+            Payload::Staged { address, len } => {
+                let len = usize::try_from(len).map_or(place.len, |len| len.min(place.len));
+                let place = Buffer { len, ..place };
                 // SAFETY: as above, until `keep` is dropped.
-                let read = unsafe { self.clone().read(slot, address, place, exchange.keep.clone()) }.await;
+                let read = unsafe { self.clone().read(slot, address, place, keep.clone()) }.await;
                 read.inspect_err(|error| tracing::info!(slot, %error, "cannot read data")).is_ok()
             }
         };
@@ -225,5 +233,13 @@ impl Shared {
         } else {
             self.send_to(slot, Message::Taken { id, success: false });
         }
+    }
+}
+
+impl Outcome {
+    /// Records a message that has been read into a buffer of `space` bytes.
+    fn take_message(&mut self, slot: u8, len: u64, space: usize) {
+        self.arrived |= u64::from(len <= space as u64) << slot;
+        self.lengths.push((Slot(slot), len));
     }
 }

@@ -2,9 +2,11 @@
 //! that own it until the operation is over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::Result;
-use mooncake_pg::call::Collective;
+use mooncake_pg::ExchangeTag;
+use mooncake_pg::call::{Buffer, Collective};
 use mooncake_pg::operation::Operation;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -201,5 +203,39 @@ impl GroupCommunicator {
                 }
             }
         })
+    }
+
+    /// Exchanges messages with other ranks, until all have arrived or `seconds` have passed. `tag`
+    /// has the numbers of the buffer, the round and the phase. The spans of `outputs[slot]` are the
+    /// message to the slot, whose own message fills the start of `inputs[slot]`.
+    #[allow(clippy::too_many_arguments, reason = "one call is one exchange")]
+    fn exchange(
+        &self,
+        py: Python<'_>,
+        tag: (u64, u64, u8),
+        outputs: Vec<Option<Vec<Span>>>,
+        inputs: Vec<Option<Span>>,
+        seconds: Option<f64>,
+        keep: Py<PyAny>,
+    ) -> PyResult<GroupOperation> {
+        self.begin(py, keep, |parts, kept| {
+            let (buffer, round, phase) = tag;
+            let tag = ExchangeTag { buffer, round, phase };
+            let buffers = |spans: Vec<Span>| spans.into_iter().map(Span::buffer).collect::<Vec<Buffer>>();
+            let outputs = outputs.into_iter().map(|spans| spans.map(buffers)).collect();
+            let inputs = inputs.into_iter().map(|span| span.map(Span::buffer)).collect();
+            let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+            // SAFETY: as in `collective`.
+            #[allow(unsafe_code)]
+            unsafe {
+                parts.communicator.exchange(tag, outputs, inputs, timeout, kept)
+            }
+        })
+    }
+
+    /// Ends the rounds of a buffer of exchanges. Messages for it are refused from now on.
+    fn end_exchanges(&self, py: Python<'_>, buffer: u64) -> PyResult<()> {
+        self.parts(py)?.communicator.end_exchanges(buffer);
+        Ok(())
     }
 }

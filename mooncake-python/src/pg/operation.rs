@@ -94,6 +94,12 @@ impl GroupOperation {
         self.outcome()?.source.map(|slot| slot.0)
     }
 
+    /// Returns the slots and lengths of the messages of an exchange that are here.
+    fn received(&self) -> Vec<(u8, u64)> {
+        let lengths = self.outcome().map(|outcome| outcome.lengths).unwrap_or_default();
+        lengths.into_iter().map(|(slot, len)| (slot.0, len)).collect()
+    }
+
     /// Calls `callback` when the operation is over, on another thread.
     fn on_done(&self, callback: Py<PyAny>) {
         let mirror = self.mirror.clone();
