@@ -220,9 +220,13 @@ class Ragged(Codec):
         style, as_arrays = metadata.get("row_format"), metadata.get("ndarray_rows") or []
         offsets, shapes, ndims, nulls = (payload[name] for name in ("offsets", "shapes", "ndims", "nulls"))
         values: list[Any]
-        if not nulls.any() and _are_flat(offsets, shapes, ndims, len(nulls), len(data)):
+        if _are_flat(offsets, shapes, ndims, nulls, len(data)):
             ends = offsets.tolist()
-            values = [data[begin:end] for begin, end in zip(ends, ends[1:])]
+            if nulls.any():
+                bounds = zip(ends, ends[1:], nulls.tolist())
+                values = [None if null else data[begin:end] for begin, end, null in bounds]
+            else:
+                values = [data[begin:end] for begin, end in zip(ends, ends[1:])]
         else:
             values = self._shaped(data, offsets.tolist(), shapes.tolist(), ndims.tolist(), nulls.tolist())
         if style == "mixed":
@@ -289,12 +293,13 @@ def _spread(some: Any, nulls: Any, absent: Any) -> Any:
     return every
 
 
-def _are_flat(offsets: Any, shapes: Any, ndims: Any, rows: int, size: int) -> bool:
-    """Returns whether rows are consecutive parts of `size` elements, with one dimension each."""
-    if not len(offsets) == len(shapes) + 1 == len(ndims) + 1 == rows + 1 or shapes.ndim != 2:
+def _are_flat(offsets: Any, shapes: Any, ndims: Any, nulls: Any, size: int) -> bool:
+    """Returns whether present rows are parts of `size` elements and have one dimension each."""
+    if not len(offsets) == len(shapes) + 1 == len(ndims) + 1 == len(nulls) + 1 or shapes.ndim != 2:
         return False
-    within = bool(0 <= offsets[0] and offsets[-1] <= size)
-    return within and bool((ndims == 1).all() and (np.diff(offsets) == shapes[:, 0]).all() and (shapes[:, 0] >= 0).all())
+    lengths, present = np.diff(offsets), ~nulls
+    fit = (lengths == shapes[:, 0]) & (ndims == 1)
+    return bool(0 <= offsets[0] and offsets[-1] <= size and (lengths >= 0).all() and fit[present].all())
 
 
 class Tensors(Ragged):
@@ -554,9 +559,9 @@ class MessagePacked(Packed):
         return [pack(value) for value in values]
 
     def unpack(self, parts: list[bytes]) -> list[Any]:
-        import msgpack
+        from msgpack import unpackb
 
-        return [msgpack.unpackb(part, raw=False) for part in parts]
+        return [unpackb(part, raw=False) for part in parts]
 
 
 class Json(Packed):
@@ -581,14 +586,19 @@ class MediaLists(Codec):
     """Lists of bytes and images."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
-        lists = [[] if value is None else [_media(one) for one in value] for value in values]
-        items = [item for one in lists for item in one]
-        encodings = [encoding for _, encoding in items]
+        nulls = _nulls(values, set(map(type, values)))
+        lists = [[] if value is None else list(value) for value in values]
+        items = [*chain.from_iterable(lists)]
+        if set(map(type, items)) <= {bytes}:
+            parts, encodings = items, [{"kind": "bytes"} for _ in items]
+        else:
+            media = [_media(item) for item in items]
+            parts, encodings = [data for data, _ in media], [encoding for _, encoding in media]
         payload = {
-            "data": Pieces([data for data, _ in items]),
+            "data": Pieces(parts),
             "row_offsets": _offsets(map(len, lists), len(lists)),
-            "byte_offsets": _offsets((len(data) for data, _ in items), len(items)),
-            "nulls": _nulls(values),
+            "byte_offsets": _offsets(map(len, parts), len(parts)),
+            "nulls": nulls,
         }
         kept = {"encode_source": "raw_pixels_from_object", "media_encodings": encodings}
         return payload, {**kept, **_media_types(encodings)}
@@ -598,7 +608,7 @@ class MediaLists(Codec):
         items: list[Any] = [data[begin:end] for begin, end in zip(of_bytes, of_bytes[1:])]
         if of_rows.min() < 0 or of_rows.max() > len(items):
             raise ValueError(f"row offsets exceed the items. items={len(items)}")
-        encodings = metadata.get("media_encodings")
+        encodings: Any = metadata.get("media_encodings")
         if encodings:
             items = [_of_media(item, encodings[index]) for index, item in enumerate(items)]
         ends = of_rows.tolist()

@@ -109,11 +109,9 @@ def common_type(numbers: Sequence[Any]) -> Any:
     kinds, some = kinds_of(numbers), []
     for kind in kinds:
         of_kind = numbers if len(kinds) == 1 else [number for number in numbers if type(number) is kind]
-        if kind is int:
-            of_kind = [min(of_kind), max(of_kind)]
-        elif kind in (bool, float) or issubclass(kind, np.generic):
-            of_kind = of_kind[:1]
-        some += of_kind
+        # Numbers of one of these types have one element type. A single integer that is too long for
+        # it has another one than two of them.
+        some += of_kind[:2] if kind in (bool, int, float) or issubclass(kind, np.generic) else of_kind
     return np.result_type(*some)
 
 
