@@ -106,7 +106,8 @@ def numbers_in(lists: Sequence[Any]) -> Any:
 
 def common_type(numbers: Sequence[Any]) -> Any:
     """Returns the element type of an array that can hold these numbers."""
-    kinds, some = kinds_of(numbers), []
+    kinds = kinds_of(numbers)
+    some: list[Any] = []
     for kind in kinds:
         of_kind = numbers if len(kinds) == 1 else [number for number in numbers if type(number) is kind]
         # Numbers of one of these types have one element type. A single integer that is too long for

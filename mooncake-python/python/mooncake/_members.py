@@ -105,7 +105,7 @@ class ArrayRows:
     one array, `joined`. A chunk never cuts a row if all rows fit into a chunk.
     """
 
-    def __init__(self, sizes: Any, dtype: Any, rows: list[Any] | None = None, joined: Any = None) -> None:
+    def __init__(self, sizes: Any, dtype: Any, rows: Sequence[Any] = (), joined: Any = None) -> None:
         self._dtype, self._sizes, self._rows, self._joined = dtype, sizes, rows, joined
         # End of each row in bytes.
         self.ends = np.cumsum(sizes) * dtype.itemsize
@@ -119,7 +119,7 @@ class ArrayRows:
     @cached_property
     def arrays(self) -> list[Any]:
         """Rows as contiguous arrays of one dimension."""
-        if self._rows is None:
+        if self._joined is not None:
             ends = np.cumsum(self._sizes).tolist()
             return [self._joined[begin:end] for begin, end in zip([0, *ends], ends)]
         return [np.ascontiguousarray(row, self._dtype).reshape(-1) for row in self._rows]

@@ -287,14 +287,15 @@ class Writer:
 
     def _through_pool(self, key: str, body: Body | ArrayRows, chunk: int, batch_put_from: Any) -> dict[str, Any]:
         """Copies chunks to memory of the pool and writes them from there."""
-        concat = _concat_arrays_into() if isinstance(body, ArrayRows) else None
+        rows = body if isinstance(body, ArrayRows) else None
+        concat = _concat_arrays_into() if rows is not None else None
         chunks = self._chunks(key, body, chunk, concat is not None, concat is None)
 
         def write(one: _Chunk) -> None:
             lease = self._pool.acquire(one.size)
             try:
-                if one.rows and concat is not None:
-                    copied = concat(body.arrays, lease.ptr, one.size, one.first_row, one.rows)
+                if one.rows and rows is not None and concat is not None:
+                    copied = concat(rows.arrays, lease.ptr, one.size, one.first_row, one.rows)
                     if copied != one.size:
                         raise RuntimeError(f"native fast-copy wrote {copied} of {one.size} bytes. key={one.key}")
                 else:
