@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
+from mooncake.structured_object_store import MooncakeBundleTransfer
 
 KEYS, ADDRESSES, SIZES = ["a", "b"], [1 << 20, 2 << 20], [10, 20]
 CONFIG = ReplicateConfig()
@@ -115,6 +116,13 @@ ENGINE = {
     "unregister_memory": [call(1)],
 }
 
+BUNDLES = {
+    "cleanup_dataproto": [call({})],
+    "get": [call({}), call({}, type="dict"), call({}, fields=["a"], rows=[0])],
+    "put": [call({}, type="dict", namespace="n", chunk_bytes=1, config=CONFIG, field_schemas={})],
+    "release_result": [call()],
+}
+
 # Fields that clients set, and values that they set.
 FIELDS = {
     "data_type": [CONFIG.data_type],
@@ -137,10 +145,11 @@ def test_modules(module):
         assert scope[name] is not None
 
 
-@pytest.mark.parametrize("of", [MooncakeDistributedStore, TransferEngine])
-def test_calls_take_the_arguments_of_clients(of):
-    for name, calls in (STORE if of is MooncakeDistributedStore else ENGINE).items():
-        assert hasattr(of, name) and hasattr(of(), name), name
+@pytest.mark.parametrize(("of", "table"), [(MooncakeDistributedStore, STORE), (TransferEngine, ENGINE), (MooncakeBundleTransfer, BUNDLES)])
+def test_calls_take_the_arguments_of_clients(of, table):
+    for name, calls in table.items():
+        assert hasattr(of, name), name
+        assert of is MooncakeBundleTransfer or hasattr(of(), name), name
         signature = inspect.signature(getattr(of, name))
         for args, named in calls:
             try:
@@ -157,15 +166,12 @@ def test_fields_of_a_configuration():
 
 
 def test_other_names():
-    from mooncake import structured_object_store
     from mooncake.allocator import BarexAllocator, NVLinkAllocator
     from mooncake.store import ObjectDataType
 
     assert ObjectDataType.TENSOR is not None
     assert callable(BarexAllocator.get_allocator) and callable(NVLinkAllocator.get_allocator)
     assert callable(MooncakeHostMemAllocator.alloc) and callable(MooncakeHostMemAllocator.free)
-    for name in ("put", "get", "cleanup_dataproto"):
-        assert callable(getattr(structured_object_store.MooncakeBundleTransfer, name))
     for program in ("mooncake_master", "mooncake_client", "mc_store_rest_server", "transfer_engine_bench"):
         assert shutil.which(program, path=Path(sys.executable).parent), program
 
