@@ -252,8 +252,8 @@ def test_unknown_settings_are_refused_beside_those_of_lmcache(master):
 
 
 def test_transfer_queue_registers_overlapping_slices(make_store, key):
-    """TransferQueue stores slices of one tensor from four threads. Each thread registers its slices,
-    which overlap those of the others, and unregisters them at its end.
+    """TransferQueue stores slices of one tensor from four threads. Each thread registers its
+    slices, which overlap those of the others, and unregisters them at its end.
     """
     store, config = make_store(), ReplicateConfig()
     config.with_hard_pin = True

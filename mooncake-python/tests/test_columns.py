@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake._columns import LEAVES, FieldSchema
+from mooncake._dataproto import column
 from mooncake._decisions import choose
 from mooncake._members import ArrayRows, Pieces
 from mooncake._trees import encode
@@ -99,7 +100,7 @@ def test_rows_of_numbers():
         try:
             expected = stored_rows(values, given)
         except (TypeError, ValueError):
-            # A list of lists of different lengths is no array.
+            # A list of lists of different lengths cannot become an array.
             with pytest.raises((TypeError, ValueError)):
                 codec.encode(values, schema)
             continue
@@ -203,8 +204,7 @@ def test_rows_are_packed_into_chunks():
             assert sum(sizes[at : at + count]) == size <= chunk, f"seed {seed}"
 
 
-def test_lists_of_one_length(backing_column=([1, 2], [3, 4])):
-    from mooncake._dataproto import envelope_of_dict
-
-    envelope = envelope_of_dict({"ids": np.arange(2), "lists": [*backing_column]}, {})
-    assert envelope.non_tensor_batch["lists"].tolist() == [*backing_column]
+@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [(1, 2), (3, 4)], [np.arange(2), np.arange(2)], ["a", "b"]])
+def test_rows_of_one_length_stay_rows(rows):
+    made = column("x", rows, None)
+    assert made.shape == (2,) and all(one is other for one, other in zip(made, rows, strict=True))
