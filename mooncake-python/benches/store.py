@@ -189,8 +189,11 @@ class Process:
         return json.loads(line[2:])
 
     def ask(self, kind, size, count, tag):
-        row = {"kind": kind, "size": size, "count": count, "tag": tag, "seconds": SECONDS}
-        self.process.stdin.write(json.dumps(row) + "\n")
+        return self.send({"kind": kind, "size": size, "count": count, "tag": tag, "seconds": SECONDS})
+
+    def send(self, request):
+        """Sends a request, and returns its result."""
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self.answer()
 

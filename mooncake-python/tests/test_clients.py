@@ -11,12 +11,14 @@ import importlib
 import inspect
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
+from mooncake.structured_object_store import MooncakeBundleTransfer
 
 KEYS, ADDRESSES, SIZES = ["a", "b"], [1 << 20, 2 << 20], [10, 20]
 CONFIG = ReplicateConfig()
@@ -119,6 +121,13 @@ ENGINE = {
     "unregister_memory": [call(1)],
 }
 
+BUNDLES = {
+    "cleanup_dataproto": [call({})],
+    "get": [call({}), call({}, type="dict"), call({}, fields=["a"], rows=[0])],
+    "put": [call({}, type="dict", namespace="n", chunk_bytes=1, config=CONFIG, field_schemas={})],
+    "release_result": [call()],
+}
+
 # Fields that clients set, and values that they set.
 FIELDS = {
     "data_type": [CONFIG.data_type],
@@ -143,10 +152,11 @@ def test_modules(module):
         assert scope[name] is not None
 
 
-@pytest.mark.parametrize("of", [MooncakeDistributedStore, TransferEngine])
-def test_calls_take_the_arguments_of_clients(of):
-    for name, calls in (STORE if of is MooncakeDistributedStore else ENGINE).items():
-        assert hasattr(of, name) and hasattr(of(), name), name
+@pytest.mark.parametrize(("of", "table"), [(MooncakeDistributedStore, STORE), (TransferEngine, ENGINE), (MooncakeBundleTransfer, BUNDLES)])
+def test_calls_take_the_arguments_of_clients(of, table):
+    for name, calls in table.items():
+        assert hasattr(of, name), name
+        assert of is MooncakeBundleTransfer or hasattr(of(), name), name
         signature = inspect.signature(getattr(of, name))
         for args, named in calls:
             try:
@@ -163,15 +173,12 @@ def test_fields_of_a_configuration():
 
 
 def test_other_names():
-    from mooncake import structured_object_store
     from mooncake.allocator import BarexAllocator, NVLinkAllocator
     from mooncake.store import ObjectDataType
 
     assert ObjectDataType.TENSOR is not None
     assert callable(BarexAllocator.get_allocator) and callable(NVLinkAllocator.get_allocator)
     assert callable(MooncakeHostMemAllocator.alloc) and callable(MooncakeHostMemAllocator.free)
-    for name in ("put", "get", "cleanup_dataproto"):
-        assert callable(getattr(structured_object_store.MooncakeBundleTransfer, name))
     for program in ("mooncake_master", "mooncake_client", "mc_store_rest_server", "transfer_engine_bench"):
         assert shutil.which(program, path=Path(sys.executable).parent), program
 
@@ -203,3 +210,85 @@ def test_pages_are_written():
     for wrong in (([1], [1, 2], fields, 10), ([1], [1], fields[:, :4], 10), (*pages, fields, 0)):
         with pytest.raises(ValueError):
             sender.batch_transfer_sync_write_pages(name, *wrong)
+
+
+def joined(settings):
+    store = MooncakeDistributedStore()
+    assert store.setup(settings) == 0, store.last_error()
+    return store
+
+
+@pytest.mark.parametrize("name", ["master_server_addr", "master_server_address"])
+def test_lmcache_stores_chunks(master, key, name):
+    """LMCache passes its settings on as text, `device_name` always among them, and does not
+    register the memory of some of its allocators.
+    """
+    settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "device_name": "", "protocol": "tcp"}
+    settings |= {"global_segment_size": str(16 << 20), "local_buffer_size": str(4 << 20), name: master.address}
+    store, config = joined(settings), ReplicateConfig()
+    config.replica_num = 1
+    config.preferred_segment = store.get_hostname()
+    size, count = 32 << 10, 8
+    chunks = np.random.default_rng().integers(0, 256, (count, size), dtype=np.uint8)
+    at = [chunks[i].ctypes.data for i in range(count)]
+    keys = [f"{key}@1@0@{i}@half" for i in range(count)]
+    assert store.put_from(keys[0], at[0], size, config) == 0
+    assert store.batch_put_from(keys[1:], at[1:], [size] * (count - 1), config) == [0] * (count - 1)
+    assert [store.is_exist(one) for one in (*keys, key)] == [1] * count + [0]
+    into = np.zeros_like(chunks)
+    to = [into[i].ctypes.data for i in range(count)]
+    found = store.batch_get_into([*keys, key], [*to, to[0]], [size] * (count + 1))
+    assert found[:count] == [size] * count and found[count] < 0 and (into == chunks).all()
+    assert store.put_parts(f"{key}-parts", b"header", memoryview(chunks[0])) == 0
+    buffer, missing = store.batch_get_buffer([f"{key}-parts", f"{key}-none"])
+    assert bytes(memoryview(buffer)) == b"header" + chunks[0].tobytes() and missing is None
+    del buffer
+    assert store.register_buffer(at[0], chunks.nbytes) == 0 and store.unregister_buffer(at[0]) == 0
+    assert store.remove(keys[0], True) == 0 and store.is_exist(keys[0]) == 0
+    store.close()
+
+
+def test_unknown_settings_are_refused_beside_those_of_lmcache(master):
+    store = MooncakeDistributedStore()
+    settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "global_segment_size": 0}
+    assert store.setup({**settings, "master_server_address": master.address, "device_nam": ""}) == -600
+    assert "unknown key 'device_nam'" in str(store.last_error())
+    both = {"master_server_addr": master.address, "master_server_address": "127.0.0.1:1"}
+    assert store.setup({**settings, **both}) == 0, "the name of Mooncake C++ counts"
+    store.close()
+
+
+def test_transfer_queue_registers_overlapping_slices(make_store, key):
+    """TransferQueue stores slices of one tensor from four threads. Each thread registers its
+    slices, which overlap those of the others, and unregisters them at its end.
+    """
+    store, config = make_store(), ReplicateConfig()
+    config.with_hard_pin = True
+    slices, size, step, batch = 1600, 20_000, 40, 400
+    whole = np.random.default_rng().integers(0, 256, slices * step + size, dtype=np.uint8)
+    at = [whole.ctypes.data + i * step for i in range(slices)]
+    keys = [f"{key}-{i}" for i in range(slices)]
+
+    def write(first):
+        some = slice(first, first + batch)
+        for address in at[some]:
+            store.register_buffer(address, size)
+        codes = store.batch_upsert_from(keys[some], at[some], [size] * batch, config=config)
+        for address in at[some]:
+            store.unregister_buffer(address)
+        return codes
+
+    def read(first):
+        some, into = keys[first : first + batch], np.zeros((batch, size), np.uint8)
+        store.register_buffer(into.ctypes.data, into.nbytes)
+        codes = store.batch_get_into(some, [row.ctypes.data for row in into], [size] * batch)
+        store.unregister_buffer(into.ctypes.data)
+        expected = np.lib.stride_tricks.sliding_window_view(whole, size)[:: step][first : first + batch]
+        return codes == [size] * batch and bool((into == expected).all())
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(2):
+            assert [*threads.map(write, range(0, slices, batch))] == [[0] * batch] * 4
+        assert all(threads.map(read, range(0, slices, batch)))
+    assert store.batch_remove(keys, force=True) == [0] * slices
+    assert store.batch_remove(keys[:2], force=True) == [-704] * 2

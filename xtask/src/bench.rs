@@ -27,6 +27,9 @@ pub(crate) fn run(words: &[&str]) -> Result {
     if words.contains(&"--python") {
         return bench_python(peer, &names);
     }
+    if words.contains(&"--structured") {
+        return bench_structured(peer, &names);
+    }
     if words.contains(&"--pg") {
         return bench_groups("pg.py", "--rows", &names);
     }
@@ -89,6 +92,17 @@ fn bench_python(peer: bool, rows: &[&str]) -> Result {
     last.extend(rows.iter().map(|&row| row.to_owned()));
     step("bench of the Python package");
     beside_masters(&ours, peer, 21061, "", vec![script, HOST.into()], &last)
+}
+
+/// Measures structured objects of the Python package, with `peer` beside the package of Mooncake
+/// C++. Words choose the rows whose names contain one of them.
+fn bench_structured(peer: bool, rows: &[&str]) -> Result {
+    let Some(ours) = crate::python::install()? else { return Ok(()) };
+    let script = path(&crate::run::root().join("mooncake-python/benches/structured.py"));
+    let mut last = vec!["--rows".into()];
+    last.extend(rows.iter().map(|&row| row.to_owned()));
+    step("bench of structured objects");
+    beside_masters(&ours, peer, 21065, "", vec![script, HOST.into()], &last)
 }
 
 /// Address of the masters in the network namespace.

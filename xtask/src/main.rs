@@ -79,6 +79,7 @@ Measurements
                 --python [--peer]    the Python package (words choose rows; a shortfall fails)
                 --engine [--peer]    transfer engines, with --peer in all pairs
                 --offload [--peer]   objects on their way to a disk and back
+                --structured [--peer]  structured objects of the Python package (the same)
                 --pg                 process groups beside gloo (words choose operations)
                 --ep                 expert parallelism beside gloo (words choose shapes)
                 --master-size [n]    a master with ten million objects, or n

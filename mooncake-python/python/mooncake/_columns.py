@@ -8,18 +8,21 @@ also read some rows only. Of long payloads it then reads only the bytes of those
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake._decisions import is_bytes_like, is_picture
+from mooncake._decisions import common_type, is_array, is_bytes_like, is_list, is_picture, kinds_of, numbers_in
 from mooncake._manifests import numbers_of
-from mooncake._members import Pieces
+from mooncake._members import ArrayRows, Pieces
 from mooncake._pool_results import owned
 
 MAX_KEYS, MAX_LIST, MAX_DEPTH = 64, 8, 32
+# Rows that are shorter on average are sliced from one copy of all bytes.
+_LONG = 4 << 10
 
 
 @dataclass(frozen=True)
@@ -51,36 +54,60 @@ class Source(Protocol):
     def whole(self, name: str) -> Any:
         """Returns all elements of a payload."""
 
-    def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Any:
+    def runs(self, name: str, runs: Any) -> Any:
         """Returns the concatenation of these (begin, end) runs of a payload."""
 
     def under(self, names: Mapping[str, str]) -> Source:
         """Returns some of the payloads under other names."""
 
 
-def _nulls(values: Sequence[Any]) -> Any:
-    return np.array([value is None for value in values], np.bool_)
+def _nulls(values: Sequence[Any], kinds: Collection[type] | None = None) -> Any:
+    """Returns the mask of absent rows. `kinds` are the types of the values, if they are known."""
+    if kinds is not None and type(None) not in kinds:
+        return np.zeros(len(values), np.bool_)
+    return np.fromiter([value is None for value in values], np.bool_, len(values))
 
 
-def _offsets(lengths: Sequence[int]) -> Any:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(np.asarray(lengths, np.int64), out=offsets[1:])
+def _offsets(lengths: Iterable[int], count: int) -> Any:
+    """Returns the offsets of `count` rows of these lengths, and the end of the last one."""
+    offsets = np.zeros(count + 1, np.int64)
+    given = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64, count)
+    np.cumsum(given, out=offsets[1:])
     return offsets
 
 
-def _picked(offsets: Any, rows: Sequence[int]) -> tuple[list[tuple[int, int]], Any]:
+def _index(rows: Sequence[int]) -> Any:
+    """Returns the index that selects rows of an array."""
+    if isinstance(rows, range) and rows.step == 1:
+        return slice(rows.start, rows.stop)
+    return np.asarray(rows, np.int64)
+
+
+def selected(array: Any, rows: Sequence[int]) -> Any:
+    """Returns rows of an array."""
+    made = array[_index(rows)]
+    if len(made) != len(rows):
+        raise ValueError(f"too few rows: {len(made)} of {len(rows)}")
+    return made
+
+
+def _picked(offsets: Any, rows: Sequence[int]) -> tuple[Any, Any]:
     """Returns the runs of the selected rows, and their offsets once they are concatenated."""
-    picked = np.asarray(rows, np.int64)
     if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or offsets.dtype.kind not in "iu":
         raise ValueError("row offsets must be an array of integers")
-    if len(picked) and picked.max() + 1 >= len(offsets):
-        raise ValueError(f"too few row offsets: {len(offsets)} for {picked.max() + 1} rows")
-    begins, ends = offsets[picked], offsets[picked + 1]
-    lengths: Any = ends - begins
+    index = _index(rows)
+    last = index.stop - 1 if isinstance(index, slice) else int(index.max(initial=-1))
+    if len(rows) and last + 1 >= len(offsets):
+        raise ValueError(f"too few row offsets: {len(offsets)} for {last + 1} rows")
     # Overlapping rows could have more bytes than are stored.
     if (offsets[:-1] > offsets[1:]).any():
         raise ValueError("row offsets must not decrease")
-    return list(zip(begins.tolist(), ends.tolist())), _offsets(lengths)
+    begins, ends = (offsets[index], offsets[1:][index]) if len(rows) else (offsets[:0], offsets[:0])
+    runs = np.stack([begins, ends], axis=1)
+    if isinstance(index, slice) and len(rows):
+        # Adjacent rows are one run.
+        runs = np.array([[begins[0], ends[-1]]])
+    return runs, _offsets(ends - begins, len(rows))
 
 
 def _torch() -> Any:
@@ -111,23 +138,30 @@ class Numbers(Codec):
     """Column with a number in each row."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
-        present = [value for value in values if value is not None]
-        dtype = dtype_of(schema) or (np.result_type(*present) if present else np.dtype(np.float64))
+        nulls = _nulls(values, set(map(type, values)))
+        present = [value for value in values if value is not None] if nulls.any() else values
+        dtype = dtype_of(schema) or (common_type(present) if present else np.dtype(np.float64))
         if dtype.kind not in "biufc":
             raise ValueError(f"rows must be numbers, not {dtype}")
-        data = np.array([0 if value is None else value for value in values], dtype)
-        return {"data": data, "nulls": _nulls(values)}, {"dtype": str(dtype), "shape": list(data.shape)}
+        data = np.array(values if present is values else [0 if value is None else value for value in values], dtype)
+        return {"data": data, "nulls": nulls}, {"dtype": str(dtype), "shape": list(data.shape)}
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
-        return [
-            None if null else value for value, null in zip(payload["data"].tolist(), payload["nulls"].tolist())
-        ]
+        numbers, nulls = payload["data"].tolist(), payload["nulls"]
+        if not nulls.any() and len(nulls) == len(numbers):
+            made: list[Any] = numbers
+            return made
+        return [None if null else value for value, null in zip(numbers, nulls.tolist())]
 
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        runs = [(row, row + 1) for row in rows]
-        return {"data": source.runs("data", runs), "nulls": source.whole("nulls")[list(rows)]}, dict(metadata)
+        if isinstance(rows, range) and rows.step == 1:
+            runs = np.array([[rows.start, rows.stop]])
+        else:
+            picked = np.asarray(rows, np.int64)
+            runs = np.stack([picked, picked + 1], axis=1)
+        return {"data": source.runs("data", runs), "nulls": selected(source.whole("nulls"), rows)}, dict(metadata)
 
 
 class Ragged(Codec):
@@ -138,38 +172,42 @@ class Ragged(Codec):
 
     @staticmethod
     def rows_of(values: list[Any], dtype: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        made = [None if value is None else np.asarray(value) for value in values]
-        present = [array for array in made if array is not None]
-        # An empty list has no element type.
-        typed = [a for a, value in zip(made, values) if a is not None and (a.size or isinstance(value, np.ndarray))]
-        dtype = dtype or (np.result_type(*typed) if typed else np.dtype(np.int64))
-        if dtype.hasobject or any(array.dtype.hasobject for array in present):
-            raise ValueError("rows must be arrays of numbers")
-        arrays = [np.zeros(0, dtype) if array is None else np.asarray(array, dtype, order="C") for array in made]
-        most = max((array.ndim for array in present), default=0)
-        shapes = np.zeros((len(values), max(most, 1)), np.int64)
-        alike = {array.shape[1:] for array in present if isinstance(array, np.ndarray)}
-        if present and len(alike) == 1 and all(value is None or isinstance(value, np.ndarray) for value in values):
+        every = set(map(type, values))
+        kinds, nulls = every - {type(None)}, _nulls(values, every)
+        present = [value for value in values if value is not None] if nulls.any() else values
+        only_arrays, has_arrays = all(map(is_array, kinds)), any(map(is_array, kinds))
+        numbers = numbers_in(present) if kinds and all(map(is_list, kinds)) else None
+        if numbers is not None:
+            dtype, sizes = dtype or numbers.dtype, _lengths(present)
+            shapes, ndims = sizes.reshape(-1, 1), np.ones(len(present), np.int16)
+            data = ArrayRows(sizes, dtype, joined=numbers.astype(dtype, copy=False))
+        else:
+            arrays = present if only_arrays else [np.asarray(value) for value in present]
+            # An empty list has no element type.
+            typed = [a for a, of in zip(arrays, present) if a.size or isinstance(of, np.ndarray)]
+            dtype = dtype or (_common_dtype(typed) if typed else np.dtype(np.int64))
+            if dtype.hasobject or any(one.hasobject for one in {array.dtype for array in arrays}):
+                raise ValueError("rows must be arrays of numbers")
+            shapes, ndims, sizes = _shapes(arrays)
+            data = ArrayRows(sizes, dtype, arrays)
+        most = int(ndims.max(initial=0))
+        of_absent = np.zeros(shapes.shape[1], np.int64)
+        if only_arrays and present and (shapes[:, 1:] == shapes[0, 1:]).all() and (ndims[0] == ndims).all():
             # As in Mooncake C++, an absent row has the shape of the others, without elements.
-            shapes[:, 1:most] = next(iter(alike))
-        for row, array in enumerate(made):
-            if array is not None:
-                shapes[row, : array.ndim] = array.shape
-        as_arrays = [isinstance(value, np.ndarray) for value in values]
-        # As in Mooncake C++, an absent row among lists is an empty one.
-        absent = 0 if any(as_arrays) or not present else 1
+            of_absent[1:most] = shapes[0, 1:most]
         payload = {
-            "data": Pieces(arrays, dtype),
-            "offsets": _offsets([array.size for array in arrays]),
-            "shapes": shapes,
-            "ndims": np.array([absent if array is None else array.ndim for array in made], np.int16),
-            "nulls": _nulls(values),
+            "data": data,
+            "offsets": _offsets(_spread(sizes, nulls, 0), len(values)),
+            "shapes": _spread(shapes, nulls, of_absent),
+            # As in Mooncake C++, an absent row among lists is an empty one.
+            "ndims": _spread(ndims, nulls, 0 if has_arrays or not present else 1),
+            "nulls": nulls,
         }
         metadata: dict[str, Any] = {"dtype": str(dtype), "max_ndim": most, "shape_policy": "ragged"}
-        if all(array or value is None for array, value in zip(as_arrays, values)):
+        if only_arrays:
             metadata |= {"row_format": "ndarray", "ndarray_rows": None, "physical_layout": "contiguous_flat"}
-        elif any(as_arrays):
-            metadata |= {"row_format": "mixed", "ndarray_rows": as_arrays}
+        elif has_arrays:
+            metadata |= {"row_format": "mixed", "ndarray_rows": [isinstance(value, np.ndarray) for value in values]}
         else:
             metadata |= {"row_format": "list", "ndarray_rows": None}
         return payload, metadata
@@ -180,28 +218,88 @@ class Ragged(Codec):
         if not isinstance(data, np.ndarray) or data.dtype != dtype:
             data = np.frombuffer(data, dtype)
         style, as_arrays = metadata.get("row_format"), metadata.get("ndarray_rows") or []
-        offsets, shapes = payload["offsets"].tolist(), payload["shapes"].tolist()
+        offsets, shapes, ndims, nulls = (payload[name] for name in ("offsets", "shapes", "ndims", "nulls"))
+        values: list[Any]
+        if _are_flat(offsets, shapes, ndims, nulls, len(data)):
+            ends = offsets.tolist()
+            if nulls.any():
+                bounds = zip(ends, ends[1:], nulls.tolist())
+                values = [None if null else data[begin:end] for begin, end, null in bounds]
+            else:
+                values = [data[begin:end] for begin, end in zip(ends, ends[1:])]
+        else:
+            values = self._shaped(data, offsets.tolist(), shapes.tolist(), ndims.tolist(), nulls.tolist())
+        if style == "mixed":
+            values = [value if value is None or as_arrays[row] else value.tolist() for row, value in enumerate(values)]
+        elif style != "ndarray":
+            values = [None if value is None else value.tolist() for value in values]
+        made: list[Any] = owned(values, data)
+        return made
+
+    @staticmethod
+    def _shaped(
+        data: Any, offsets: list[int], shapes: list[list[int]], ndims: list[int], nulls: list[bool]
+    ) -> list[Any]:
+        """Returns views of rows of any shapes."""
         values: list[Any] = []
-        for row, (null, ndim) in enumerate(zip(payload["nulls"].tolist(), payload["ndims"].tolist())):
+        for row, (null, ndim) in enumerate(zip(nulls, ndims)):
             if null:
                 values.append(None)
                 continue
-            array = data[offsets[row] : offsets[row + 1]].reshape(shapes[row][:ndim])
-            keeps = style == "ndarray" or (style == "mixed" and as_arrays[row])
-            values.append(array if keeps else array.tolist())
-        made: list[Any] = owned(values, data)
-        return made
+            part, shape = data[offsets[row] : offsets[row + 1]], shapes[row]
+            values.append(part if ndim == 1 and len(part) == shape[0] else part.reshape(shape[:ndim]))
+        return values
 
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        picked = list(rows)
-        runs, offsets = _picked(source.whole("offsets"), picked)
-        payload = {name: source.whole(name)[picked] for name in ("shapes", "ndims", "nulls")}
+        runs, offsets = _picked(source.whole("offsets"), rows)
+        payload = {name: selected(source.whole(name), rows) for name in ("shapes", "ndims", "nulls")}
         payload |= {"data": source.runs("data", runs), "offsets": offsets}
         as_arrays = metadata.get("ndarray_rows")
-        kept = [as_arrays[row] for row in picked] if as_arrays else None
+        kept = [as_arrays[row] for row in rows] if as_arrays else None
         return payload, {**metadata, "ndarray_rows": kept}
+
+
+def _common_dtype(arrays: Sequence[Any]) -> Any:
+    dtypes = [*dict.fromkeys(array.dtype for array in arrays)]
+    # With itself, a type of another byte order becomes native, as that of several arrays.
+    return np.result_type(*dtypes, *(dtypes[:1] if len(arrays) > 1 else ()))
+
+
+def _lengths(values: Sequence[Any]) -> Any:
+    return np.fromiter(map(len, values), np.int64, len(values))
+
+
+def _shapes(arrays: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Returns shapes padded with zeros, numbers of dimensions, and numbers of elements."""
+    count = len(arrays)
+    ndims = np.fromiter((array.ndim for array in arrays), np.int16, count)
+    if count and ndims.min() == ndims.max() == 1:
+        lengths = _lengths(arrays)
+        return lengths.reshape(-1, 1), ndims, lengths
+    shapes = np.zeros((count, max(int(ndims.max(initial=0)), 1)), np.int64)
+    is_dim = np.arange(shapes.shape[1]) < ndims[:, None]
+    shapes[is_dim] = np.fromiter(chain.from_iterable(array.shape for array in arrays), np.int64)
+    return shapes, ndims, np.where(is_dim, shapes, 1).prod(axis=1)
+
+
+def _spread(some: Any, nulls: Any, absent: Any) -> Any:
+    """Returns an element for each row, from those of the present rows and that of absent rows."""
+    if not nulls.any():
+        return some
+    every = np.empty((len(nulls), *some.shape[1:]), some.dtype)
+    every[nulls], every[~nulls] = absent, some
+    return every
+
+
+def _are_flat(offsets: Any, shapes: Any, ndims: Any, nulls: Any, size: int) -> bool:
+    """Returns whether present rows are parts of `size` elements and have one dimension each."""
+    if not len(offsets) == len(shapes) + 1 == len(ndims) + 1 == len(nulls) + 1 or shapes.ndim != 2:
+        return False
+    lengths, present = np.diff(offsets), ~nulls
+    fit = (lengths == shapes[:, 0]) & (ndims == 1)
+    return bool(0 <= offsets[0] and offsets[-1] <= size and (lengths >= 0).all() and fit[present].all())
 
 
 class Tensors(Ragged):
@@ -210,19 +308,26 @@ class Tensors(Ragged):
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         torch = _torch()
         arrays: list[Any] = []
-        dtypes: set[str] = set()
+        dtypes: set[Any] = set()
         for value in values:
             if value is None:
                 arrays.append(None)
                 continue
+            try:
+                # Tensors of the host without gradients share their memory with the array.
+                arrays.append(value.numpy())
+                dtypes.add(value.dtype)
+                continue
+            except (AttributeError, RuntimeError, TypeError):
+                pass
             tensor = torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value).detach().cpu()
             if tensor.dtype == torch.bfloat16:
                 raise ValueError("ragged tensor codec does not support torch.bfloat16")
-            dtypes.add(str(tensor.dtype))
+            dtypes.add(tensor.dtype)
             arrays.append(tensor.contiguous().numpy())
         if len(dtypes) > 1:
-            raise ValueError(f"mixed tensor dtype: {sorted(dtypes)}")
-        dtype = next(iter(dtypes), "torch.float32")
+            raise ValueError(f"mixed tensor dtype: {sorted(map(str, dtypes))}")
+        dtype = str(next(iter(dtypes), "torch.float32"))
         payload, metadata = self.rows_of(arrays, self._numpy(dtype))
         return payload, {**metadata, "dtype": dtype}
 
@@ -251,16 +356,15 @@ class TensorDicts(Codec):
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         declared = schema.metadata.get("keys")
-        found: dict[str, None] = {}
-        for row, value in enumerate(values):
-            if value is None:
-                continue
-            if not isinstance(value, Mapping):
-                raise TypeError(f"ragged_tensor_dict rows must be mappings or None; row {row} is {type(value).__name__}")
+        present = [value for value in values if value is not None]
+        if not all(issubclass(kind, Mapping) for kind in set(map(type, present))):
+            row, value = next((r, v) for r, v in enumerate(values) if v is not None and not isinstance(v, Mapping))
+            raise TypeError(f"ragged_tensor_dict rows must be mappings or None; row {row} is {type(value).__name__}")
+        if type(None) in set(map(type, chain.from_iterable(value.values() for value in present))):
+            row, value = next((r, v) for r, v in enumerate(values) if v is not None and type(None) in map(type, v.values()))
             empty = sorted(str(key) for key, tensor in value.items() if tensor is None)
-            if empty:
-                raise TypeError(f"ragged_tensor_dict: row {row} has explicit None for {empty}")
-            found |= dict.fromkeys(value)
+            raise TypeError(f"ragged_tensor_dict: row {row} has explicit None for {empty}")
+        found = dict.fromkeys(chain.from_iterable(present))
         keys = self._checked(sorted(found) if declared is None else declared)
         beyond = sorted(set(self._checked(found)) - set(keys))
         if beyond:
@@ -292,19 +396,21 @@ class TensorDicts(Codec):
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
         keys, codecs = self._checked(metadata.get("keys", [])), metadata.get("key_codecs", {})
-        columns = {
-            key: self._one.decode({name: payload[f"{key}.{name}"] for name in self._parts}, rows, codecs.get(key) or {})
+        columns = [
+            self._one.decode({name: payload[f"{key}.{name}"] for name in self._parts}, rows, codecs.get(key) or {})
             for key in keys
-        }
+        ]
+        nulls = payload["null_mask"].tolist()
+        below: Any = zip(*columns, strict=True) if columns else repeat((), len(nulls))
         return [
-            None if null else {key: columns[key][row] for key in keys if columns[key][row] is not None}
-            for row, null in enumerate(payload["null_mask"].tolist())
+            None if null else {key: tensor for key, tensor in zip(keys, tensors) if tensor is not None}
+            for null, tensors in zip(nulls, below, strict=True)
         ]
 
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        payload: dict[str, Any] = {"null_mask": source.whole("null_mask")[list(rows)]}
+        payload: dict[str, Any] = {"null_mask": selected(source.whole("null_mask"), rows)}
         codecs = dict(metadata.get("key_codecs", {}))
         for key in self._checked(metadata.get("keys", [])):
             one = source.under({name: f"{key}.{name}" for name in self._parts})
@@ -332,10 +438,10 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]]:
     """Returns the bytes of a value and their description. An image becomes its pixels."""
     if value is None:
         return b"", {"kind": "null"}
-    if is_picture(value):
+    if is_picture(type(value)):
         kept = {"mode": value.mode, "size": list(value.size), "format": getattr(value, "format", None)}
         return value.tobytes(), {"kind": "pil_raw", **kept}
-    if not is_bytes_like(value):
+    if not is_bytes_like(type(value)):
         raise TypeError(f"rows must be bytes or images, not {type(value).__name__}")
     return bytes(value), {"kind": "bytes"}
 
@@ -357,100 +463,170 @@ def _media_types(encodings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"media_types": ["image/raw"]} if pictures else {}
 
 
-class Bytes(Codec):
-    """Bytes, or values that are packed into bytes. Images become their pixels."""
+class Packed(Codec):
+    """Values that are packed into bytes, one after the other."""
 
-    def __init__(self, pack: Callable[[Any], Any] = lambda v: v, unpack: Callable[[bytes], Any] = lambda v: v) -> None:
-        self.pack, self.unpack = pack, unpack
+    def pack(self, values: Iterable[Any]) -> list[bytes]:
+        """Returns the bytes of each value."""
+        raise NotImplementedError
+
+    def unpack(self, parts: list[bytes]) -> list[Any]:
+        """Returns the value of each of these bytes."""
+        raise NotImplementedError
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
-        made = [_media(None if value is None else self.pack(value)) for value in values]
-        parts, encodings = [data for data, _ in made], [encoding for _, encoding in made]
-        metadata = _media_types(encodings)
-        if metadata:
-            metadata |= {"media_encodings": encodings, "encode_source": "raw_pixels_from_object"}
-        offsets = _offsets([len(part) for part in parts])
-        return {"data": Pieces(parts), "offsets": offsets, "nulls": _nulls(values)}, metadata
+        nulls = _nulls(values, set(map(type, values)))
+        if nulls.any():
+            packed = iter(self.pack(value for value in values if value is not None))
+            parts = [b"" if value is None else next(packed) for value in values]
+        else:
+            parts = self.pack(values)
+        return {"data": Pieces(parts), "offsets": _offsets(map(len, parts), len(parts)), "nulls": nulls}, {}
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
-        data, offsets = memoryview(payload["data"]), payload["offsets"].tolist()
-        if len(offsets) != rows + 1 or len(payload["nulls"]) != rows:
-            counts = f"offsets={len(offsets)} nulls={len(payload['nulls'])} rows={rows}"
+        offsets, nulls = payload["offsets"].tolist(), payload["nulls"]
+        if len(offsets) != rows + 1 or len(nulls) != rows:
+            counts = f"offsets={len(offsets)} nulls={len(nulls)} rows={rows}"
             raise ValueError(f"invalid encoded column: offsets length must be that of rows and one more. {counts}")
-        encodings = metadata.get("media_encodings") or [None] * rows
-        return [
-            None if null else self.unpack(_of_media(bytes(data[offsets[row] : offsets[row + 1]]), encodings[row]))
-            for row, null in enumerate(payload["nulls"].tolist())
-        ]
+        data = memoryview(payload["data"])
+        if data.nbytes < rows * _LONG:
+            whole = bytes(data)
+            parts = [whole[begin:end] for begin, end in zip(offsets, offsets[1:])]
+        else:
+            parts = [bytes(data[begin:end]) for begin, end in zip(offsets, offsets[1:])]
+        if not nulls.any():
+            return self.unpack(parts)
+        absent = nulls.tolist()
+        values = iter(self.unpack([part for part, null in zip(parts, absent) if not null]))
+        return [None if null else next(values) for null in absent]
 
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        picked = list(rows)
-        runs, offsets = _picked(source.whole("offsets"), picked)
+        runs, offsets = _picked(source.whole("offsets"), rows)
+        payload = {"data": source.runs("data", runs), "offsets": offsets, "nulls": selected(source.whole("nulls"), rows)}
+        return payload, dict(metadata)
+
+
+class Bytes(Packed):
+    """Bytes and images. Images become their pixels."""
+
+    def pack(self, values: Iterable[Any]) -> list[bytes]:
+        return [value if type(value) is bytes else _media(value)[0] for value in values]
+
+    def unpack(self, parts: list[bytes]) -> list[Any]:
+        return parts
+
+    def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
+        payload, metadata = super().encode(values, schema)
+        if any(map(is_picture, kinds_of(values))):
+            encodings = [_media(value)[1] for value in values]
+            metadata = {**_media_types(encodings), "media_encodings": encodings, "encode_source": "raw_pixels_from_object"}
+        return payload, metadata
+
+    def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
+        values, encodings = super().decode(payload, rows, metadata), metadata.get("media_encodings")
+        if not encodings:
+            return values
+        return [None if value is None else _of_media(value, encodings[row]) for row, value in enumerate(values)]
+
+    def part(
+        self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        payload, described = super().part(source, rows, metadata)
         encodings = metadata.get("media_encodings")
-        kept = {"media_encodings": [encodings[row] for row in picked]} if encodings else {}
-        payload = {"data": source.runs("data", runs), "offsets": offsets, "nulls": source.whole("nulls")[picked]}
-        return payload, {**metadata, **kept}
+        kept = {"media_encodings": [encodings[row] for row in rows]} if encodings else {}
+        return payload, {**described, **kept}
+
+
+class Texts(Packed):
+    """Texts in UTF-8."""
+
+    def pack(self, values: Iterable[Any]) -> list[bytes]:
+        return [text.encode("utf-8") for text in values]
+
+    def unpack(self, parts: list[bytes]) -> list[Any]:
+        return [part.decode("utf-8") for part in parts]
+
+
+class MessagePacked(Packed):
+    """Values that msgpack has, and those that `_plain` converts to such values."""
+
+    def pack(self, values: Iterable[Any]) -> list[bytes]:
+        import msgpack
+
+        pack = msgpack.Packer(use_bin_type=True, strict_types=True, default=_plain).pack
+        return [pack(value) for value in values]
+
+    def unpack(self, parts: list[bytes]) -> list[Any]:
+        from msgpack import unpackb
+
+        return [unpackb(part, raw=False) for part in parts]
+
+
+class Json(Packed):
+    """Values that JSON has, and those that `_plain` converts to such values."""
+
+    def pack(self, values: Iterable[Any]) -> list[bytes]:
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain_for_json).encode
+        return [encode(value).encode() for value in values]
+
+    def unpack(self, parts: list[bytes]) -> list[Any]:
+        return [json.loads(part) for part in parts]
+
+
+def _plain_for_json(value: Any) -> Any:
+    made = _plain(value)
+    if made is value:
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return made
 
 
 class MediaLists(Codec):
     """Lists of bytes and images."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
-        lists = [[] if value is None else [_media(one) for one in value] for value in values]
-        items = [item for one in lists for item in one]
-        encodings = [encoding for _, encoding in items]
+        nulls = _nulls(values, set(map(type, values)))
+        lists = [[] if value is None else list(value) for value in values]
+        items = [*chain.from_iterable(lists)]
+        if set(map(type, items)) <= {bytes}:
+            parts, encodings = items, [{"kind": "bytes"} for _ in items]
+        else:
+            media = [_media(item) for item in items]
+            parts, encodings = [data for data, _ in media], [encoding for _, encoding in media]
         payload = {
-            "data": Pieces([data for data, _ in items]),
-            "row_offsets": _offsets([len(one) for one in lists]),
-            "byte_offsets": _offsets([len(data) for data, _ in items]),
-            "nulls": _nulls(values),
+            "data": Pieces(parts),
+            "row_offsets": _offsets(map(len, lists), len(lists)),
+            "byte_offsets": _offsets(map(len, parts), len(parts)),
+            "nulls": nulls,
         }
         kept = {"encode_source": "raw_pixels_from_object", "media_encodings": encodings}
         return payload, {**kept, **_media_types(encodings)}
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
-        data, of_rows = memoryview(payload["data"]), payload["row_offsets"].tolist()
-        of_bytes = payload["byte_offsets"].tolist()
-        encodings = metadata.get("media_encodings") or [None] * of_rows[-1]
-
-        def item(index: int) -> Any:
-            return _of_media(bytes(data[of_bytes[index] : of_bytes[index + 1]]), encodings[index])
-
+        data, of_rows, of_bytes = bytes(payload["data"]), payload["row_offsets"], payload["byte_offsets"].tolist()
+        items: list[Any] = [data[begin:end] for begin, end in zip(of_bytes, of_bytes[1:])]
+        if of_rows.min() < 0 or of_rows.max() > len(items):
+            raise ValueError(f"row offsets exceed the items. items={len(items)}")
+        encodings: Any = metadata.get("media_encodings")
+        if encodings:
+            items = [_of_media(item, encodings[index]) for index, item in enumerate(items)]
+        ends = of_rows.tolist()
         return [
-            None if null else [item(index) for index in range(of_rows[row], of_rows[row + 1])]
-            for row, null in enumerate(payload["nulls"].tolist())
+            None if null else items[begin:end]
+            for begin, end, null in zip(ends[:-1], ends[1:], payload["nulls"].tolist(), strict=True)
         ]
 
     def part(
         self, source: Source, rows: Sequence[int], metadata: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        picked = list(rows)
-        items, row_offsets = _picked(source.whole("row_offsets"), picked)
-        indices = [index for begin, end in items for index in range(begin, end)]
+        of_rows, row_offsets = _picked(source.whole("row_offsets"), rows)
+        indices = [index for begin, end in of_rows.tolist() for index in range(begin, end)]
         runs, byte_offsets = _picked(source.whole("byte_offsets"), indices)
         encodings = metadata.get("media_encodings")
         kept = {"media_encodings": [encodings[index] for index in indices]} if encodings else {}
         payload = {"data": source.runs("data", runs), "row_offsets": row_offsets, "byte_offsets": byte_offsets}
-        return {**payload, "nulls": source.whole("nulls")[picked]}, {**metadata, **kept}
-
-
-def _packed(value: Any) -> bytes:
-    import msgpack
-
-    packed: bytes = msgpack.packb(_plain(value), use_bin_type=True, strict_types=True)
-    return packed
-
-
-def _unpacked(data: bytes) -> Any:
-    import msgpack
-
-    return msgpack.unpackb(data, raw=False)
-
-
-def _text(value: Any) -> bytes:
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":")).encode()
+        return {**payload, "nulls": selected(source.whole("nulls"), rows)}, {**metadata, **kept}
 
 
 def dtype_of(schema: FieldSchema) -> Any:
@@ -475,7 +651,7 @@ LEAVES: dict[str, Codec] = {
     "bytes_ragged": Bytes(),
     "media_bytes": Bytes(),
     "media_list_ragged": MediaLists(),
-    "utf8_ragged": Bytes(lambda text: text.encode("utf-8"), lambda data: data.decode("utf-8")),
-    "msgpack_ragged": Bytes(_packed, _unpacked),
-    "json_ragged": Bytes(_text, json.loads),
+    "utf8_ragged": Texts(),
+    "msgpack_ragged": MessagePacked(),
+    "json_ragged": Json(),
 }

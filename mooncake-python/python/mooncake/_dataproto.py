@@ -270,12 +270,11 @@ def column(name: str, value: Any, schema: FieldSchema | None) -> Any:
     if not isinstance(value, np.ndarray):
         if not _listed(value):
             raise TypeError(f"non_tensor_batch field {name!r} must be an ndarray or non-string sequence")
-        made = np.empty(len(value), object)
-        made[:] = list(value)
-        return made
+        return np.fromiter(value, object, len(value))
     dtype = dtype_of(schema) if schema is not None and schema.codec == "ndarray" else None
-    whole = value.dtype != object or all(one is not None for one in value)
-    return np.asarray(value, dtype) if dtype is not None and whole else value
+    if dtype is None or (value.dtype == object and any(one is None for one in value)):
+        return value
+    return np.asarray(value, dtype)
 
 
 def check_sections(envelope: Envelope, schemas: Mapping[str, FieldSchema]) -> None:

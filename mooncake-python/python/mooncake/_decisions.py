@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,19 +54,66 @@ def is_none(value: Any) -> bool:
     return value is None or value is MISSING
 
 
-def is_bytes_like(value: Any) -> bool:
-    """Returns whether a value is a buffer of bytes."""
-    return isinstance(value, bytes | bytearray | memoryview)
+_ABSENT = frozenset({type(None), _Missing})
 
 
-def is_picture(value: Any) -> bool:
-    """Returns whether a value is an image of PIL."""
-    return (type(value).__module__ or "").startswith("PIL.") and hasattr(value, "tobytes")
+def kinds_of(values: Iterable[Any]) -> frozenset[type]:
+    """Returns the types of the present values. A column has few, so tests of types are fast."""
+    return frozenset(map(type, values)) - _ABSENT
 
 
-def is_tensor(value: Any) -> bool:
-    """Returns whether a value is a tensor of torch."""
-    return type(value).__module__.startswith("torch") and "Tensor" in type(value).__name__
+def is_array(kind: type) -> bool:
+    """Returns whether values of a type are arrays of numpy."""
+    return issubclass(kind, np.ndarray)
+
+
+def is_list(kind: type) -> bool:
+    """Returns whether values of a type are lists or tuples."""
+    return issubclass(kind, list | tuple)
+
+
+def is_bytes_like(kind: type) -> bool:
+    """Returns whether values of a type are buffers of bytes."""
+    return issubclass(kind, bytes | bytearray | memoryview)
+
+
+def is_picture(kind: type) -> bool:
+    """Returns whether values of a type are images of PIL."""
+    return (kind.__module__ or "").startswith("PIL.") and hasattr(kind, "tobytes")
+
+
+def is_tensor(kind: type) -> bool:
+    """Returns whether values of a type are tensors of torch."""
+    return kind.__module__.startswith("torch") and "Tensor" in kind.__name__
+
+
+def numbers_in(lists: Sequence[Any]) -> Any:
+    """Returns the numbers in flat lists as one array, or `None` if the type of each list has to be
+    looked at.
+    """
+    kinds = frozenset(map(type, chain.from_iterable(lists)))
+    if not kinds:
+        return np.zeros(0, np.int64)
+    try:
+        if kinds == {int}:
+            return np.fromiter(chain.from_iterable(lists), np.int64)
+        if kinds == {float}:
+            return np.fromiter(chain.from_iterable(lists), np.float64)
+    except OverflowError:
+        pass
+    return None
+
+
+def common_type(numbers: Sequence[Any]) -> Any:
+    """Returns the element type of an array that can hold these numbers."""
+    kinds = kinds_of(numbers)
+    some: list[Any] = []
+    for kind in kinds:
+        of_kind = numbers if len(kinds) == 1 else [number for number in numbers if type(number) is kind]
+        # Numbers of one of these types have one element type. A single integer that is too long for
+        # it has another one than two of them.
+        some += of_kind[:2] if kind in (bool, int, float) or issubclass(kind, np.generic) else of_kind
+    return np.result_type(*some)
 
 
 def _refused(reason: str) -> Decision:
@@ -82,60 +130,75 @@ def _numeric(value: Any) -> Any:
     return dtype if dtype.kind in "iufc" else None
 
 
-def _of_arrays(present: Sequence[Any]) -> Decision:
-    for value in present:
-        dtype = value.dtype if isinstance(value, np.ndarray) else _numeric(value)
-        if dtype is None or dtype.kind not in "iufc":
-            return _refused("some rows are arrays of other values than numbers")
-    if not all(isinstance(value, np.ndarray) for value in present):
+def _of_arrays(present: Sequence[Any], kinds: frozenset[type]) -> Decision:
+    only_arrays = all(map(is_array, kinds))
+    arrays = present if only_arrays else [value for value in present if isinstance(value, np.ndarray)]
+    others = () if only_arrays else (value for value in present if not isinstance(value, np.ndarray))
+    kinds_of_numbers = {array.dtype.kind for array in arrays}
+    if not kinds_of_numbers <= set("iufc") or any(_numeric(value) is None for value in others):
+        return _refused("some rows are arrays of other values than numbers")
+    if not only_arrays:
         # Mooncake C++ refuses such a column.
         return Decision(True, "typed_ragged", "arrays and sequences of numbers", "numeric sequence")
     return Decision(True, "typed_ragged", "arrays of numbers", "numeric sequence", {"recursive_source": "ndarray"})
+
+
+def _of_lists(present: Sequence[Any]) -> Decision | None:
+    """Returns the decision for lists of bytes, images or numbers, or `None` for other lists."""
+    inner = frozenset(map(type, chain.from_iterable(present)))
+    if all(is_bytes_like(kind) or is_picture(kind) for kind in inner):
+        return Decision(True, "media_list_ragged", "lists of bytes or images", "media list")
+    numbers = numbers_in(present)
+    if numbers is None:
+        found = [_numeric(value) for value in present]
+    else:
+        found = [numbers.dtype, *([] if all(present) else [np.dtype(np.float64)])]
+    if any(dtype is None for dtype in found):
+        return None
+    common = {"dtype": str(np.result_type(*dict.fromkeys(found)))}
+    return Decision(True, "typed_ragged", "sequences of numbers", "numeric sequence", common)
 
 
 _SCALARS = (bool, int, float, np.number, np.bool_)
 _PLAIN: tuple[tuple[str, str, Any], ...] = (
     ("bytes_ragged", "bytes-like", is_bytes_like),
     ("media_bytes", "media", is_picture),
-    ("utf8_ragged", "str", lambda value: isinstance(value, str)),
-    ("msgpack_ragged", "msgpack", lambda value: isinstance(value, dict | list | tuple)),
+    ("utf8_ragged", "str", lambda kind: issubclass(kind, str)),
+    ("msgpack_ragged", "msgpack", lambda kind: issubclass(kind, dict | list | tuple)),
 )
 
 
 def choose(values: Sequence[Any]) -> Decision:
     """Returns the codec that preserves these values."""
-    present = [value for value in values if not is_none(value)]
+    kinds = kinds_of(values)
 
-    def every(test: Callable[[Any], bool]) -> bool:
-        return all(test(value) for value in present)
+    def every(test: Callable[[type], bool]) -> bool:
+        return all(map(test, kinds))
 
-    if not present:
+    if not kinds:
         return NO_VALUES
+    present = [value for value in values if not is_none(value)]
     if every(is_tensor):
-        dtypes = sorted({str(value.dtype) for value in present})
+        dtypes = sorted(map(str, {value.dtype for value in present}))
         if len(dtypes) > 1:
             return Decision(False, "ragged_tensor", f"mixed tensor dtype: {dtypes}", "torch.Tensor")
         return Decision(True, "ragged_tensor", "tensors", "torch.Tensor", {"dtype": dtypes[0]})
-    if every(lambda v: isinstance(v, list | tuple) and all(is_bytes_like(one) or is_picture(one) for one in v)):
-        return Decision(True, "media_list_ragged", "lists of bytes or images", "media list")
-    if any(isinstance(value, np.ndarray) for value in present):
-        if every(lambda v: isinstance(v, list | tuple | np.ndarray)):
-            return _of_arrays(present)
+    of_lists = _of_lists(present) if every(is_list) else None
+    if of_lists is not None:
+        return of_lists
+    if any(map(is_array, kinds)):
+        if every(lambda kind: is_list(kind) or is_array(kind)):
+            return _of_arrays(present, kinds)
         return _refused("some rows are arrays and others are not")
-    if every(lambda v: isinstance(v, list | tuple)):
-        found = [_numeric(value) for value in present]
-        if all(dtype is not None for dtype in found):
-            common = {"dtype": str(np.result_type(*found))}
-            return Decision(True, "typed_ragged", "sequences of numbers", "numeric sequence", common)
-    if every(lambda v: isinstance(v, _SCALARS)):
-        dtype = np.result_type(*present)
+    if every(lambda kind: issubclass(kind, _SCALARS)):
+        dtype = common_type(present)
         if dtype.kind not in "biufc":
             return _refused(f"numbers without a common type: {dtype}")
         return Decision(True, "ndarray", "numbers", "numeric scalar", {"dtype": str(dtype)})
-    for codec, kind, test in _PLAIN:
+    for codec, name, test in _PLAIN:
         if every(test):
-            return Decision(True, codec, f"values of kind {kind}", kind)
-    if every(lambda v: isinstance(v, bool | int | float | str)):
+            return Decision(True, codec, f"values of kind {name}", name)
+    if every(lambda kind: issubclass(kind, bool | int | float | str)):
         # Words and numbers, which Mooncake C++ refuses.
         return Decision(True, "msgpack_ragged", "words and numbers", "msgpack")
     return _refused("rows have different types")

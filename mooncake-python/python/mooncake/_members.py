@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,43 +69,74 @@ def _bytes_view(value: Any, name: str) -> memoryview:
 class Body:
     """Bytes of one member, as pieces in order.
 
-    `rows` are the same bytes as arrays. A chunk never cuts one of them if all fit into a chunk.
     `has_parts` says whether the member was given in parts, however many pieces there are.
     """
 
     pieces: list[memoryview]
     size: int
     owner: Any = None
-    rows: list[Any] | None = None
     has_parts: bool = False
 
 
 class Pieces:
-    """Value of a member that is given as parts: bytes, or arrays of one element type."""
+    """Value of a member that is given as parts of bytes."""
 
-    def __init__(self, parts: list[Any], dtype: Any = None) -> None:
-        self.parts, self.dtype = parts, dtype
+    def __init__(self, parts: list[bytes]) -> None:
+        self._parts = parts
 
     def described(self) -> dict[str, Any]:
         """Returns the description of the member among the fields."""
-        if self.dtype is None:
-            return {"encoding": "bytes"}
-        count = sum(part.size for part in self.parts)
-        return {"encoding": "ndarray", "dtype": self.dtype.str, "shape": [count]}
+        return {"encoding": "bytes"}
 
     def body(self) -> Body:
         """Returns the bytes of the member."""
-        parts = [part for part in self.parts if len(part)] if self.dtype is None else [p for p in self.parts if p.size]
-        several = len(parts) > 1
-        if self.dtype is None:
-            size = sum(map(len, parts))
-            # Short parts are joined, because each piece has a cost.
-            pieces = [b"".join(parts)] if size < len(parts) * _SHORT else parts
-            return Body([memoryview(part) for part in pieces], size, pieces, None, several)
-        rows = [part.reshape(-1) for part in parts]
-        size = sum(row.nbytes for row in rows)
-        arrays: list[Any] = [np.concatenate(rows)] if rows and size < len(rows) * _SHORT else rows
-        return Body([memoryview(array.view(np.uint8)) for array in arrays], size, arrays, rows, several)
+        parts = [part for part in self._parts if part]
+        size = sum(map(len, parts))
+        # Short parts are joined, because each piece has a cost.
+        pieces = [b"".join(parts)] if size < len(parts) * _SHORT else parts
+        return Body([memoryview(part) for part in pieces], size, None, len(parts) > 1)
+
+
+class ArrayRows:
+    """Value of a member that is given as rows, each an array. They are stored as elements of one
+    type, one row after the other.
+
+    `sizes` are the numbers of elements of the rows. Either the rows are given or their elements as
+    one array, `joined`. A chunk never cuts a row if all rows fit into a chunk.
+    """
+
+    def __init__(self, sizes: Any, dtype: Any, rows: Sequence[Any] = (), joined: Any = None) -> None:
+        self._dtype, self._sizes, self._rows, self._joined = dtype, sizes, rows, joined
+        # End of each row in bytes.
+        self.ends = np.cumsum(sizes) * dtype.itemsize
+        self.size = int(self.ends[-1]) if len(sizes) else 0
+        self.has_parts = int(np.count_nonzero(sizes)) > 1
+
+    def described(self) -> dict[str, Any]:
+        """Returns the description of the member among the fields."""
+        return {"encoding": "ndarray", "dtype": self._dtype.str, "shape": [self.size // self._dtype.itemsize]}
+
+    @cached_property
+    def arrays(self) -> list[Any]:
+        """Rows as contiguous arrays of one dimension."""
+        if self._joined is not None:
+            ends = np.cumsum(self._sizes).tolist()
+            return [self._joined[begin:end] for begin, end in zip([0, *ends], ends)]
+        return [np.ascontiguousarray(row, self._dtype).reshape(-1) for row in self._rows]
+
+    @cached_property
+    def pieces(self) -> list[memoryview]:
+        """Bytes in order."""
+        if not self.size:
+            return []
+        if self._joined is not None:
+            arrays = [self._joined]
+        elif self.size < np.count_nonzero(self._sizes) * _SHORT:
+            # Short rows are joined, because each piece has a cost.
+            arrays = [np.concatenate(self._rows, axis=None, dtype=self._dtype, casting="unsafe")]
+        else:
+            arrays = [array for array in self.arrays if array.size]
+        return [memoryview(array.view(np.uint8)) for array in arrays]
 
 
 @dataclass(frozen=True)
@@ -121,7 +153,7 @@ class TensorMember:
         return Body(pieces, len(header) + size, owner)
 
 
-Member = Body | TensorMember | TensorObjectBuffer
+Member = Body | ArrayRows | TensorMember | TensorObjectBuffer
 
 
 def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
@@ -130,6 +162,8 @@ def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
         return value, {"encoding": "torch_tensor"}
     if isinstance(value, Pieces):
         return value.body(), value.described()
+    if isinstance(value, ArrayRows):
+        return value, value.described()
     if _is_tensor(value) and getattr(value, "is_nested", False):
         return _nested_body(value, name)
     if _is_tensor(value):
@@ -196,7 +230,7 @@ def _nested_body(value: Any, name: str) -> tuple[Body, dict[str, Any]]:
         "has_lengths": len(tensors) == 3,
         "ragged_idx": int(getattr(value, "_ragged_idx", 1)),
     }
-    return Body(views, sum(sizes), owners, None, True), described
+    return Body(views, sum(sizes), owners, True), described
 
 
 def _nested_of(data: bytes, described: Mapping[str, Any]) -> Any:

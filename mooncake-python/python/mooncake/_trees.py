@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
-from mooncake._columns import LEAVES, MAX_DEPTH, MAX_KEYS, MAX_LIST, Codec, Column, FieldSchema, Source
-from mooncake._decisions import MISSING, NO_VALUES, SCHEMA_SOURCE, Decision, choose
+from mooncake._columns import LEAVES, MAX_DEPTH, MAX_KEYS, MAX_LIST, Codec, Column, FieldSchema, Source, selected
+from mooncake._decisions import MISSING, NO_VALUES, SCHEMA_SOURCE, Decision, choose, is_array, is_none, kinds_of
 
 TREE = "structured_recursive"
 # Codecs whose values justify splitting dictionaries. Other dictionaries are stored as a whole.
@@ -34,6 +35,11 @@ class Leaf:
         return self.decision.codec if self.decision.accepted else None
 
 
+def _is_heavy(leaf: Leaf) -> bool:
+    arrays = leaf.codec == "typed_ragged" and any(map(is_array, kinds_of(leaf.values)))
+    return arrays or leaf.codec in _HEAVY
+
+
 @dataclass
 class Node:
     """Path whose values are dictionaries or lists, and its children."""
@@ -46,25 +52,20 @@ class Node:
     missing: list[bool]
 
 
-def _names(values: Sequence[Any]) -> list[str] | None:
-    """Returns the keys of dictionaries, or `None` if some values are not dictionaries."""
-    present = [value for value in values if value is not None and value is not MISSING]
-    if not present or not all(isinstance(value, dict) for value in present):
-        return None
-    keys = {key for value in present for key in value}
+def _names(present: Sequence[Any]) -> list[str] | None:
+    """Returns the keys of dictionaries, or `None` if some keys are not words or there are too many.
+    """
+    keys = set(chain.from_iterable(present))
     return sorted(keys) if all(isinstance(key, str) for key in keys) and len(keys) <= MAX_KEYS else None
 
 
-def _longest(values: Sequence[Any]) -> int | None:
-    """Returns the length of the longest of short nested lists, or `None` if some values are not
-    such lists.
-    """
-    present = [value for value in values if value is not None and value is not MISSING]
-    if not present or not all(isinstance(value, list | tuple) for value in present):
+def _longest(present: Sequence[Any]) -> int | None:
+    """Returns the length of the longest of short nested lists, or `None` for other lists."""
+    longest = max(map(len, present))
+    if longest > MAX_LIST:
         return None
-    longest = max(len(value) for value in present)
-    deeper = all(one is None or isinstance(one, dict | list | tuple) for value in present for one in value)
-    return longest if deeper and longest <= MAX_LIST else None
+    inner = set(map(type, chain.from_iterable(present)))
+    return longest if all(issubclass(kind, type(None) | dict | list | tuple) for kind in inner) else None
 
 
 def escape_key(key: str) -> str:
@@ -78,20 +79,24 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
     """
     if _depth > MAX_DEPTH:
         raise ValueError(f"{path}: nested deeper than {MAX_DEPTH} levels")
-    missing = [value is MISSING for value in values]
-    names = _names(values)
-    if names is not None:
-        present = [isinstance(value, dict) for value in values]
-        nodes.append(Node(path, "dict", list(names), None, present, missing))
-        for name in names:
-            below = [value.get(name, MISSING) if isinstance(value, dict) else None for value in values]
-            infer_structure(f"{path}.{escape_key(name)}", below, leaves, nodes, _depth=_depth + 1)
-        return
-    longest = _longest(values)
-    if longest is None:
+    kinds = kinds_of(values)
+    are_dicts, are_lists = (
+        bool(kinds) and all(issubclass(kind, of) for kind in kinds) for of in (dict, list | tuple)
+    )
+    some = [value for value in values if not is_none(value)] if are_dicts or are_lists else []
+    names = _names(some) if are_dicts else None
+    longest = _longest(some) if are_lists else None
+    if names is None and longest is None:
         leaves.append(Leaf(path, values, choose(values)))
         return
-    present = [isinstance(value, list | tuple) for value in values]
+    missing, present = [value is MISSING for value in values], [not is_none(value) for value in values]
+    if names is not None:
+        nodes.append(Node(path, "dict", list(names), None, present, missing))
+        for name in names:
+            below = [value.get(name, MISSING) if is_dict else None for value, is_dict in zip(values, present)]
+            infer_structure(f"{path}.{escape_key(name)}", below, leaves, nodes, _depth=_depth + 1)
+        return
+    assert longest is not None
     lengths = [len(value) if is_list else 0 for value, is_list in zip(values, present)]
     nodes.append(Node(path, "list", list(range(longest)), lengths, present, missing))
     for i in range(longest):
@@ -146,7 +151,9 @@ class Trees(Codec):
             parts = {name: payload[member] for name, member in leaf["payload_members"].items()}
             missing = parts.pop("missing").tolist()
             values = LEAVES[leaf["codec"]].decode(parts, rows, leaf.get("metadata") or {})
-            columns[leaf["path"]] = [MISSING if gone else value for gone, value in zip(missing, values)]
+            if any(missing):
+                values = [MISSING if gone else value for gone, value in zip(missing, values)]
+            columns[leaf["path"]] = values
         # A path comes before its children.
         for node in reversed(metadata.get("nodes", [])):
             columns[node["path"]] = self._rebuilt(node, payload, columns, rows)
@@ -160,24 +167,24 @@ class Trees(Codec):
             member = node.get(f"{name}_payload")
             return [otherwise] * rows if member is None else list(payload[member].tolist())
 
-        children, is_dict = node["children"], node["node_type"] == "dict"
-        paths = [f"{node['path']}.{escape_key(str(c))}" if is_dict else f"{node['path']}[{int(c)}]" for c in children]
+        is_dict = node["node_type"] == "dict"
+        children = node["children"] if is_dict else [int(child) for child in node["children"]]
+        paths = [f"{node['path']}.{escape_key(str(c))}" if is_dict else f"{node['path']}[{c}]" for c in children]
         missing, present = column("missing", False), column("row_mask", True)
         lengths = column("lengths", len(children))
         made: list[Any] = []
-        for row in range(rows):
-            if missing[row] or not present[row]:
-                made.append(MISSING if missing[row] else None)
-                continue
-            below = {child: columns[path][row] for child, path in zip(children, paths)}
-            if is_dict:
-                made.append({child: value for child, value in below.items() if value is not MISSING})
-                continue
-            items = [None] * int(lengths[row])
-            for child, value in below.items():
-                if value is not MISSING and int(child) < len(items):
-                    items[int(child)] = value
-            made.append(items)
+        below: Any = zip(*(columns[path] for path in paths), strict=True) if paths else repeat((), rows)
+        for gone, is_present, length, values in zip(missing, present, lengths, below, strict=True):
+            if gone or not is_present:
+                made.append(MISSING if gone else None)
+            elif is_dict:
+                made.append({child: value for child, value in zip(children, values) if value is not MISSING})
+            else:
+                items = [None] * length
+                for child, value in zip(children, values):
+                    if value is not MISSING and child < length:
+                        items[child] = value
+                made.append(items)
         return made
 
     def part(
@@ -188,12 +195,12 @@ class Trees(Codec):
             for name in ("missing", "row_mask", "lengths"):
                 member = node.get(f"{name}_payload")
                 if member is not None:
-                    payload[member] = source.whole(member)[list(rows)]
+                    payload[member] = selected(source.whole(member), rows)
         leaves = []
         for leaf in metadata.get("leaves", []):
             members = leaf["payload_members"]
             parts, described = LEAVES[leaf["codec"]].part(source.under(members), rows, leaf.get("metadata") or {})
-            parts["missing"] = source.whole(members["missing"])[list(rows)]
+            parts["missing"] = selected(source.whole(members["missing"]), rows)
             payload |= {members[name]: part for name, part in parts.items()}
             leaves.append({**leaf, "metadata": described})
         return payload, {**metadata, "leaves": leaves}
@@ -228,20 +235,15 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
     leaves: list[Leaf] = []
     nodes: list[Node] = []
     infer_structure(path, values, leaves, nodes)
-    heavy = any(
-        leaf.codec in _HEAVY
-        or (leaf.codec == "typed_ragged" and any(isinstance(value, np.ndarray) for value in leaf.values))
-        for leaf in leaves
-    )
     refused = []
-    if nodes and heavy:
+    if nodes and any(map(_is_heavy, leaves)):
         try:
             return _TREES.encode_tree(path, leaves, nodes, rows)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             if schema is None:
                 raise ValueError(f"unsupported structured non-tensor field: {error}") from error
             refused.append(f"{TREE}: {error}")
-    whole = Leaf(path, values, choose(values))
+    whole = Leaf(path, values, choose(values)) if nodes else leaves[0]
     names = [whole.codec]
     if schema is not None:
         # With a schema, values may be converted to types that msgpack or JSON have.

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from mooncake._layout import HEADER_SIZE
-from mooncake._members import Body, Member, TensorMember, TensorObjectBuffer, _at
+from mooncake._members import ArrayRows, Body, Member, TensorMember, TensorObjectBuffer, _at
 from mooncake._store_calls import StoreCalls, check
 
 DEFAULT_CHUNK = 64 << 20
@@ -51,20 +53,21 @@ class _Chunk(NamedTuple):
     rows: int = 0
 
 
-def _runs_of_rows(rows: Sequence[Any], chunk: int) -> list[tuple[int, int, int]] | None:
-    """Packs whole rows into chunks: first row, number of rows, bytes. Returns `None` if a row does
-    not fit into a chunk.
+def _runs_of_rows(ends: Any, chunk: int) -> list[tuple[int, int, int]] | None:
+    """Packs whole rows, which end at these offsets, into chunks: first row, number of rows, bytes.
+    Returns `None` if a row does not fit into a chunk.
     """
     runs: list[tuple[int, int, int]] = []
-    first = size = 0
-    for at, row in enumerate(rows):
-        if row.nbytes > chunk:
+    first = begin = 0
+    while first < len(ends):
+        last = int(np.searchsorted(ends, begin + chunk, "right"))
+        if last == first:
             return None
-        if size + row.nbytes > chunk:
-            runs.append((first, at - first, size))
-            first, size = at, 0
-        size += row.nbytes
-    return [*runs, (first, len(rows) - first, size)] if size else runs
+        end = int(ends[last - 1])
+        if end > begin:
+            runs.append((first, last - first, end - begin))
+        first, begin = last, end
+    return runs
 
 
 def _cut(pieces: list[memoryview], sizes: Iterable[int]) -> Iterator[list[memoryview]]:
@@ -238,7 +241,7 @@ class Writer:
 
     # Bytes.
 
-    def _body(self, key: str, body: Body, chunk: int | None = None) -> dict[str, Any]:
+    def _body(self, key: str, body: Body | ArrayRows, chunk: int | None = None) -> dict[str, Any]:
         mode = self._policy.copy_mode
         if mode == "zero_copy" and body.size:
             raise RuntimeError("zero-copy put requires tensor-object buffers: only their memory is registered")
@@ -251,17 +254,19 @@ class Writer:
             return self._serial(key, body, chunk)
         return self._through_pool(key, body, chunk or self._chunk, batch_put_from)
 
-    def _chunks(self, key: str, body: Body, chunk: int, keeps_rows: bool) -> list[_Chunk]:
-        runs = _runs_of_rows(body.rows, chunk) if keeps_rows and body.rows is not None else None
+    def _chunks(
+        self, key: str, body: Body | ArrayRows, chunk: int, keeps_rows: bool, needs_pieces: bool = True
+    ) -> list[_Chunk]:
+        runs = _runs_of_rows(body.ends, chunk) if keeps_rows and isinstance(body, ArrayRows) else None
         if runs is not None:
-            cut = _cut(body.pieces, [size for *_, size in runs])
-            made = [_Chunk("", size, parts, at, rows) for parts, (at, rows, size) in zip(cut, runs)]
+            cut = _cut(body.pieces, [size for *_, size in runs]) if needs_pieces else repeat([])
+            made = [_Chunk("", size, parts, at, rows) for (at, rows, size), parts in zip(runs, cut)]
         else:
             made = [_Chunk("", sum(part.nbytes for part in parts), parts) for parts in _cut(body.pieces, repeat(chunk))]
         several = body.size > chunk
         return [one._replace(key=f"{key}/chunk/{at}" if several else key) for at, one in enumerate(made)]
 
-    def _serial(self, key: str, body: Body, chunk: int | None = None) -> dict[str, Any]:
+    def _serial(self, key: str, body: Body | ArrayRows, chunk: int | None = None) -> dict[str, Any]:
         """Writes chunks by one `put` each."""
         is_native = self._is_native
         chunks = self._chunks(key, body, chunk or self._chunk, is_native)
@@ -280,16 +285,17 @@ class Writer:
                 self._attempt(one.key, lambda one=one: write(one))  # type: ignore[misc]
         return _described(key, body.size, [(one.key, one.size) for one in chunks])
 
-    def _through_pool(self, key: str, body: Body, chunk: int, batch_put_from: Any) -> dict[str, Any]:
+    def _through_pool(self, key: str, body: Body | ArrayRows, chunk: int, batch_put_from: Any) -> dict[str, Any]:
         """Copies chunks to memory of the pool and writes them from there."""
-        concat = _concat_arrays_into() if body.rows is not None else None
-        chunks = self._chunks(key, body, chunk, concat is not None)
+        rows = body if isinstance(body, ArrayRows) else None
+        concat = _concat_arrays_into() if rows is not None else None
+        chunks = self._chunks(key, body, chunk, concat is not None, concat is None)
 
         def write(one: _Chunk) -> None:
             lease = self._pool.acquire(one.size)
             try:
-                if one.rows and concat is not None:
-                    copied = concat(body.rows, lease.ptr, one.size, one.first_row, one.rows)
+                if one.rows and rows is not None and concat is not None:
+                    copied = concat(rows.arrays, lease.ptr, one.size, one.first_row, one.rows)
                     if copied != one.size:
                         raise RuntimeError(f"native fast-copy wrote {copied} of {one.size} bytes. key={one.key}")
                 else:
@@ -310,7 +316,7 @@ class Writer:
                 write(one)
         return _described(key, body.size, [(one.key, one.size) for one in chunks])
 
-    def _is_parallel(self, body: Body, chunks: list[_Chunk]) -> bool:
+    def _is_parallel(self, body: Body | ArrayRows, chunks: list[_Chunk]) -> bool:
         policy = self._policy
         if not body.has_parts or len(chunks) < 2 or policy.put_mode == "batch" or policy.max_inflight_put < 2:
             return False

@@ -87,7 +87,7 @@ class _Payloads:
     def whole(self, name: str) -> Any:
         return self._bundles._read_member(self._opened, self._member(name), None, None, name == self._pooled)
 
-    def runs(self, name: str, runs: Sequence[tuple[int, int]]) -> Any:
+    def runs(self, name: str, runs: Any) -> Any:
         payload, described = self._opened.member(self._member(name))
         dtype = np.dtype(np.uint8)
         if described.get("encoding") == "ndarray":
@@ -375,10 +375,7 @@ class MooncakeBundleTransfer(Bundles):
             raise ValueError(f"invalid encoded column: {type(error).__name__}: {error}") from error
         if as_list:
             return values
-        array = np.empty(len(values), object)
-        for row, value in enumerate(values):
-            array[row] = value
-        return owned(array, values)
+        return owned(np.fromiter(values, object, len(values)), values)
 
     def _decoded(
         self, opened: Opened, encoded: Mapping[str, Any], picked: Sequence[int] | None, total: int

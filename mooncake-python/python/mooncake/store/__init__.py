@@ -72,6 +72,8 @@ _SETTINGS = (
     "enable_client_http_server",
     "client_http_port",
 )
+# Names of the settings of LMCache, which passes all of them on. Mooncake C++ ignores these names.
+_OTHER_NAMES = {"master_server_address": "master_server_addr", "device_name": "rdma_devices"}
 
 
 class MooncakeDistributedStore(TensorCalls):
@@ -158,11 +160,16 @@ class MooncakeDistributedStore(TensorCalls):
         )
 
     def _setup_dict(self, config: dict[str, Any]) -> int:
-        for unknown in sorted(str(name) for name in config if str(name) not in _SETTINGS):
+        config = {str(name): value for name, value in config.items()}
+        for other, name in _OTHER_NAMES.items():
+            value = config.pop(other, None)
+            if config.get(name) is None:
+                config[name] = value
+        for unknown in sorted(config.keys() - set(_SETTINGS)):
             near = difflib.get_close_matches(unknown, _SETTINGS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_SETTINGS)}"
             return self._note(_INVALID_PARAMS, f"setup: unknown key {unknown!r}; {hint}")
-        texts = {str(name): str(value) for name, value in config.items() if value is not None}
+        texts = {name: str(value) for name, value in config.items() if value is not None}
         for name in ("local_hostname", "metadata_server"):
             if not texts.get(name):
                 return self._note(_INVALID_PARAMS, f"setup: {name} is missing")
