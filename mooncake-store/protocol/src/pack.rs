@@ -150,8 +150,8 @@ pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
 /// Appends a response or a list of responses item by item, without an intermediate copy.
 ///
 /// `each` appends the value of one item; if it fails, its bytes are removed. A length in a value
-/// may be at least 255, or as large as `items` announces. Returns `false` if one exceeded the width of this body, which is then
-/// invalid.
+/// may be at least 255, or as large as `items` announces. Returns `false` if one exceeded the width
+/// of this body, which is then invalid.
 #[must_use]
 pub(super) fn encode_answers<T: Wire>(
     items: Items,
