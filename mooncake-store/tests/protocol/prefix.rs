@@ -62,8 +62,7 @@ fn responses_of_all_lengths_are_decoded_as_they_were_meant() {
     let random: Vec<usize> = (0..40).map(|_| rng.below(601) as usize).collect();
     for asked in lengths.into_iter().chain(random) {
         for hits in [0, asked / 2, asked.saturating_sub(1), asked] {
-            let mut keys: Vec<&[u8]> =
-                names.iter().cycle().take(asked).map(|name| name.as_bytes()).collect();
+            let mut keys: Vec<&[u8]> = names.iter().cycle().take(asked).map(|name| name.as_bytes()).collect();
             if hits < asked {
                 keys[hits] = b"missing";
             }
