@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use mooncake_core::ids::Uuid;
 use proptest::prelude::*;
 
-use super::super::message::{MountSegment, Ping, PutStart, Shape, TABLE};
+use super::super::message::{ADDED, MountSegment, Ping, PutStart, Shape, TABLE};
 use super::super::type_signature::{TypeSignature, symbol};
 use super::*;
 
