@@ -41,6 +41,8 @@ async fn check(kind: Kind) {
     let (writer, mode, config) = (a.id().into(), WriteMode::Put, &ReplicateConfig::default());
     let put = Put { writer, mode, key: b"block/25", len: 10, config, group: "" };
     cluster.master.put_start(&put).unwrap();
+    // At the first contact with a client, the master is asked again.
+    assert_eq!(b.get(&keys[0]).await.unwrap().unwrap(), value(0, LEN));
     for _ in 0..60 {
         let first = rng.below(41) as usize;
         let end = first + rng.below(41 - first as u64) as usize;

@@ -156,7 +156,8 @@ async fn batches_respond_item_by_item() {
     assert_eq!((lists.len(), lists[48].replicas[0].location.size()), (49, 4900));
     let object = shared.locate_prefix(&asked).await.unwrap().remove(6);
     assert_eq!(object.size(), 700);
-    let into: Memory = shared.register(Arc::new(HostMemory::new(700).unwrap())).await.unwrap();
+    let options = HostMemoryOptions { shared: Some("prefix".into()), ..Default::default() };
+    let into: Memory = shared.register(Arc::new(HostMemory::with(700, &options).unwrap())).await.unwrap();
     let read = LocalRange { object, offset: 0, into: into.exclusive().unwrap() };
     let LocalRead { result, into } = shared.read_ranges(vec![read]).await.remove(0);
     result.unwrap();
