@@ -347,7 +347,8 @@ async fn prefixes(checks: &mut Checks, client: &Client) -> Result<()> {
         let first = client.replicas().prefix_hits(&keys[..1]).await.map_err(text)?;
         checks.that("prefix of one key", first == usize::from(gap > 0))?;
         for (number, object) in located.into_iter().enumerate().step_by(7) {
-            let into = client.memory().alloc(30_000).and_then(|region| region.exclusive()).map_err(text)?;
+            let region = client.memory().alloc(30_000).map_err(text)?;
+            let into = region.exclusive().map_err(|_| "new memory is in use")?;
             let read = client.ranges().read(vec![RangeRead { object, offset: 0, into }]).await;
             let mut got = vec![0; 30_000];
             for range in read {

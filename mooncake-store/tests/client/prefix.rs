@@ -31,7 +31,6 @@ async fn check(kind: Kind) {
     let cluster = Cluster::start(kind, MasterOptions::default()).await;
     let (a, b) = cluster.pair().await;
     let seed = Rng::from_os().next_u64();
-    println!("seed {seed}");
     let mut rng = Rng::seeded(seed);
     let keys: Vec<String> = (0..40).map(|number| format!("block/{number}")).collect();
     for (number, key) in keys.iter().enumerate().filter(|(number, _)| number % 13 != 12) {

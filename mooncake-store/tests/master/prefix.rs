@@ -45,7 +45,6 @@ fn change(rig: &Rig, rng: &mut Rng, key: &str, was_readable: bool) -> bool {
 #[test]
 fn a_prefix_ends_at_the_first_gap_and_leases_end_there_too() {
     let seed = Rng::from_os().next_u64();
-    println!("seed {seed}");
     let mut rng = Rng::seeded(seed);
     let rig = Rig::without_watermark();
     rig.mount(1, 16 * MIB);
@@ -79,11 +78,11 @@ fn a_prefix_ends_at_the_first_gap_and_leases_end_there_too() {
         let reads = (after.reads - before.reads, after.hits - before.hits);
         if with_replicas {
             let replicas = |list: ReplicaList| list.replicas;
-            assert_eq!(found.replicas.into_iter().map(replicas).collect::<Vec<_>>(), expected);
+            assert_eq!(found.replicas.into_iter().map(replicas).collect::<Vec<_>>(), expected, "seed {seed}");
             // The first miss counts as a read, and the keys behind it do not.
-            assert_eq!(reads, ((hits + usize::from(hits < keys.len())) as u64, hits as u64));
+            assert_eq!(reads, ((hits + usize::from(hits < keys.len())) as u64, hits as u64), "seed {seed}");
         } else {
-            assert_eq!((found.replicas.len(), reads), (0, (0, 0)));
+            assert_eq!((found.replicas.len(), reads), (0, (0, 0)), "seed {seed}");
         }
     }
     assert!(lengths.len() > 5, "the lengths vary: {lengths:?}, seed {seed}");

@@ -56,7 +56,6 @@ fn responses_of_all_lengths_are_decoded_as_they_were_meant() {
     let names: Vec<String> = (0..600).map(|number| format!("block/{number}")).collect();
     names.iter().for_each(|name| put(&master, name.as_bytes()));
     let seed = Rng::from_os().next_u64();
-    println!("seed {seed}");
     let mut rng = Rng::seeded(seed);
     let lengths = [0, 1, 2, 40, 254, 255, 256, 257, 65_536];
     let random: Vec<usize> = (0..40).map(|_| rng.below(601) as usize).collect();
@@ -74,9 +73,9 @@ fn responses_of_all_lengths_are_decoded_as_they_were_meant() {
                 (*master).dispatch_added(&body, &mut response);
                 let tally = response.tally();
                 let failed = (asked - hits) as u64;
-                assert_eq!(tally, Tally { items: asked as u64, failed }, "{hits} of {asked}");
+                assert_eq!(tally, Tally { items: asked as u64, failed }, "{hits} of {asked}, seed {seed}");
                 let found: Answer<ReadablePrefix> = pack::decode(&out).unwrap();
-                assert_eq!(found, Ok(master.handle(request()).unwrap()), "{hits} of {asked}");
+                assert_eq!(found, Ok(master.handle(request()).unwrap()), "{hits} of {asked}, seed {seed}");
                 let listed = if with_replicas { hits } else { 0 };
                 let found = found.unwrap();
                 assert_eq!((found.count, found.replicas.len()), (hits as u64, listed));
