@@ -96,6 +96,11 @@ def test_batches(make_store, key):
     assert b.get_batch(keys) == values
     assert b.batch_is_exist([keys[0], "missing", keys[199]]) == [1, 0, 1]
     assert b.batch_is_exist([]) == []
+    assert b.prefix_hits(keys) == 200 and b.prefix_hits([]) == 0 and b.prefix_hits(["missing", keys[0]]) == 0
+    assert b.prefix_hits([*keys[:50], "missing", *keys[50:]]) == 50
+    found = b.get_prefix_replica_desc([*keys[:3], "missing", keys[4]])
+    sizes = [replicas[0].get_memory_descriptor().buffer_descriptor.size for replicas in found]
+    assert sizes == [len(value) for value in values[:3]]
     handles = b.batch_get_buffer([keys[7], "missing"])
     assert bytes(handles[0]) == values[7] and handles[1] is None
     time.sleep(0.6)
@@ -279,6 +284,7 @@ def test_before_setup_and_after_close(make_store):
         assert empty.batch_get_buffer(["k", "l"]) == [None, None]
         assert empty.is_exist("k") == -1
         assert empty.get_size("k") == -600
+        assert empty.prefix_hits(["k"]) == -600 and empty.get_prefix_replica_desc(["k"]) == []
         assert empty.batch_put_from(["k", "l"], [1, 2], [3, 4]) == [-600, -600]
         assert empty.register_buffer(4096, 4096) == -600
         assert empty.get_hostname() == ""

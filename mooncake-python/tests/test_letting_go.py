@@ -61,6 +61,8 @@ def test_values_and_memory(never_switched, make_store, key):
         lambda: store.upsert(key, value),
         lambda: store.upsert_from(key, at, SIZE),
         lambda: store.batch_is_exist([key]),
+        lambda: store.prefix_hits([key]),
+        lambda: store.get_prefix_replica_desc([key]),
     ):
         assert lets_go(call)
 

@@ -64,6 +64,8 @@ def test_all_calls_with_bytes(light: Store, store: Store, key: str) -> None:
     handles = light.batch_get_buffer([names[0], names[4]])
     assert bytes(memoryview(handles[0])) == b"once more" and handles[1] is None
     assert light.batch_is_exist(names) == [1, 1, 1, 1, 0]
+    assert light.prefix_hits(names) == 4 and light.prefix_hits(names[::-1]) == 0
+    assert len(light.get_prefix_replica_desc(names)) == 4
     assert light.batch_remove(names, force=True) == [0, 0, 0, 0, -704]
     assert light.get("nothing") == b"" and light.get_buffer("nothing") is None
     assert light.get_size("nothing") == -704 and light.remove("nothing") == -704

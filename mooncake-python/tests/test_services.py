@@ -306,6 +306,7 @@ def test_asyncio(master, key):
         got = await asyncio.gather(*(store.async_get(f"{key}-{i}") for i in range(50)))
         assert got == [bytes([i]) * 1000 for i in range(50)]
         assert await store.async_batch_is_exist([f"{key}-0", "missing"]) == [1, 0]
+        assert await store.async_prefix_hits([f"{key}-0", f"{key}-1", "missing", f"{key}-2"]) == 2
         assert await store.async_upsert(key, b"x") == 0
         assert await store.async_get_batch([key, "missing"]) == [b"x", b""]
         with pytest.raises(AttributeError):

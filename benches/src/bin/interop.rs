@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use mooncake_benches::peer::{Installation, Node, Process, Result, hex, unhex, wait_for_port};
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicaLocation;
-use mooncake_store::client::{Client, PutOptions, PutOutcome};
+use mooncake_store::client::{Client, PutOptions, PutOutcome, RangeRead};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -324,11 +324,40 @@ async fn between_ours(checks: &mut Checks, carol: &Client, dave: &Client) -> Res
     }
     let there = dave.batch_exist(&keys).await.map_err(text)?;
     checks.that("batch exist", there.iter().all(|t| matches!(t, Ok(true))))?;
+    prefixes(checks, dave).await?;
     carol.put_with("ours/1", bytes(7, 2000), &PutOptions::new().upsert()).await.map_err(text)?;
     checks.that("upsert", dave.get("ours/1").await.map_err(text)?.as_deref() == Some(&bytes(7, 2000)[..]))?;
     checks.that("remove", dave.remove("ours/0", true).await.map_err(text)?)?;
     checks.that("removed", !dave.exist("ours/0").await.map_err(text)?)?;
     checks.that("remove by pattern", dave.remove_matching("^many/4", true).await.map_err(text)? == 11)
+}
+
+/// Checks prefixes of `many/0` to `many/49`. A master of Mooncake C++ is asked about all keys.
+async fn prefixes(checks: &mut Checks, client: &Client) -> Result<()> {
+    let text = |e: mooncake_core::Error| e.to_string();
+    for gap in [0, 1, 25, 49, 50] {
+        let mut keys: Vec<_> = (0..50).map(|i| format!("many/{i}")).collect();
+        if gap < keys.len() {
+            keys[gap] = "many/none".into();
+        }
+        let hits = client.replicas().prefix_hits(&keys).await.map_err(text)?;
+        let lists = client.replicas().list_prefix(&keys).await.map_err(text)?;
+        let located = client.ranges().locate_prefix(&keys).await.map_err(text)?;
+        checks.that("prefix", (hits, lists.len(), located.len()) == (gap, gap, gap))?;
+        let first = client.replicas().prefix_hits(&keys[..1]).await.map_err(text)?;
+        checks.that("prefix of one key", first == usize::from(gap > 0))?;
+        for (number, object) in located.into_iter().enumerate().step_by(7) {
+            let region = client.memory().alloc(30_000).map_err(text)?;
+            let into = region.exclusive().map_err(|_| "new memory is in use")?;
+            let read = client.ranges().read(vec![RangeRead { object, offset: 0, into }]).await;
+            let mut got = vec![0; 30_000];
+            for range in read {
+                range.result.and_then(|()| range.into.copy_to(0, &mut got)).map_err(text)?;
+            }
+            checks.that("read of a prefix", got == bytes(300 + number as u64, 30_000))?;
+        }
+    }
+    Ok(())
 }
 
 /// Moves objects from this project to Mooncake C++ and back, until both segments have served.

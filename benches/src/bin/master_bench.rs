@@ -40,13 +40,23 @@ enum Call {
     Locate,
     Put,
     BatchExist,
+    Prefix,
     BatchLocate,
+    LocatedPrefix,
     BatchPut,
 }
 
 impl Call {
-    const ALL: [Call; 6] =
-        [Call::Exist, Call::Locate, Call::Put, Call::BatchExist, Call::BatchLocate, Call::BatchPut];
+    const ALL: [Call; 8] = [
+        Call::Exist,
+        Call::Locate,
+        Call::Put,
+        Call::BatchExist,
+        Call::Prefix,
+        Call::BatchLocate,
+        Call::LocatedPrefix,
+        Call::BatchPut,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -54,7 +64,9 @@ impl Call {
             Call::Locate => "get replica list",
             Call::Put => "put start + end",
             Call::BatchExist => "exist x500",
+            Call::Prefix => "prefix x500",
             Call::BatchLocate => "get replica list x500",
+            Call::LocatedPrefix => "located prefix x500",
             Call::BatchPut => "put start + end x500",
         }
     }
@@ -63,7 +75,7 @@ impl Call {
     fn wanted(self) -> f64 {
         match self {
             Call::Exist | Call::Locate | Call::Put => 1.3,
-            Call::BatchExist | Call::BatchLocate | Call::BatchPut => 2.0,
+            Call::BatchExist | Call::Prefix | Call::BatchLocate | Call::LocatedPrefix | Call::BatchPut => 2.0,
         }
     }
 }
@@ -202,14 +214,18 @@ struct Side {
     keys: Arc<Vec<Vec<u8>>>,
     /// Number of the next key to put.
     next: Arc<AtomicU64>,
+    /// True if the master has the calls of this project. A prefix is otherwise the batch call that
+    /// clients make instead.
+    is_ours: bool,
 }
 
 impl Side {
     fn new(runtime: &Runtime, port: u16) -> Result<Self> {
+        let is_ours = port == OURS;
         let address = format!("127.0.0.1:{port}");
         let client = ClientId(Uuid::new(0xbe9c, u64::from(port)));
         let keys = Arc::new((0..OBJECTS).map(|i| format!("object/{i:012}").into_bytes()).collect());
-        let side = Self { address, client, keys, next: Arc::default() };
+        let side = Self { address, client, keys, next: Arc::default(), is_ours };
         runtime.block_on(side.fill())?;
         let (address, client) = (side.address.clone(), side.client);
         runtime.spawn(async move {
@@ -248,6 +264,11 @@ impl Side {
 
     /// Makes as many calls as possible, over so many connections with one call at a time on each.
     async fn measure(&self, call: Call, connections: usize) -> Result<Turn> {
+        let call = match call {
+            Call::Prefix if !self.is_ours => Call::BatchExist,
+            Call::LocatedPrefix if !self.is_ours => Call::BatchLocate,
+            call => call,
+        };
         let clock = SystemClock::new();
         let begun = clock.now();
         let workers: Vec<_> = (0..connections)
@@ -293,7 +314,7 @@ impl Worker {
     async fn call(&mut self, call: Call) -> Result<()> {
         let at = self.rng.below(OBJECTS - BATCH) as usize;
         let some: Vec<&[u8]> = match call {
-            Call::BatchExist | Call::BatchLocate => {
+            Call::BatchExist | Call::Prefix | Call::BatchLocate | Call::LocatedPrefix => {
                 self.keys[at..at + BATCH as usize].iter().map(Vec::as_slice).collect()
             }
             _ => Vec::new(),
@@ -306,6 +327,12 @@ impl Worker {
                 let answers =
                     ask(&self.rpc, BatchExistKey { keys: (&some[..]).into(), tenant: TENANT }).await?;
                 answers.iter().all(|answer| *answer == Ok(true))
+            }
+            Call::Prefix | Call::LocatedPrefix => {
+                let with_replicas = call == Call::LocatedPrefix;
+                let request = LocatePrefix { keys: (&some[..]).into(), with_replicas, tenant: TENANT };
+                let found = ask(&self.rpc, request).await?.map_err(|code| format!("prefix: {code:?}"))?;
+                found.count == BATCH
             }
             Call::BatchLocate => {
                 let request = BatchGetReplicaList { keys: (&some[..]).into(), tenant: TENANT };

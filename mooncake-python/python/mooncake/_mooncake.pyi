@@ -502,6 +502,10 @@ class Store:
         """Returns the state of a task and 0, or `None` and a negative code."""
     def batch_get_replica_desc(self, /, keys: list[str]) -> dict[str, list[ReplicaDescriptor]]:
         """Returns the replicas of many objects by key. Absent keys are left out."""
+    def get_prefix_replica_desc(self, /, keys: list[str]) -> list[list[ReplicaDescriptor]]:
+        """Returns the replicas of each object that `prefix_hits` counts, in the order of the keys.
+        Empty after an error.
+        """
     def _setup(self, /, config: dict[str, Any], engine: InnerTransferEngine | None = None) -> int:
         """Joins a cluster. Returns 0, -600 for invalid settings, or -1 if the cluster cannot be
         reached.
@@ -599,6 +603,10 @@ class Store:
         """
     def batch_is_exist(self, /, keys: list[str]) -> list[int]:
         """Runs `is_exist` for many keys."""
+    def prefix_hits(self, /, keys: list[str]) -> int:
+        """Returns the number of keys from the front that are readable, or a negative code. These
+        keys get a lease, and later keys get none.
+        """
     def get_size(self, /, key: str) -> int:
         """Returns the length of a value in bytes, or -704 if the key does not exist."""
     def remove(self, /, key: str, force: bool = False) -> int:
@@ -745,6 +753,7 @@ class Store:
     def _async_get_batch(self, /, future: Future[Any], keys: list[str]) -> None: ...
     def _async_is_exist(self, /, future: Future[Any], key: str) -> None: ...
     def _async_batch_is_exist(self, /, future: Future[Any], keys: list[str]) -> None: ...
+    def _async_prefix_hits(self, /, future: Future[Any], keys: list[str]) -> None: ...
     def _async_remove(self, /, future: Future[Any], key: str, force: bool = False) -> None: ...
     def _async_batch_get_into(
         self, /, future: Future[Any], keys: list[str], buffer_ptrs: list[int], sizes: list[int], landed: bool = False

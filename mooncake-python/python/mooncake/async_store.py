@@ -119,6 +119,11 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
         return found
 
     @_of_call
+    async def async_prefix_hits(self, keys: list[str]) -> int:
+        """Awaits `prefix_hits`."""
+        return int(await _awaited(self._async_prefix_hits, keys))
+
+    @_of_call
     async def async_remove(self, key: str, force: bool = False) -> int:
         """Awaits `remove`."""
         return int(await _awaited(self._async_remove, key, force))

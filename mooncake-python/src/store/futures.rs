@@ -152,6 +152,17 @@ impl Store {
         awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))
     }
 
+    fn _async_prefix_hits(
+        &self,
+        future: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<()> {
+        let Some(session) = self.session()? else { return ready(future, NOT_SET_UP) };
+        let errors = self.errors.clone();
+        let work = async move { session.client.prefix_hits(&keys).await.map(|hits| hits as u64) };
+        awaitable(future, work, move |py, outcome| number(py, &errors, outcome))
+    }
+
     #[pyo3(signature = (future, key, force=false))]
     fn _async_remove(
         &self,

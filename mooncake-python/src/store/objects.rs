@@ -37,6 +37,13 @@ impl Store {
         Ok(self.counts(keys.len(), found))
     }
 
+    /// Returns the number of keys from the front that are readable, or a negative code. These keys
+    /// get a lease, and later keys get none.
+    fn prefix_hits(&self, py: Python<'_>, #[pyo3(from_py_with = texts)] keys: Vec<String>) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
+        Ok(self.count(wait(py, session.client.prefix_hits(&keys)).map(|hits| hits as u64)))
+    }
+
     /// Returns the length of a value in bytes, or -704 if the key does not exist.
     fn get_size(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };

@@ -225,6 +225,23 @@ impl Store {
         Ok(result)
     }
 
+    /// Returns the replicas of each object that `prefix_hits` counts, in the order of the keys.
+    /// Empty after an error.
+    fn get_prefix_replica_desc(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<Vec<Vec<ReplicaDescriptor>>> {
+        let Some(session) = self.session()? else { return Ok(Vec::new()) };
+        Ok(match wait(py, session.client.list_prefix(&keys)) {
+            Ok(lists) => lists.into_iter().map(|list| descriptors(list.replicas)).collect(),
+            Err(error) => {
+                self.errors.record(&error);
+                Vec::new()
+            }
+        })
+    }
+
     /// Removes replicas of objects that this store wrote and that have no lease: those in a
     /// segment, or all. Returns the affected keys.
     #[pyo3(signature = (keys, segment_name=String::new()))]

@@ -113,6 +113,7 @@ impl Beat {
             // The master may be another one. The version numbers of some masters are unique only
             // during the life of that master.
             client.forget_all();
+            client.master.expect_another_master();
         }
         if reply.need_remount || client.has_unconfirmed() {
             client.remount(reply.need_remount, &deadline).await?;

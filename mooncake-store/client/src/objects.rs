@@ -233,6 +233,34 @@ impl<T: Transport> ClientReplicas<'_, T> {
         };
         Ok(answers.into_iter().map(found).collect())
     }
+
+    /// Returns the number of keys from the front that can be read now, with one RPC. For the keys
+    /// of the blocks of a prompt, in order, this is the number of blocks that need not be computed.
+    ///
+    /// The objects of these keys stay for the time of a lease. Later keys get no lease, whether
+    /// they exist or not. A master that lacks this call, such as one of Mooncake C++, is asked
+    /// about all keys, and grants a lease on each object.
+    ///
+    /// # Errors
+    /// Returns an error if the master does not respond.
+    pub async fn prefix_hits<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<usize> {
+        let inner = &self.client.inner;
+        inner.usable()?;
+        let keys = slices(keys);
+        inner.deadline().bound("prefix", inner.master.prefix_hits(&inner.config.tenant, &keys)).await
+    }
+
+    /// Returns the replicas of the keys that [`prefix_hits`](Self::prefix_hits) counts, with one
+    /// RPC. Their number is the number of keys from the front that can be read.
+    ///
+    /// # Errors
+    /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
+    pub async fn list_prefix<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<ReplicaList>> {
+        let inner = &self.client.inner;
+        inner.usable()?;
+        let keys = slices(keys);
+        inner.deadline().bound("prefix", inner.master.locate_prefix(&inner.config.tenant, &keys)).await
+    }
 }
 
 /// Removal of objects.

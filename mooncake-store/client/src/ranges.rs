@@ -26,7 +26,7 @@ use crate::deadline::{Deadline, late};
 use crate::disk::{BORROWED, Loan};
 use crate::errors::shown;
 use crate::handles::ClientRanges;
-use crate::issuer::Issuer;
+use crate::issuer::{Asked, Issuer};
 use crate::located::{Answer, Located, ObjectLocation, Reading, Renewed, Version, name};
 use crate::metrics::{Counting, Operation};
 use crate::state::{Inner, Owner};
@@ -71,20 +71,35 @@ impl<T: Transport> ClientRanges<'_, T> {
     /// is neither in memory nor on the disk of a client.
     pub async fn locate<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.client.inner;
-        let mut asked = inner.asked();
-        let mut answers = self.client.replicas().batch_list(keys).await?;
-        // Leases that ended before the response arrived are useless. The master responds now, so it
-        // is asked again.
-        let now = inner.asked();
-        if answers.iter().flatten().flatten().any(|list| asked.at.after(list.lease) <= now.at) {
-            asked = now;
-            answers = self.client.replicas().batch_list(keys).await?;
-        }
+        let ask = || self.client.replicas().batch_list(keys);
+        let first =
+            |answers: &Vec<Result<Option<ReplicaList>>>| first_lease(answers.iter().flatten().flatten());
+        let (answers, asked) = inner.ask_in_time(ask, first).await?;
         inner.missed(answers.iter().filter(|answer| matches!(answer, Ok(None))).count());
         let located = |(key, answer): (&K, Result<Option<ReplicaList>>)| {
             answer?.map(|list| inner.located(key.as_ref(), list, asked)).transpose()
         };
         Ok(keys.iter().zip(answers).map(located).collect())
+    }
+
+    /// Locates the keys from the front until the first one that cannot be read, with one RPC, and
+    /// grants a lease on these objects. Returns one object for each of these keys.
+    ///
+    /// For the keys of the blocks of a prompt, in order, these are the blocks that need not be
+    /// computed. [`read`](Self::read) reads them without another request to the master. Keys behind
+    /// the first miss get no lease and count as no use. A master that lacks this call, such as one
+    /// of Mooncake C++, is asked about all keys instead, and grants a lease on each object.
+    ///
+    /// # Errors
+    /// Returns an error if the master does not respond.
+    pub async fn locate_prefix<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Located>> {
+        let inner = &self.client.inner;
+        let ask = || self.client.replicas().list_prefix(keys);
+        let (lists, asked) = inner.ask_in_time(ask, |lists: &Vec<ReplicaList>| first_lease(lists)).await?;
+        let located = |(key, list): (&K, ReplicaList)| inner.located(key.as_ref(), list, asked).ok();
+        let prefix: Vec<Located> = keys.iter().zip(lists).map_while(located).collect();
+        inner.missed(usize::from(prefix.len() < keys.len()));
+        Ok(prefix)
     }
 
     /// Reads ranges of located objects, all at the same time. If a client fails, the next replica
@@ -264,6 +279,11 @@ impl<T: Transport> Range<T> {
     }
 }
 
+/// Returns the duration of the shortest lease.
+fn first_lease<'l>(lists: impl IntoIterator<Item = &'l ReplicaList>) -> Option<Duration> {
+    lists.into_iter().map(|list| list.lease).min()
+}
+
 /// Compares objects that were read completely in several parts with their checksums. If an object
 /// differs, its parts have no outcome again. Returns whether an object differs.
 fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
@@ -299,6 +319,23 @@ fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
 }
 
 impl<T: Transport> Inner<T> {
+    /// Asks the master for leases. A lease that ended before the response arrived is useless. The
+    /// master responds now, so it is asked again. Returns the response with the time of the
+    /// request.
+    async fn ask_in_time<A, F: Future<Output = Result<A>>>(
+        &self,
+        ask: impl Fn() -> F,
+        first_lease: impl FnOnce(&A) -> Option<Duration>,
+    ) -> Result<(A, Asked)> {
+        let asked = self.asked();
+        let answer = ask().await?;
+        let now = self.asked();
+        match first_lease(&answer) {
+            Some(lease) if asked.at.after(lease) <= now.at => Ok((ask().await?, now)),
+            _ => Ok((answer, asked)),
+        }
+    }
+
     /// Asks the master once more for the locations of objects with unread ranges. Returns whether
     /// there is a new response to try.
     async fn locate_again(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {

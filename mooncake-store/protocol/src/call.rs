@@ -200,7 +200,32 @@ impl<'o> Response<'o> {
         R: Request<Reply = Answer<T>>,
         T: Wire,
     {
-        self.write::<R, T>(Items::One, |_, out| write(out))
+        self.write::<R, T>(Items::One { longest: 0 }, |_, out| write(out))
+    }
+
+    /// Encodes the response of the call `R` about the first of `asked` items. `write` appends the
+    /// value, whose lists have at most `asked` items, and returns the number of items that it is
+    /// about. The other items count as failed.
+    ///
+    /// # Errors
+    /// Returns `BadResult` if a name in the value has 256 bytes or more and `asked` is small.
+    pub fn write_front<R, T>(
+        &mut self,
+        asked: usize,
+        mut write: impl FnMut(&mut Writer<'_>) -> usize,
+    ) -> Result<(), Refusal>
+    where
+        R: Request<Reply = Answer<T>>,
+        T: Wire,
+    {
+        let mut found = 0;
+        let written = self.write::<R, T>(Items::One { longest: asked }, |_, out| {
+            found = write(out);
+            Ok(())
+        });
+        let failed = asked.saturating_sub(found);
+        self.tally = Tally { items: asked as u64, failed: failed as u64 };
+        written
     }
 
     /// Encodes the response of the call `R` about `count` items, whose values `write` appends.

@@ -22,7 +22,7 @@ use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack;
 use super::service::MasterCalls;
-use super::wire::{CopyPlan, TaskKind};
+use super::wire::{CopyPlan, ReadablePrefix, TaskKind};
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 
 /// A master in the process of its clients.
@@ -68,8 +68,16 @@ where
 #[derive(Clone, Debug)]
 pub struct MasterClient {
     master: Location,
-    /// True if the master lacks the calls that Mooncake C++ does not have.
-    lacks_extensions: Arc<AtomicBool>,
+    lacks: Arc<Lacks>,
+}
+
+/// Calls that the master is known to lack.
+#[derive(Debug, Default)]
+struct Lacks {
+    /// True if the master lacks the calls of numbered writes.
+    numbered_writes: AtomicBool,
+    /// True if the master lacks the call for prefixes.
+    prefixes: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -101,7 +109,7 @@ impl MasterClient {
     }
 
     fn at(master: Location) -> Self {
-        Self { master, lacks_extensions: Arc::default() }
+        Self { master, lacks: Arc::default() }
     }
 
     /// Returns the RPC client of a remote master.
@@ -212,7 +220,7 @@ impl MasterClient {
         }
         let outcomes = self.call_each_as(calls[usize::from(items > 1)], request, items).await;
         if outcomes.as_ref().is_err_and(|error| error.code() == ErrorCode::NotSupported) {
-            self.lacks_extensions.store(true, Relaxed);
+            self.lacks.numbered_writes.store(true, Relaxed);
         }
         Some(outcomes)
     }
@@ -223,7 +231,7 @@ impl MasterClient {
     /// revoke affects only the write with its number. If it does not, a client must neither repeat
     /// a put start nor send an end so late that another write may use the key.
     pub fn fences_writes(&self) -> bool {
-        !self.lacks_extensions.load(Relaxed)
+        !self.lacks.numbered_writes.load(Relaxed)
     }
 
     /// Returns for each key whether it can be read now. Grants a lease on those that can.
@@ -242,6 +250,61 @@ impl MasterClient {
         match keys {
             [key] => self.call_one(GetReplicaList { key, tenant }).await,
             keys => self.call_each(BatchGetReplicaList { keys: keys.into(), tenant }, keys.len()).await,
+        }
+    }
+
+    /// Returns the number of keys from the front that can be read now. Grants a lease on each of
+    /// these objects.
+    ///
+    /// A master without this call is asked about all keys. It grants leases on later objects, too.
+    pub async fn prefix_hits(&self, tenant: &str, keys: &[&[u8]]) -> Result<usize> {
+        if let Some(prefix) = self.prefix(tenant, keys, false).await? {
+            return Ok(usize::try_from(prefix.count).unwrap_or(keys.len()));
+        }
+        let found = self.exist(tenant, keys).await?;
+        Ok(found.into_iter().take_while(|found| matches!(found, Ok(true))).count())
+    }
+
+    /// Returns the replicas of the objects of the keys from the front that can be read now, and
+    /// grants a lease on each, as [`prefix_hits`](Self::prefix_hits) does.
+    pub async fn locate_prefix(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<ReplicaList>> {
+        match self.prefix(tenant, keys, true).await? {
+            Some(prefix) => Ok(prefix.replicas),
+            None => Ok(self.locate(tenant, keys).await?.into_iter().map_while(Result::ok).collect()),
+        }
+    }
+
+    /// Returns the readable prefix of the keys, or `None` if the master lacks this call.
+    async fn prefix(
+        &self,
+        tenant: &str,
+        keys: &[&[u8]],
+        with_replicas: bool,
+    ) -> Result<Option<ReadablePrefix>> {
+        if keys.is_empty() {
+            return Ok(Some(ReadablePrefix::default()));
+        }
+        if self.lacks.prefixes.load(Relaxed) {
+            return Ok(None);
+        }
+        match self.call(LocatePrefix { keys: keys.into(), with_replicas, tenant }).await {
+            Ok(prefix) => {
+                let (count, listed) = (prefix.count, prefix.replicas.len() as u64);
+                if count <= keys.len() as u64 && listed == if with_replicas { count } else { 0 } {
+                    return Ok(Some(prefix));
+                }
+                let text = format!(
+                    "invalid response: {count} readable objects, {listed} lists of replicas for {} keys in {}",
+                    keys.len(),
+                    LocatePrefix::NAME
+                );
+                Err(Error::new(ErrorCode::RpcFail, text))
+            }
+            Err(error) if error.code() == ErrorCode::NotSupported => {
+                self.lacks.prefixes.store(true, Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -399,9 +462,14 @@ impl MasterClient {
 
     /// Returns the version of the master. A client compares it before any other call.
     pub async fn version(&self) -> Result<String> {
-        // Another master may have answered than before.
-        self.lacks_extensions.store(false, Relaxed);
+        self.expect_another_master();
         self.call(ServiceReady {}).await
+    }
+
+    /// Forgets the calls that the master lacks, because another master may respond from now on.
+    pub fn expect_another_master(&self) {
+        self.lacks.numbered_writes.store(false, Relaxed);
+        self.lacks.prefixes.store(false, Relaxed);
     }
 
     /// Reports that the client is alive.

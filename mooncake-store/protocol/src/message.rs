@@ -9,7 +9,7 @@
 //!
 //! 1. Add a row to [`ADDED`], or to [`TABLE`] if Mooncake C++ has the call.
 //! 2. Add the types of its arguments and of its response to [`wire`](super::wire), as far as they
-//!    are new. An argument with a new name needs a line of documentation in `meaning!`.
+//!    are new. An argument with a new name needs a line of documentation in `message/meaning.rs`.
 //! 3. Implement [`Handle`] for the master, in `calls/handlers.rs` of `mooncake-master`.
 //!
 //! Calls of IPC clients have a table of their own, [`IPC_TABLE`]. Their handlers implement
@@ -26,6 +26,9 @@
 //! | `visits_all` | the call visits every object |
 //! | `remote_only` | the call serves to outlive the master; an embedded master refuses it |
 
+#[macro_use]
+mod meaning;
+
 use std::borrow::Cow;
 
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
@@ -41,7 +44,8 @@ use super::type_signature::function_id;
 use super::wire::{
     Attached, CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, LocatedObject,
     MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink, OffloadItem,
-    PingReply, PromotionPlan, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, Welcome,
+    PingReply, PromotionPlan, ReadablePrefix, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo,
+    TaskReport, Welcome,
 };
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
@@ -88,169 +92,6 @@ fn rewritten<'a, T: Pack + Unpack<'a>>(body: &'a [u8], spelled: bool) -> Result<
         pack::encode(&value, &mut out);
     }
     Ok(out)
-}
-
-/// Documentation of each argument, so that an argument has the same meaning in every call.
-macro_rules! meaning {
-    (endpoint) => {
-        "Endpoint of the node."
-    };
-    (key) => {
-        "Key of the object."
-    };
-    (keys) => {
-        "Keys of the objects."
-    };
-    (tenant) => {
-        "Tenant of the objects; `default` if the cluster has no tenants."
-    };
-    (client) => {
-        "Client that makes the call."
-    };
-    (clients) => {
-        "Requested clients."
-    };
-    (pattern) => {
-        "Regular expression that matches any part of a key."
-    };
-    (force) => {
-        "Whether to ignore leases."
-    };
-    (size) => {
-        "Length of the object in bytes."
-    };
-    (sizes) => {
-        "Length of each object in bytes."
-    };
-    (config) => {
-        "Placement and pinning of the objects."
-    };
-    (item) => {
-        "Object with its checksum."
-    };
-    (items) => {
-        "Objects with their checksums."
-    };
-    (attempt) => {
-        "Number of the write, drawn at random for each start."
-    };
-    (replace) => {
-        "Whether the write is an upsert."
-    };
-    (replicas) => {
-        "Type of the affected replicas."
-    };
-    (segment) => {
-        "Segment of the call."
-    };
-    (segments) => {
-        "Segments of the call."
-    };
-    (segment_name) => {
-        "Name of the segment; empty for all."
-    };
-    (grace_ms) => {
-        "Time in milliseconds for which the objects stay readable."
-    };
-    (limit) => {
-        "Maximum number of tasks."
-    };
-    (source) => {
-        "Name of the segment to read from."
-    };
-    (target) => {
-        "Name of the segment to write to."
-    };
-    (targets) => {
-        "Names of the segments to write to."
-    };
-    (task) => {
-        "Number of the task."
-    };
-    (after) => {
-        "Number of the last received change; 0 for none."
-    };
-    (offsets) => {
-        "Offset of each object in bytes."
-    };
-    (lengths) => {
-        "Length of each object in bytes."
-    };
-    (begin) => {
-        "Whether this is the first request; a report of the surviving objects follows."
-    };
-    (done) => {
-        "Number of the last response that the client has completed."
-    };
-    (starts) => {
-        "Offset in each object in bytes."
-    };
-    (counts) => {
-        "Length of each part in bytes."
-    };
-    (open) => {
-        "Whether this is the last call."
-    };
-    (promise_ms) => {
-        "Longest time, in milliseconds, for which leases or grants of earlier masters may still hold."
-    };
-    (stored) => {
-        "Objects whose bytes are unchanged."
-    };
-    (report) => {
-        "Outcome of the task."
-    };
-    (lease) => {
-        "Identity of the copy of a hot object; nil for an ordinary copy."
-    };
-    (epoch) => {
-        "Version of the value, from the task."
-    };
-    (enabled) => {
-        "Whether the client's disk accepts objects."
-    };
-    (offloaded) => {
-        "Objects written to disk."
-    };
-    (places) => {
-        "Location of each object."
-    };
-    (bytes) => {
-        "Capacity of the client's disk in bytes."
-    };
-    (batch) => {
-        "Number of the loan."
-    };
-    (preferred) => {
-        "Names of the preferred segments."
-    };
-    (nof_segment) => {
-        "NVMe-oF target."
-    };
-    (nof_segments) => {
-        "NVMe-oF targets."
-    };
-    (guest) => {
-        "IPC client that makes the call."
-    };
-    (memory) => {
-        "Number of the memory block, chosen by its IPC client."
-    };
-    (offset) => {
-        "Offset of the first byte in the file."
-    };
-    (len) => {
-        "Length in bytes."
-    };
-    (objects) => {
-        "Objects with their memory."
-    };
-    (ranges) => {
-        "Ranges of located objects, with their memory."
-    };
-    (into) => {
-        "Memory that receives the value."
-    };
 }
 
 /// Returns whether Mooncake C++ lacks the calls of this class.
@@ -714,6 +555,10 @@ calls! {
     /// [`PollRemoveAll`] and [`OffloadObjectHeartbeat`] in one, numbered and repeated until
     /// acknowledged, with the obsolete objects.
     FetchDiskWork(client: ClientId, begin: bool, done: u64) -> Answer<DiskWork>;
+    /// Counts the keys from the front until the first one that cannot be read, and grants leases on
+    /// these objects. The order of the keys is that of the blocks of a prompt.
+    LocatePrefix<'a>(keys: List<'a, &'a [u8]>, with_replicas: bool, tenant: &'a str)
+        -> Answer<ReadablePrefix> [in Sheddable, batch_counter locate_prefix];
 }
 
 calls! {
@@ -775,6 +620,12 @@ calls! {
     ReadRanges<'a>(ranges: List<'a, ObjectRange>) -> Reported<Vec<Reported<()>>>;
     /// Returns for each key whether the object can be read.
     ObjectsExist<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<bool>>>;
+    /// Returns the number of keys from the front that can be read.
+    CountPrefixObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<u64>;
+    /// [`LocateObjects`] from the front until the first key that cannot be read.
+    LocatePrefixObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<LocatedObject>>;
+    /// [`ListReplicas`] from the front until the first key that cannot be read.
+    ListPrefixReplicas<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<ReplicaList>>;
     /// Returns the replicas of objects.
     ListReplicas<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<Option<ReplicaList>>>>;
     /// Removes objects. Returns for each whether it existed.

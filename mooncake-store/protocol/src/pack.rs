@@ -150,19 +150,19 @@ pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
 /// Appends a response or a list of responses item by item, without an intermediate copy.
 ///
 /// `each` appends the value of one item; if it fails, its bytes are removed. A length in a value
-/// may be at least 255. Returns `false` if one exceeded the width of this body, which is then
-/// invalid.
+/// may be at least 255, or as large as `items` announces. Returns `false` if one exceeded the width
+/// of this body, which is then invalid.
 #[must_use]
 pub(super) fn encode_answers<T: Wire>(
     items: Items,
     out: &mut Vec<u8>,
     mut each: impl FnMut(usize, &mut Writer<'_>) -> Result<(), Error>,
 ) -> bool {
-    let (hash, count) = match items {
-        Items::One => (const { Answer::<T>::SIGNATURE.hash() }, 1),
-        Items::Many(count) => (const { Vec::<Answer<T>>::SIGNATURE.hash() }, count),
+    let (hash, count, longest) = match items {
+        Items::One { longest } => (const { Answer::<T>::SIGNATURE.hash() }, 1, longest),
+        Items::Many(count) => (const { Vec::<Answer<T>>::SIGNATURE.hash() }, count, count),
     };
-    let width = Width::of(count);
+    let width = Width::of(longest);
     if width == Width::One {
         out.extend_from_slice(&hash.to_le_bytes());
     } else {
@@ -188,8 +188,11 @@ pub(super) fn encode_answers<T: Wire>(
 /// Number of responses in a body.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Items {
-    /// A single response, not in a list.
-    One,
+    /// A single response, not in a list, with lists of at most this length.
+    One {
+        /// Maximum length of a list in the response.
+        longest: usize,
+    },
     /// A list of this many responses.
     Many(usize),
 }
@@ -269,6 +272,30 @@ impl Writer<'_> {
             Width::Four => self.out.extend_from_slice(&(len as u32).to_le_bytes()),
             Width::Eight => self.out.extend_from_slice(&(len as u64).to_le_bytes()),
         }
+    }
+
+    /// Appends a list of at most `most` items, whose values `each` appends, until `each` fails for
+    /// the first time. Removes the bytes of the failed item. Returns the length of the list.
+    pub fn list_until_failure(
+        &mut self,
+        most: usize,
+        mut each: impl FnMut(usize, &mut Self) -> Result<(), Error>,
+    ) -> usize {
+        let length_at = self.out.len();
+        self.length(most);
+        let mut count = 0;
+        while count < most {
+            let begun = self.out.len();
+            if each(count, self).is_err() {
+                self.out.truncate(begun);
+                break;
+            }
+            count += 1;
+        }
+        let length = (count as u64).to_le_bytes();
+        let width = 1 << self.width as usize;
+        self.out[length_at..length_at + width].copy_from_slice(&length[..width]);
+        count
     }
 }
 

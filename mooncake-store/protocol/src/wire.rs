@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use mooncake_core::error::Error;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{
     DataType, MemoryLocation, Replica, ReplicaList, ReplicaLocation, ReplicaStatus, ReplicaType,
@@ -258,6 +259,30 @@ wire_struct! {
         /// Time in milliseconds that the client waits before it announces objects.
         pub announce_after_ms: u64,
     }
+}
+
+wire_struct! {
+    /// Objects of the first keys of a request that can be read.
+    #[derive(Default)]
+    pub struct ReadablePrefix {
+        /// Replicas of each object, in the order of the keys; empty if not requested.
+        pub replicas: Vec<ReplicaList>,
+        /// Number of objects.
+        pub count: u64,
+    }
+}
+
+/// Encodes a [`ReadablePrefix`] of at most `most` objects, without an intermediate copy. `each`
+/// appends the [`ReplicaList`] of an object and fails at the end of the prefix. Returns the number
+/// of objects.
+pub fn pack_prefix(
+    most: usize,
+    out: &mut Writer<'_>,
+    each: impl FnMut(usize, &mut Writer<'_>) -> Result<(), Error>,
+) -> usize {
+    let count = out.list_until_failure(most, each);
+    (count as u64).pack(out);
+    count
 }
 
 wire_struct! {

@@ -136,7 +136,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mooncake_protocol::message::{BatchExistKey, Request, StartWrites, UpsertStart};
+    use mooncake_protocol::message::{BatchExistKey, LocatePrefix, Request, StartWrites, UpsertStart};
 
     fn tally(outcomes: &[bool]) -> Tally {
         let failed = outcomes.iter().filter(|ok| !**ok).count();
@@ -171,5 +171,15 @@ mod tests {
         let single = &requests.single.iter().find(|(name, _)| *name == "put_start").unwrap().1;
         assert_eq!(single.read(), [2, 1]);
         assert_eq!(batch(&requests, "batch_put_start").read(), [1, 0, 0, 2, 0]);
+    }
+
+    #[test]
+    fn prefixes_have_counters_of_their_own() {
+        let requests = Requests::default();
+        for outcomes in [&[true][..], &[true, true, false]] {
+            requests.count(LocatePrefix::FUNCTION, tally(outcomes), Duration::ZERO);
+        }
+        assert_eq!(batch(&requests, "locate_prefix").read(), [2, 0, 1, 4, 1]);
+        assert_eq!(batch(&requests, "batch_exist_key").read(), [0; 5]);
     }
 }

@@ -152,7 +152,9 @@ impl MasterConnection for Front {
         };
         let mut out = Vec::new();
         MasterService(self.master()).call(function, body, &mut out).unwrap();
-        if [GetReplicaList::FUNCTION, BatchGetReplicaList::FUNCTION].contains(&function) {
+        if [GetReplicaList::FUNCTION, BatchGetReplicaList::FUNCTION, LocatePrefix::FUNCTION]
+            .contains(&function)
+        {
             self.clock.advance(std::mem::take(&mut *self.late.lock()));
         }
         if self.loses(name) { Err(ErrorCode::RpcFail.into()) } else { Ok(out) }
@@ -330,6 +332,11 @@ async fn a_lease_that_expired_on_the_way_is_requested_again() {
         for range in read {
             range.result.unwrap();
         }
+        *front.late.lock() = Duration::from_secs(late);
+        let object = owner.ranges().locate_prefix(&["k", "none"]).await.unwrap().remove(0);
+        let into = owner.memory().alloc(1000).unwrap().exclusive().unwrap();
+        let read = owner.ranges().read(vec![RangeRead { object, offset: 0, into }]).await;
+        read.into_iter().next().unwrap().result.unwrap();
         *front.late.lock() = Duration::from_secs(late);
         assert_eq!(owner.get("k").await.unwrap().unwrap(), value(1, 1000));
     }

@@ -40,6 +40,7 @@ mod lossy;
 mod many_clients;
 mod parts;
 mod payloads;
+mod prefix;
 mod recovery;
 mod restart;
 #[cfg(all(feature = "transport-shm", feature = "transport-tcp"))]

@@ -456,6 +456,9 @@ fn futures_are_send(client: &mooncake_store::client::Client) {
     send(client.batch_get(&keys));
     send(client.batch_get_into(Vec::<(&str, _)>::new()));
     send(client.batch_exist(&keys));
+    send(client.replicas().prefix_hits(&keys));
+    send(client.replicas().list_prefix(&keys));
+    send(client.ranges().locate_prefix(&keys));
     send(client.batch_remove(&keys, true));
     send(client.remove_all(true));
     send(client.segments().mount(4096));

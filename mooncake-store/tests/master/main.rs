@@ -22,6 +22,7 @@ mod hot_replicas;
 mod inventory;
 mod model;
 mod placement;
+mod prefix;
 mod promised_leases;
 mod snapshots;
 mod tenants;

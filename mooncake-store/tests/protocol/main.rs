@@ -10,6 +10,7 @@ mod conversation;
 mod limits;
 mod live;
 mod overload;
+mod prefix;
 mod rpc;
 mod table;
 mod tier_answers;

@@ -126,7 +126,8 @@ fn under_overload_only_reads_and_starts_of_writes_are_refused() {
             "BatchPutStart",
             "UpsertStart",
             "BatchUpsertStart",
-            "StartWrites"
+            "StartWrites",
+            "LocatePrefix"
         ]
     );
 }

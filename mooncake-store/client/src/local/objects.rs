@@ -10,8 +10,9 @@ use mooncake_core::ids::Uuid;
 use mooncake_core::replica::ReplicaList;
 use mooncake_core::{Error, Result};
 use mooncake_protocol::message::{
-    CheckHealth, CopyObject, FetchObject, FindTask, ListReplicas, LocateObjects, MoveObject, ObjectsExist,
-    ReadObjects, ReadRanges, RemoveEvery, RemoveMatching, RemoveObjects, Request, WriteObjects,
+    CheckHealth, CopyObject, CountPrefixObjects, FetchObject, FindTask, ListPrefixReplicas, ListReplicas,
+    LocateObjects, LocatePrefixObjects, MoveObject, ObjectsExist, ReadObjects, ReadRanges, RemoveEvery,
+    RemoveMatching, RemoveObjects, Request, WriteObjects,
 };
 use mooncake_protocol::report::Reported;
 use mooncake_protocol::wire::{LocatedObject, MemoryRange, ObjectPieces, ObjectRange, ObjectSink};
@@ -41,6 +42,12 @@ impl LocatedLocal {
     /// Returns the length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+}
+
+impl From<LocatedObject> for LocatedLocal {
+    fn from(found: LocatedObject) -> Self {
+        Self { number: found.number, size: found.size }
     }
 }
 
@@ -408,10 +415,9 @@ impl LocalClient {
         keys: &[K],
         deadline: &Deadline,
     ) -> Result<Vec<Result<Option<LocatedLocal>>>> {
-        let located = |found: LocatedObject| LocatedLocal { number: found.number, size: found.size };
         let (found, ()) =
             self.inner.call_each(keys.len(), &LocateObjects { keys: listed(keys) }, (), deadline).await?;
-        Ok(found.into_iter().map(|found| Ok(found?.map(located))).collect())
+        Ok(found.into_iter().map(|found| Ok(found?.map(LocatedLocal::from))).collect())
     }
 
     /// Makes a call about keys.
@@ -455,6 +461,35 @@ impl LocalClient {
         keys: &[K],
     ) -> Result<Vec<Result<Option<ReplicaList>>>> {
         self.ask_each(keys.len(), ListReplicas { keys: listed(keys) }).await
+    }
+
+    /// Returns the number of keys from the front that can be read now, as
+    /// [`ClientReplicas::prefix_hits`](crate::ClientReplicas::prefix_hits) does.
+    ///
+    /// # Errors
+    /// Returns an error if the master or the daemon does not respond.
+    pub async fn prefix_hits<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
+        let hits = self.inner.ask(&CountPrefixObjects { keys: listed(keys) }).await?;
+        Ok(usize::try_from(hits).unwrap_or(usize::MAX).min(keys.len()))
+    }
+
+    /// Returns the objects of the keys from the front that can be read, with a lease on each, as
+    /// [`ClientRanges::locate_prefix`](crate::ClientRanges::locate_prefix) does.
+    ///
+    /// # Errors
+    /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
+    pub async fn locate_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<LocatedLocal>> {
+        let found = self.inner.ask(&LocatePrefixObjects { keys: listed(keys) }).await?;
+        Ok(found.into_iter().map(LocatedLocal::from).collect())
+    }
+
+    /// Returns the replicas of the keys from the front that can be read, as
+    /// [`ClientReplicas::list_prefix`](crate::ClientReplicas::list_prefix) does.
+    ///
+    /// # Errors
+    /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
+    pub async fn list_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<ReplicaList>> {
+        self.inner.ask(&ListPrefixReplicas { keys: listed(keys) }).await
     }
 
     /// Returns whether the daemon and its master respond.

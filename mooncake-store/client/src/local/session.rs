@@ -298,6 +298,18 @@ handlers! {
     ObjectsExist<'a>: |session, r| {
         Ok(each(session.client()?.batch_exist(&r.keys).await?, |found| found))
     };
+    CountPrefixObjects<'a>: |session, r| {
+        Ok(session.client()?.replicas().prefix_hits(&r.keys).await? as u64)
+    };
+    LocatePrefixObjects<'a>: |session, r| {
+        let located = session.client()?.ranges().locate_prefix(&r.keys).await?;
+        let guest = session.guest()?;
+        let keep = |object: crate::Located| LocatedObject { size: object.size(), number: guest.keep(object) };
+        Ok(located.into_iter().map(keep).collect())
+    };
+    ListPrefixReplicas<'a>: |session, r| {
+        session.client()?.replicas().list_prefix(&r.keys).await
+    };
     ListReplicas<'a>: |session, r| {
         Ok(each(session.client()?.replicas().batch_list(&r.keys).await?, |found| found))
     };

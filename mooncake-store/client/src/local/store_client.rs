@@ -88,6 +88,12 @@ impl<T: Transport> StoreClient<T> {
         exist(key: impl AsRef<[u8]>) -> Result<bool> = exist;
         /// Returns for each key whether it can be read now.
         batch_exist(keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<bool>>> = batch_exist;
+        /// Returns the number of keys from the front that can be read now, and grants leases on
+        /// these objects.
+        prefix_hits(keys: &[impl AsRef<[u8]>]) -> Result<usize> = replicas.prefix_hits;
+        /// Returns the replicas of the keys from the front that can be read now, and grants leases
+        /// on these objects.
+        list_prefix(keys: &[impl AsRef<[u8]>]) -> Result<Vec<ReplicaList>> = replicas.list_prefix;
         /// Returns the length of a value in bytes, or `None` if there is no object.
         size(key: impl AsRef<[u8]>) -> Result<Option<u64>> = size;
         /// Returns the replicas of each key, or `None` for a key without an object.
@@ -135,6 +141,21 @@ impl<T: Transport> StoreClient<T> {
         Ok(match self {
             Self::Full(client) => convert(client.ranges().locate(keys).await?, StoreObject::Full),
             Self::Ipc(client) => convert(client.locate(keys).await?, StoreObject::Ipc),
+        })
+    }
+
+    /// Returns the objects of the keys from the front that can be read now, each with a lease.
+    ///
+    /// # Errors
+    /// Returns an error if the master does not respond, or the daemon of a shared client.
+    pub async fn locate_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<StoreObject>> {
+        Ok(match self {
+            Self::Full(client) => {
+                client.ranges().locate_prefix(keys).await?.into_iter().map(StoreObject::Full).collect()
+            }
+            Self::Ipc(client) => {
+                client.locate_prefix(keys).await?.into_iter().map(StoreObject::Ipc).collect()
+            }
         })
     }
 

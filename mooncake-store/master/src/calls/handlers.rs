@@ -18,8 +18,8 @@ use mooncake_protocol::call::Response;
 use mooncake_protocol::frame::Refusal;
 use mooncake_protocol::master_client::EmbeddedMaster;
 use mooncake_protocol::message::*;
-use mooncake_protocol::pack::{self, Pairs};
-use mooncake_protocol::wire::{DrainProgress, PromotionPlan, TaskKind};
+use mooncake_protocol::pack::{self, Pack, Pairs};
+use mooncake_protocol::wire::{DrainProgress, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix};
 
 use super::master::Master;
 use super::put::Put;
@@ -74,6 +74,39 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
         response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
             self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, out)
         })
+    }
+}
+
+impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Master<A, E> {
+    fn handle(&self, r: LocatePrefix<'a>) -> Outcome<LocatePrefix<'a>> {
+        if !r.with_replicas {
+            return Ok(ReadablePrefix { count: self.prefix_hits(&r) as u64, ..ReadablePrefix::default() });
+        }
+        let locate = |key: &&[u8]| self.locate(&self.scoped_if_known(r.tenant, key).ok()?).ok();
+        let replicas: Vec<_> = r.keys.iter().map_while(locate).collect();
+        Ok(ReadablePrefix { count: replicas.len() as u64, replicas })
+    }
+
+    fn respond(&self, r: LocatePrefix<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        let asked = r.keys.len();
+        response.write_front::<LocatePrefix<'a>, ReadablePrefix>(asked, |out| {
+            if r.with_replicas {
+                return pack_prefix(asked, out, |at, out| {
+                    self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, out)
+                });
+            }
+            let hits = self.prefix_hits(&r);
+            ReadablePrefix { count: hits as u64, ..ReadablePrefix::default() }.pack(out);
+            hits
+        })
+    }
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Counts the keys from the front whose objects can be read, and grants leases on these.
+    fn prefix_hits(&self, r: &LocatePrefix<'_>) -> usize {
+        let exists = |key: &&&[u8]| self.scoped_if_known(r.tenant, key).is_ok_and(|key| self.exists(&key));
+        r.keys.iter().take_while(exists).count()
     }
 }
 

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use mooncake_core::ids::Uuid;
 use proptest::prelude::*;
 
-use super::super::message::{MountSegment, Ping, PutStart, Shape, TABLE};
+use super::super::message::{ADDED, MountSegment, Ping, PutStart, Shape, TABLE};
 use super::super::type_signature::{TypeSignature, symbol};
 use super::*;
 
@@ -180,10 +180,10 @@ fn sides(shape: &'static Shape) -> impl Iterator<Item = Side> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Encodes random values of every message of the table at every width, and compares.
+    /// Encodes random values of every message of the tables at every width, and compares.
     #[test]
     fn every_message_comes_back(seed: u64, spelled: bool, long: bool) {
-        for shape in TABLE {
+        for shape in TABLE.iter().chain(ADDED) {
             for (side, spelling, rewrite) in sides(shape) {
                 for width in [Width::One, Width::Two, Width::Four, Width::Eight] {
                     let nested = spelling.iter().filter(|s| [symbol::VECTOR, symbol::MAP].contains(s)).count() > 1;
@@ -204,7 +204,7 @@ proptest! {
     /// never panics.
     #[test]
     fn a_damaged_message_is_refused_or_read(seed: u64, at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
-        for shape in TABLE {
+        for shape in TABLE.iter().chain(ADDED) {
             for (_, spelling, rewrite) in sides(shape) {
                 let (body, _) = scribble(spelling, Width::One, 5, seed, false);
                 let cut = cut.index(body.len());
@@ -224,7 +224,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_refused_or_read(mut bytes in prop::collection::vec(any::<u8>(), 0..200), options in 0..32u8) {
-        for shape in TABLE {
+        for shape in TABLE.iter().chain(ADDED) {
             for (_, spelling, rewrite) in sides(shape) {
                 let _ = rewrite(shape, &bytes, false);
                 if bytes.len() > 5 {

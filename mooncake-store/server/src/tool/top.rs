@@ -89,9 +89,10 @@ fn look(admin: &Admin, clock: &SystemClock) -> Result<Look> {
 }
 
 /// Displayed requests, with the metrics that count them.
-const SHOWN: [(&str, &str); 10] = [
+const SHOWN: [(&str, &str); 11] = [
     ("exist", "master_exist_key_requests_total"),
     ("exist, batches", "master_batch_exist_key_requests_total"),
+    ("prefix", "master_locate_prefix_requests_total"),
     ("get", "master_get_replica_list_requests_total"),
     ("get, batches", "master_batch_get_replica_list_requests_total"),
     ("put", "master_put_start_requests_total"),

@@ -1,0 +1,167 @@
+//! Documentation of the arguments of calls.
+
+/// Documentation of each argument, so that an argument has the same meaning in every call.
+macro_rules! meaning {
+    (endpoint) => {
+        "Endpoint of the node."
+    };
+    (key) => {
+        "Key of the object."
+    };
+    (keys) => {
+        "Keys of the objects."
+    };
+    (with_replicas) => {
+        "Whether the response contains the replicas of the objects."
+    };
+    (tenant) => {
+        "Tenant of the objects; `default` if the cluster has no tenants."
+    };
+    (client) => {
+        "Client that makes the call."
+    };
+    (clients) => {
+        "Requested clients."
+    };
+    (pattern) => {
+        "Regular expression that matches any part of a key."
+    };
+    (force) => {
+        "Whether to ignore leases."
+    };
+    (size) => {
+        "Length of the object in bytes."
+    };
+    (sizes) => {
+        "Length of each object in bytes."
+    };
+    (config) => {
+        "Placement and pinning of the objects."
+    };
+    (item) => {
+        "Object with its checksum."
+    };
+    (items) => {
+        "Objects with their checksums."
+    };
+    (attempt) => {
+        "Number of the write, drawn at random for each start."
+    };
+    (replace) => {
+        "Whether the write is an upsert."
+    };
+    (replicas) => {
+        "Type of the affected replicas."
+    };
+    (segment) => {
+        "Segment of the call."
+    };
+    (segments) => {
+        "Segments of the call."
+    };
+    (segment_name) => {
+        "Name of the segment; empty for all."
+    };
+    (grace_ms) => {
+        "Time in milliseconds for which the objects stay readable."
+    };
+    (limit) => {
+        "Maximum number of tasks."
+    };
+    (source) => {
+        "Name of the segment to read from."
+    };
+    (target) => {
+        "Name of the segment to write to."
+    };
+    (targets) => {
+        "Names of the segments to write to."
+    };
+    (task) => {
+        "Number of the task."
+    };
+    (after) => {
+        "Number of the last received change; 0 for none."
+    };
+    (offsets) => {
+        "Offset of each object in bytes."
+    };
+    (lengths) => {
+        "Length of each object in bytes."
+    };
+    (begin) => {
+        "Whether this is the first request; a report of the surviving objects follows."
+    };
+    (done) => {
+        "Number of the last response that the client has completed."
+    };
+    (starts) => {
+        "Offset in each object in bytes."
+    };
+    (counts) => {
+        "Length of each part in bytes."
+    };
+    (open) => {
+        "Whether this is the last call."
+    };
+    (promise_ms) => {
+        "Longest time, in milliseconds, for which leases or grants of earlier masters may still hold."
+    };
+    (stored) => {
+        "Objects whose bytes are unchanged."
+    };
+    (report) => {
+        "Outcome of the task."
+    };
+    (lease) => {
+        "Identity of the copy of a hot object; nil for an ordinary copy."
+    };
+    (epoch) => {
+        "Version of the value, from the task."
+    };
+    (enabled) => {
+        "Whether the client's disk accepts objects."
+    };
+    (offloaded) => {
+        "Objects written to disk."
+    };
+    (places) => {
+        "Location of each object."
+    };
+    (bytes) => {
+        "Capacity of the client's disk in bytes."
+    };
+    (batch) => {
+        "Number of the loan."
+    };
+    (preferred) => {
+        "Names of the preferred segments."
+    };
+    (nof_segment) => {
+        "NVMe-oF target."
+    };
+    (nof_segments) => {
+        "NVMe-oF targets."
+    };
+    (guest) => {
+        "IPC client that makes the call."
+    };
+    (memory) => {
+        "Number of the memory block, chosen by its IPC client."
+    };
+    (offset) => {
+        "Offset of the first byte in the file."
+    };
+    (len) => {
+        "Length in bytes."
+    };
+    (objects) => {
+        "Objects with their memory."
+    };
+    (ranges) => {
+        "Ranges of located objects, with their memory."
+    };
+    (into) => {
+        "Memory that receives the value."
+    };
+}
