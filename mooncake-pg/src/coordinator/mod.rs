@@ -465,13 +465,16 @@ impl CoordinatorMachine {
     }
 
     fn propose(&mut self, caller: Caller, id: GroupId, change: crate::protocol::Change, slots: Vec<Slot>) {
-        let slot = self.groups.registered(id, caller.rank, &self.ranks).map(|(_, slot)| slot);
-        let group = self.groups.groups.get_mut(&id).filter(|_| slot.is_some());
-        let Some(group) = group else {
-            self.ranks.respond(caller, unregistered("propose", id), &mut self.outbox);
-            return;
-        };
-        let mut context = ProposalContext {
+        let (groups, mut context) = self.proposing();
+        match groups.registered(id, caller.rank, context.ranks) {
+            Some((group, _)) => proposals::propose(group, caller, change, slots, &mut context),
+            None => context.ranks.respond(caller, unregistered("propose", id), context.outbox),
+        }
+    }
+
+    /// Returns the groups, and the other parts of the coordinator that their proposals need.
+    fn proposing(&mut self) -> (&mut GroupTable, ProposalContext<'_>) {
+        let context = ProposalContext {
             ranks: &mut self.ranks,
             links: &self.links,
             limits: &self.limits,
@@ -479,7 +482,7 @@ impl CoordinatorMachine {
             now: self.now,
             outbox: &mut self.outbox,
         };
-        proposals::propose(group, caller, change, slots, &mut context);
+        (&mut self.groups, context)
     }
 
     /// Ends the session of a rank, if it has one.
@@ -571,21 +574,14 @@ impl CoordinatorMachine {
     /// acknowledge a view in time.
     fn advance_groups(&mut self) -> RankSet {
         let mut silent = RankSet::EMPTY;
-        for group in self.groups.groups.values_mut() {
+        let (groups, mut context) = self.proposing();
+        for group in groups.groups.values_mut() {
             if !needs_attention(group) {
                 continue;
             }
-            group.advance_bootstrap(&self.ranks, self.planted, &mut self.outbox);
-            let mut context = ProposalContext {
-                ranks: &mut self.ranks,
-                links: &self.links,
-                limits: &self.limits,
-                planted: self.planted,
-                now: self.now,
-                outbox: &mut self.outbox,
-            };
+            group.advance_bootstrap(context.ranks, context.planted, context.outbox);
             silent = silent.union(proposals::advance(group, &mut context));
-            group.publish(&self.ranks, self.planted, &mut self.outbox);
+            group.publish(context.ranks, context.planted, context.outbox);
         }
         silent
     }
