@@ -143,7 +143,8 @@ impl CoordinatorMachine {
             self.ranks.iter().map(|(_, session)| session.last_message.after(self.limits.heartbeat)).min();
         let window = self.window.as_ref().map(|w| w.next_deadline(&self.ranks, self.now, &self.limits));
         let groups = self.groups.groups.values();
-        let proposals = groups.filter_map(|group| proposals::next_deadline(group, &self.limits)).min();
+        let proposals =
+            groups.filter_map(|group| proposals::next_deadline(group, &self.limits, self.now)).min();
         let all = [heartbeats, window, proposals, self.groups.next_deadline()];
         all.into_iter().flatten().min().map(|moment| self.clock.real(moment))
     }
