@@ -27,7 +27,7 @@ pub enum Bug {
     EndpointKeepsEpoch,
     /// An agent does not send unacknowledged evidence again.
     EvidenceLost,
-    /// A proposal waits for a failed rank as long as for a healthy one.
+    /// A deactivation waits for a failed rank as long as for a healthy one.
     FailedRankIsAwaited,
 }
 

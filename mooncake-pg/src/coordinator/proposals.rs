@@ -163,14 +163,16 @@ fn can_activate(group: &Group, slots: &[Slot], context: &ProposalContext<'_>) ->
 
 /// Removes the slots that need not be awaited any more. Returns the ranks whose time is over.
 ///
-/// A rank to which others have no link gets little time: most often its process has ended.
+/// A deactivation gives little time to a rank to which others have no link: most often its process
+/// has ended. After an activation all active ranks have the view, or have no session any more.
 fn await_acknowledgements(group: &Group, proposal: &mut Proposal, context: &ProposalContext<'_>) -> RankSet {
     let ProposalStage::Committed { epoch, awaited, dropped, since } = &mut proposal.stage else {
         return RankSet::EMPTY;
     };
     let mut silent = RankSet::EMPTY;
     let is_late = since.after(context.limits.acknowledgement) <= context.now;
-    let is_short_over = since.after(context.limits.reconnection) <= context.now
+    let is_short_over = proposal.change == Change::Deactivate
+        && since.after(context.limits.reconnection) <= context.now
         && !context.planted.has(Bug::FailedRankIsAwaited);
     awaited.retain(|slot| {
         let Some(record) = group.record(*slot) else { return false };
