@@ -25,7 +25,7 @@ use self::group::{Group, GroupStage};
 use self::links::{LinkMatrix, connected_set};
 use self::outbox::Outbox;
 use self::proposals::ProposalContext;
-use self::ranks::{Arrival, Caller, RankTable};
+use self::ranks::{Arrival, Caller, RankTable, Session};
 use self::reconciliation::{Window, present};
 use self::registration::GroupTable;
 use self::running_clock::RunningClock;
@@ -211,7 +211,9 @@ impl CoordinatorMachine {
             Some(("the connection has a session".to_owned(), false))
         } else {
             let other = self.ranks.session(rank).filter(|current| current.id != session);
-            let is_taken = other.is_some() && self.ranks.healthy.contains(rank);
+            // The first message of a process that has ended may arrive after that of its successor.
+            let is_new = |current: &Session| self.now < current.began.after(self.limits.reconnection);
+            let is_taken = other.is_some_and(|current| self.ranks.healthy.contains(rank) || is_new(current));
             is_taken.then(|| (format!("another process has the rank. rank={rank}"), true))
         };
         if let Some((reason, may_retry)) = refusal {
