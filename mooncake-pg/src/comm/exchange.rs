@@ -168,9 +168,7 @@ impl Shared {
         // SAFETY: the caller of `exchange` promises the buffer.
         let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, output.len) }.await {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared(staged)) => {
-                (Payload::Staged { address: staged.address(), len: output.len as u64 }, Some(staged))
-            }
+            Ok(Source::Shared(staged)) => (Payload::Staged(staged.loan(0..output.len)), Some(staged)),
             Err(error) => return tracing::warn!(slot, %error, "cannot send data"),
         };
         let id = self.message_number();
@@ -197,9 +195,9 @@ impl Shared {
                 unsafe { fill(place, &bytes) };
                 true
             }
-            (Some(place), Payload::Staged { address, .. }) => {
+            (Some(place), Payload::Staged(loan)) => {
                 // SAFETY: as above, until `keep` is dropped.
-                let read = unsafe { self.clone().read(slot, address, place, exchange.keep.clone()) }.await;
+                let read = unsafe { self.clone().read(slot, loan, place, exchange.keep.clone()) }.await;
                 read.inspect_err(|error| tracing::info!(slot, %error, "cannot read data")).is_ok()
             }
         };
