@@ -49,7 +49,7 @@ def wait_until(condition: Any, what: str) -> None:
 
 
 def admit(rank: int) -> None:
-    """Takes a replacement in. Every member calls this, and the first one activates the rank."""
+    """Takes a replacement in. Every active rank calls this, and the first one activates the rank."""
     from mooncake import pg
 
     group = dist.group.WORLD
@@ -67,7 +67,7 @@ def agreed(number: int) -> int:
 
 
 class Ddp:
-    """Training with DDP. Each step is logged as its number, mean loss, members and parameters."""
+    """Training with DDP. Each step is logged as its number, mean loss, number of ranks and parameters."""
 
     def __init__(self, seed: int) -> None:
         self.inner = network(seed)
@@ -76,7 +76,7 @@ class Ddp:
         self.wrap()
 
     def wrap(self) -> None:
-        # The parameters of rank 0 go to all members.
+        # The parameters of rank 0 go to all ranks.
         self.model = nn.parallel.DistributedDataParallel(self.inner)
         self.optimizer = torch.optim.SGD(self.inner.parameters(), lr=0.05)
 

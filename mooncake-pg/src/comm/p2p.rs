@@ -198,6 +198,8 @@ impl Shared {
                 end.finish(Outcome { source, ..Outcome::default() });
             }
             Err(ReadError::Failed(error)) if !fits => end.finish(Outcome::of_error(error)),
+            // The sender counts this rank as failed, and lives.
+            Err(ReadError::GivenUp) => end.finish(failed_with(slot, "it has given the message up")),
             Err(error) => {
                 tracing::info!(slot, %error, "cannot read the message of a rank");
                 self.fail_pair_with(slot, "its data cannot be read", vec![end]);

@@ -127,7 +127,7 @@ pub(super) enum ReadError {
     Failed(Error),
     /// This rank has no memory for the bytes.
     Local(Error),
-    /// The sender has given the bytes up, and may have put others in their place.
+    /// The sender has given the bytes up, and may have used the memory for others.
     GivenUp,
 }
 
@@ -255,7 +255,8 @@ impl Shared {
         self.check(&target, &loan).await.map(|()| staged)
     }
 
-    /// Checks that bytes of a loan, which were read before, are those that the sender has announced.
+    /// Checks that bytes of a loan, which were read before, are those that the sender has
+    /// announced.
     ///
     /// # Errors
     /// `GivenUp` if they may be others, or the error of the transfer.

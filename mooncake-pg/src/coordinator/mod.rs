@@ -597,3 +597,36 @@ fn needs_attention(group: &Group) -> bool {
 fn unregistered(action: &str, id: GroupId) -> Response {
     Response::Refused(format!("cannot {action}: this process is not registered. generation={}", id.0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_registration_does_not_replace_a_new_session() {
+        let at = |millis: u64| Moment((10_000 + millis) * 1_000_000);
+        let mut machine = CoordinatorMachine::new(WorldId(1), CoordinatorLimits::default(), at(0));
+        let mut register = |connection: u64, session: u64, now: Moment| {
+            let message = ToCoordinator::Register {
+                rank: GlobalRank(1),
+                session: SessionId(session),
+                world: None,
+                address: String::new(),
+            };
+            let mut effects = Vec::new();
+            machine.receive(ConnectionId(connection), message, now, &mut effects);
+            let is_sent = |wanted: fn(&ToAgent) -> bool| {
+                effects.iter().any(|effect| matches!(effect, Effect::Send { message, .. } if wanted(message)))
+            };
+            [
+                is_sent(|message| matches!(message, ToAgent::Registered { .. })),
+                is_sent(|message| matches!(message, ToAgent::Refused { may_retry: true, .. })),
+                is_sent(|message| matches!(message, ToAgent::Replaced)),
+            ]
+        };
+        assert_eq!(register(1, 11, at(0)), [true, false, false]);
+        // The message of a process that has ended since.
+        assert_eq!(register(2, 10, at(300)), [false, true, false]);
+        assert_eq!(register(3, 12, at(600)), [true, false, true]);
+    }
+}

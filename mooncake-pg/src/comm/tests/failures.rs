@@ -491,6 +491,7 @@ fn a_stopped_receiver_gets_no_bytes_of_a_later_message() {
     let later = send(&ranks[0], 2, vec![2; LEN]);
     let outcome = finish(&received);
     assert!(outcome.error.is_some() || memory.bytes() == vec![1; LEN], "bytes of a later message");
+    assert!(!group.reports().contains(&(slot(1), slot(0), Evidence::Failure)), "it accuses the sender");
     let (received, memory) = receive(&ranks[2], 0, LEN);
     succeed(&received);
     succeed(&later);
