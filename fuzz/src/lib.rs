@@ -4,11 +4,12 @@
 mod dispatch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, checksum};
 use futures::FutureExt;
-use mooncake_core::clock::ManualClock;
+use mooncake_core::clock::{ManualClock, Moment, Rng};
 use mooncake_core::meta::{Expect, MemoryMetadata, MetadataBackend};
 use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
 use mooncake_engine::TransferEngine;
@@ -23,6 +24,12 @@ use mooncake_tcp::frame::{Direction, HEADER_LEN, Request, STATUS_LEN, Status};
 use mooncake_tcp::hello::{ANSWER_LEN, Answer, HELLO_LEN, Hello, Instance};
 use mooncake_tcp::inbox::Inbox;
 use mooncake_metadata::etcd::response::{self, WatchLine};
+use mooncake_pg::agent::{AgentEffect, AgentMachine, CallId};
+use mooncake_pg::coordinator::CoordinatorMachine;
+use mooncake_pg::limits::{AgentLimits, CoordinatorLimits};
+use mooncake_pg::parsers;
+use mooncake_pg::protocol::{AttachMode, ConnectionId, GroupSpec, SessionId, ToAgent, WorldId};
+use mooncake_pg::view::GlobalRank;
 use mooncake_transport::handshake::{self, HandshakeConfig};
 use mooncake_transport::http_server::parameter;
 use mooncake_ipc::record::{Listing, RECORD_LEN, Record};
@@ -50,6 +57,8 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("metadata_value", metadata_value),
     ("environment", environment),
     ("snapshot", snapshot),
+    ("group_control", group_control),
+    ("group_data", group_data),
 ];
 
 /// Longest body that the RPC target accepts.
@@ -360,4 +369,61 @@ pub fn environment(data: &[u8]) {
     };
     assert_eq!(read(&|_| text.to_string()), read(&|_| text.to_string()));
     read(&|number| lines[number % lines.len()].to_owned());
+}
+
+/// Fuzzes the control plane of process groups: hellos, and streams of messages that a coordinator
+/// and an agent process.
+pub fn group_control(data: &[u8]) {
+    parsers::control_hello(data);
+    let mut now = Moment(1_000_000_000);
+    let mut coordinator = CoordinatorMachine::new(WorldId(1), CoordinatorLimits::default(), now);
+    let mut effects = Vec::new();
+    for (number, message) in parsers::to_coordinator(data).into_iter().enumerate() {
+        now = now.after(Duration::from_millis(300));
+        // Two connections in turn.
+        coordinator.receive(ConnectionId(number as u64 % 2), message, now, &mut effects);
+        coordinator.tick(now, &mut effects);
+        effects.clear();
+    }
+    let messages = parsers::to_agent(data);
+    if messages.is_empty() {
+        return;
+    }
+    let (limits, rng) = (AgentLimits::default(), Rng::seeded(1));
+    let mut agent = AgentMachine::new(GlobalRank(0), SessionId(1), String::new(), limits, rng, now);
+    let mut effects = Vec::new();
+    agent.tick(now, &mut effects);
+    let connect = |effect: &AgentEffect| match effect {
+        AgentEffect::Connect(connection) => Some(*connection),
+        _ => None,
+    };
+    let Some(connection) = effects.iter().find_map(connect) else { return };
+    agent.connected(connection, now, &mut effects);
+    let registered = ToAgent::Registered { world: WorldId(1), incarnation: 1 };
+    agent.receive(connection, registered, now, &mut effects);
+    let spec = GroupSpec {
+        name: "group".into(),
+        order: vec![GlobalRank(0), GlobalRank(1)],
+        capacity: 2,
+        mode: AttachMode::CreateOrAttach,
+        auto_deactivate: true,
+    };
+    agent.register_group(CallId(1), spec, now, &mut effects);
+    for message in messages {
+        now = now.after(Duration::from_millis(300));
+        agent.receive(connection, message, now, &mut effects);
+        agent.tick(now, &mut effects);
+        effects.clear();
+    }
+}
+
+/// Fuzzes the data plane of process groups: the start of a connection, its messages in pieces, and
+/// published endpoints.
+pub fn group_data(data: &[u8]) {
+    let piece = data.first().map_or(1, |first| 1 + usize::from(*first));
+    parsers::data_plane(data, piece);
+    if let Some((_, rest)) = data.split_first_chunk::<24>() {
+        // The messages behind a hello.
+        parsers::data_plane(rest, piece);
+    }
 }

@@ -16,6 +16,8 @@ pub mod link;
 mod message;
 pub mod operation;
 #[cfg(any(test, feature = "testkit"))]
+pub mod parsers;
+#[cfg(any(test, feature = "testkit"))]
 pub mod planted;
 #[cfg(not(any(test, feature = "testkit")))]
 #[allow(dead_code, unreachable_pub, reason = "this build selects no bug")]

@@ -19,7 +19,9 @@ pub struct CoordinatorLimits {
     pub queue: Duration,
     /// Longest wait of a registration for the group that it extends.
     pub extension: Duration,
-    /// Time that a process has for a new connection before its lost connection counts as evidence.
+    /// Time that a process has for a new connection before its lost connection counts as evidence,
+    /// and for the acknowledgement of a deactivation while it is not connected to all others. A new
+    /// session is not replaced by another process for this time.
     pub reconnection: Duration,
     /// Largest step of the coordinator's clock. A longer time without a call means that the process
     /// was stopped. That time does not count against others.

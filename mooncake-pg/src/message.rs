@@ -10,7 +10,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mooncake_core::{Error, ErrorCode, Result};
 
 /// First bytes of a connection, with the version of the messages.
-const MAGIC: [u8; 8] = *b"MCKPGv01";
+const MAGIC: [u8; 8] = *b"MCKPGv02";
 
 /// Longest message without its length. A longer one closes the connection.
 pub(crate) const MAX_FRAME: usize = 256 << 10;
@@ -164,14 +164,24 @@ pub(crate) struct Progress {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Payload {
     Inline(Bytes),
-    Staged { address: u64, len: u64 },
+    Staged(Loan),
+}
+
+/// Range of a process's staging memory, for another process to read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Loan {
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+    /// Address of the stamp. The owner erases the stamp before the memory gets other bytes.
+    pub(crate) stamp_at: u64,
+    pub(crate) stamp: u64,
 }
 
 impl Payload {
     pub(crate) fn len(&self) -> u64 {
         match self {
             Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::Staged { len, .. } => *len,
+            Payload::Staged(loan) => loan.len,
         }
     }
 
@@ -181,10 +191,11 @@ impl Payload {
                 out.put_u8(0);
                 out.put_slice(bytes);
             }
-            Payload::Staged { address, len } => {
+            Payload::Staged(Loan { address, len, stamp_at, stamp }) => {
                 out.put_u8(1);
-                out.put_u64_le(*address);
-                out.put_u64_le(*len);
+                for number in [address, len, stamp_at, stamp] {
+                    out.put_u64_le(*number);
+                }
             }
         }
     }
@@ -195,10 +206,17 @@ impl Payload {
             // connection.
             [0] if rest.len() < COPIED => Ok(Payload::Inline(Bytes::copy_from_slice(rest))),
             [0] => Ok(Payload::Inline(rest.split_off(0))),
-            [1] => Ok(Payload::Staged {
-                address: u64::from_le_bytes(take(rest)?),
-                len: u64::from_le_bytes(take(rest)?),
-            }),
+            [1] => {
+                let [address, len, stamp_at, stamp] = [take(rest)?, take(rest)?, take(rest)?, take(rest)?];
+                let loan = Loan {
+                    address: u64::from_le_bytes(address),
+                    len: u64::from_le_bytes(len),
+                    stamp_at: u64::from_le_bytes(stamp_at),
+                    stamp: u64::from_le_bytes(stamp),
+                };
+                let fits = loan.address.checked_add(loan.len).is_some();
+                fits.then_some(Payload::Staged(loan)).ok_or_else(|| malformed("the loan is too long"))
+            }
             [kind] => Err(malformed(format!("unknown kind of payload. kind={kind}"))),
         }
     }
@@ -410,7 +428,9 @@ mod tests {
     fn payload() -> impl Strategy<Value = Payload> {
         prop_oneof![
             prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| Payload::Inline(bytes.into())),
-            any::<(u64, u64)>().prop_map(|(address, len)| Payload::Staged { address, len }),
+            any::<(u64, u32, u64, u64)>().prop_map(|(address, len, stamp_at, stamp)| {
+                Payload::Staged(Loan { address: address >> 1, len: len.into(), stamp_at, stamp })
+            }),
         ]
     }
 

@@ -27,11 +27,13 @@ pub enum Bug {
     EndpointKeepsEpoch,
     /// An agent does not send unacknowledged evidence again.
     EvidenceLost,
+    /// A deactivation waits for a failed rank as long as for a healthy one.
+    FailedRankIsAwaited,
 }
 
 impl Bug {
     /// All bugs.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::StaleEvidence,
         Self::WindowNeverClosesEarly,
         Self::OldAcknowledgement,
@@ -44,6 +46,7 @@ impl Bug {
         Self::OtherCoordinator,
         Self::EndpointKeepsEpoch,
         Self::EvidenceLost,
+        Self::FailedRankIsAwaited,
     ];
 }
 

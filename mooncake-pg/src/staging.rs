@@ -1,16 +1,25 @@
 //! Memory of operations: staging memory that other ranks read, scratch memory that only this
 //! process uses, and memory of the caller.
 //!
+//! A reader may be stopped in the middle of a read, for any time. So a stamp stands before the
+//! staged bytes, which is erased before the memory is used again. A reader looks at the stamp after
+//! the bytes. If the stamp is still there, the bytes are those that were announced.
+//!
 //! All communicators of a process share one pool. It grows on demand and keeps at most
 //! [`RETAINED`] unused bytes. So a communicator without operations costs nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use mooncake_core::clock::Rng;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource, MemorySpan};
 use mooncake_core::{Error, Result};
 use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::{Region, RegionPool, SliceMut};
 use parking_lot::Mutex;
+
+use crate::message::Loan;
 
 /// Least size of a part by which the staging memory grows.
 const ARENA_BYTES: usize = 64 << 20;
@@ -22,6 +31,8 @@ pub(crate) const SCRATCH_BYTES: usize = 4 << 20;
 const SPARE_SCRATCH: usize = 4;
 /// Alignment of staged bytes, one cache line.
 const ALIGNMENT: u64 = 64;
+/// Bytes before staged bytes, for their stamp.
+const HEAD: usize = ALIGNMENT as usize;
 
 /// Memory pool of a process.
 pub(crate) struct Pool {
@@ -29,6 +40,8 @@ pub(crate) struct Pool {
     arenas: Mutex<Vec<RegionPool<TransportSet>>>,
     /// Held while the pool grows, so that concurrent operations share the new part.
     growing: tokio::sync::Mutex<()>,
+    /// Last stamp, an odd number. The first one is random, so that other bytes are hardly equal.
+    stamp: AtomicU64,
     scratch: Arc<Mutex<Vec<Region<TransportSet>>>>,
 }
 
@@ -38,6 +51,7 @@ impl Pool {
             engine,
             arenas: Mutex::default(),
             growing: tokio::sync::Mutex::default(),
+            stamp: AtomicU64::new(Rng::from_os().next_u64() | 1),
             scratch: Arc::default(),
         }
     }
@@ -59,18 +73,26 @@ impl Pool {
         }
         let options =
             HostMemoryOptions { shared: Some("mooncake-pg".into()), ..HostMemoryOptions::default() };
-        let memory = HostMemory::with(len.next_multiple_of(4096).max(ARENA_BYTES), &options)?;
+        let space = HEAD + len;
+        let memory = HostMemory::with(space.next_multiple_of(4096).max(ARENA_BYTES), &options)?;
         let region = self.engine.register(Arc::new(memory)).await?;
         // SAFETY: the region is new, and only the pool makes slices of it.
         let arena = unsafe { RegionPool::new(region) };
-        let region = arena.lend(len, ALIGNMENT)?;
+        let region = arena.lend(space, ALIGNMENT)?;
         self.arenas.lock().push(arena);
-        Ok(Staged { region })
+        Ok(self.stamped(region))
     }
 
     fn lend_from_arenas(&self, len: usize) -> Option<Staged> {
         let arenas = self.arenas.lock();
-        arenas.iter().find_map(|arena| arena.lend(len, ALIGNMENT).ok()).map(|region| Staged { region })
+        let region = arenas.iter().find_map(|arena| arena.lend(HEAD + len, ALIGNMENT).ok())?;
+        Some(self.stamped(region))
+    }
+
+    fn stamped(&self, region: Region<TransportSet>) -> Staged {
+        let staged = Staged { stamp: self.stamp.fetch_add(2, Ordering::Relaxed), region };
+        staged.stamp_word().store(staged.stamp, Ordering::Relaxed);
+        staged
     }
 
     /// Frees unused staging memory beyond the limit.
@@ -118,23 +140,48 @@ impl Pool {
     }
 }
 
-/// Staging memory of an operation. Other ranks read it, and only this process writes it.
+/// Staging memory of an operation. Other ranks read it, and only this process writes it. The drop
+/// erases the stamp.
 pub(crate) struct Staged {
     region: Region<TransportSet>,
+    stamp: u64,
 }
 
 impl Staged {
-    pub(crate) fn address(&self) -> u64 {
-        self.region.addr()
-    }
-
     pub(crate) fn len(&self) -> usize {
-        self.region.len()
+        self.region.len() - HEAD
     }
 
     /// Returns the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.region.span().ptr.as_ptr()
+        // SAFETY: the region begins with the head.
+        unsafe { self.region.span().ptr.add(HEAD).as_ptr() }
+    }
+
+    /// Returns a range for another process.
+    pub(crate) fn loan(&self, range: Range<usize>) -> Loan {
+        let stamp_at = self.region.addr();
+        let address = stamp_at + (HEAD + range.start) as u64;
+        Loan { address, len: range.len() as u64, stamp_at, stamp: self.stamp }
+    }
+
+    /// Returns all bytes as the destination of a transfer.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, not for a value of [`Pool::lend`].
+    ///
+    /// # Safety
+    /// Nothing else uses the bytes while the result lives.
+    pub(crate) unsafe fn sink(&self) -> Result<SliceMut<TransportSet>> {
+        // SAFETY: promised by the caller.
+        unsafe { self.region.slice_mut_unchecked(HEAD..self.region.len()) }
+    }
+
+    fn stamp_word(&self) -> &AtomicU64 {
+        let word = self.region.span().ptr.cast::<u64>();
+        // SAFETY: the word is aligned, lives as long as the region, and is only used here. Other
+        // processes only read it.
+        unsafe { AtomicU64::from_ptr(word.as_ptr()) }
     }
 
     /// Copies bytes in.
@@ -148,6 +195,14 @@ impl Staged {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()), "beyond staging memory");
         // SAFETY: inside the memory. The region is lent to this value alone; peers only read.
         unsafe { std::ptr::copy_nonoverlapping(from, self.as_ptr().add(offset), len) };
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.stamp_word().store(0, Ordering::Relaxed);
+        // The next user of the memory writes after this.
+        fence(Ordering::SeqCst);
     }
 }
 

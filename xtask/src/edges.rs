@@ -418,6 +418,21 @@ const EDGES: &[(&str, &[Edge])] = &[
                 test: "comm::tests::failures::a_rank_may_end_as_soon_as_it_has_finished",
                 bugs: &["pg-loss-of-a-ready-rank-is-a-failure"],
             },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::bytes_that_were_given_up_do_not_count",
+                bugs: &["pg-stamps-are-not-looked-at"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_stopped_receiver_gets_no_bytes_of_a_later_message",
+                bugs: &["pg-stamps-are-not-looked-at"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_dies_half_way_leaves_no_byte",
+                bugs: &["pg-bytes-are-read-in-place"],
+            },
         ],
     ),
 ];

@@ -99,6 +99,7 @@ pub struct AgentMachine {
     backoff: Backoff,
     last_connection: u64,
     last_received: Moment,
+    last_tick: Moment,
     next_heartbeat: Moment,
     /// Time of the last contact with the coordinator, while there is no session.
     no_session_since: Option<Moment>,
@@ -132,6 +133,7 @@ impl AgentMachine {
             backoff: Backoff::new(rng.split()),
             last_connection: 0,
             last_received: now,
+            last_tick: now,
             next_heartbeat: now,
             no_session_since: Some(now),
             obstacle: None,
@@ -572,6 +574,11 @@ impl AgentMachine {
 
     /// Applies the limits whose time is over.
     pub fn tick(&mut self, now: Moment, effects: &mut Vec<AgentEffect>) {
+        // Without a tick for so long, this process was stopped. The messages of that time may wait.
+        if self.last_tick.after(self.limits.silence) <= now {
+            self.last_received = now;
+        }
+        self.last_tick = now;
         match self.control {
             Control::Waiting { until } if until <= now => {
                 self.last_connection += 1;
@@ -621,5 +628,39 @@ impl AgentMachine {
         let outage = self.no_session_since.filter(|_| self.calls.has_others(self.patient()));
         let outage = outage.map(|since| since.after(self.limits.outage));
         [control, calls, outage, self.peers.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_stop_of_the_own_process_is_no_silence_of_the_coordinator() {
+        let at = |seconds: u64| Moment(seconds * 1_000_000_000);
+        let limits = AgentLimits {
+            heartbeat: Duration::from_secs(1),
+            silence: Duration::from_secs(5),
+            ..AgentLimits::default()
+        };
+        let rng = Rng::seeded(1);
+        let mut agent = AgentMachine::new(GlobalRank(0), SessionId(1), String::new(), limits, rng, at(1));
+        let mut effects = Vec::new();
+        agent.tick(at(1), &mut effects);
+        let connection = ConnectionId(1);
+        assert_eq!(effects, [AgentEffect::Connect(connection)]);
+        agent.connected(connection, at(1), &mut effects);
+        let registered = ToAgent::Registered { world: WorldId(1), incarnation: 1 };
+        agent.receive(connection, registered, at(1), &mut effects);
+        agent.tick(at(2), &mut effects);
+        // The process is stopped for ten seconds.
+        for second in 12..17 {
+            agent.tick(at(second), &mut effects);
+            assert!(agent.is_registered(), "at {second} s");
+        }
+        agent.tick(at(17), &mut effects);
+        assert!(!agent.is_registered(), "the coordinator is silent for five seconds");
     }
 }

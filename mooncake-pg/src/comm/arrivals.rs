@@ -69,23 +69,15 @@ impl Exchanges {
         taken.is_some()
     }
 
-    /// Ends the wait for a slot, and drops the data that the slot has sent. Returns the staged
-    /// bytes for the slot.
-    pub(super) fn lose(&self, slot: u8) -> Vec<Staged> {
-        let mut staged = Vec::new();
+    /// Ends the wait for a slot, and drops the data from and for the slot.
+    pub(super) fn lose(&self, slot: u8) {
         {
             let mut state = self.state.lock();
             *state.losses.entry(slot).or_default() += 1;
             state.arrived.retain(|(from, _), _| *from != slot);
-            state.untaken.retain(|(to, _), bytes| {
-                if *to == slot {
-                    staged.extend(bytes.take());
-                }
-                *to != slot
-            });
+            state.untaken.retain(|(to, _), _| *to != slot);
         }
         self.changed.notify_waiters();
-        staged
     }
 
     pub(super) fn close(&self) {

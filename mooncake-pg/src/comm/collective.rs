@@ -12,9 +12,9 @@ use mooncake_engine::TransportSet;
 use mooncake_transport::{SliceMut, Target};
 
 use super::executor::{Agreement, Executor, Interrupted, Patience};
-use super::transfer::{Source, fill, payload_of};
+use super::transfer::{ReadError, Source, copy_out, fill, payload_of};
 use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
-use crate::message::{Message, Payload, Round, Tag};
+use crate::message::{Loan, Message, Payload, Round, Tag};
 use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 
 /// Longest part of a tensor that is reduced at a time.
@@ -24,11 +24,18 @@ const FOLD_BYTES: usize = 256 << 10;
 const FIRST: u8 = 0;
 const SECOND: u8 = 1;
 
+/// Bytes that have arrived.
+enum Arrived {
+    InMessage(Bytes),
+    Apart(Staged),
+}
+
 /// Data of one attempt: the bytes that wait for the end of the operation, and what went wrong.
 #[derive(Default)]
 struct Attempt {
-    /// Bytes that are written to the caller's memory when the operation is finished.
-    writes: Vec<(Buffer, Bytes)>,
+    /// Bytes that are written to the caller's memory when the operation is finished. So the memory
+    /// gets all bytes of a participant, and no byte of a rank that has failed.
+    writes: Vec<(Buffer, Arrived)>,
     /// Reduced block that other participants read.
     reduced: Option<Staged>,
     /// Fault of this rank that does not concern the others.
@@ -37,7 +44,11 @@ struct Attempt {
     fault: Option<Error>,
 }
 
-type Pull = Pin<Box<dyn Future<Output = (u8, Result<()>)> + Send>>;
+/// Staged input of a reduction: the slot, the bytes and the process that has them.
+type Input = (u8, Loan, Target<TransportSet>);
+
+/// Transfer of the bytes of a slot: into their destination, or apart with their destination.
+type Pull = Pin<Box<dyn Future<Output = (u8, Result<Option<(Buffer, Staged)>, ReadError>)> + Send>>;
 
 impl Collective {
     /// Returns whether no rank has any byte to move, as far as one rank knows it of all.
@@ -63,31 +74,7 @@ impl Executor {
     /// # Safety
     /// `keep` keeps the buffers of the call allocated, and nothing else uses them.
     pub(super) async unsafe fn perform(&mut self, call: &Collective, keep: &Keep) -> Result<()> {
-        let mut source = None;
-        // SAFETY: passed on.
-        let end = unsafe { self.repeat(call, &mut source, keep) }.await;
-        if let Some(Source::Shared(staged)) = source
-            && self.failed | self.round.absent != 0
-        {
-            // A rank that has lost its connection may still read.
-            self.shared.retire(vec![staged]);
-        }
-        end
-    }
-
-    /// Makes attempts until one of them counts. The first one fills `source`.
-    ///
-    /// # Errors
-    /// As `perform`.
-    ///
-    /// # Safety
-    /// As for `perform`.
-    async unsafe fn repeat(
-        &mut self,
-        call: &Collective,
-        source: &mut Option<Source>,
-        keep: &Keep,
-    ) -> Result<()> {
+        let mut source: Option<Source> = None;
         let own = self.shared.own.0;
         let digest = call.digest();
         // Slots may become active before the operation begins.
@@ -96,19 +83,15 @@ impl Executor {
         loop {
             let agreement = self.agree(ready.as_ref().map(|(round, _)| *round)).await;
             match (agreement, ready.take()) {
-                (Agreement::Reached, Some((_, mut attempt))) => self.give_up(&mut attempt),
-                (Agreement::Reached, None) => {}
+                (Agreement::Reached, _) => {}
                 (Agreement::Finished, Some((round, attempt))) => {
                     self.finish(Some(round));
                     // SAFETY: promised by the caller.
-                    return unsafe { attempt.complete() };
+                    return unsafe { attempt.complete() }.await;
                 }
-                (other, attempt) => {
+                (other, _) => {
                     let error = self.error_of(other);
-                    if let Some((_, mut attempt)) = attempt {
-                        self.give_up(&mut attempt);
-                    }
-                    if let (Some(tensor), Some(source)) = (call.in_place(), &*source) {
+                    if let (Some(tensor), Some(source)) = (call.in_place(), &source) {
                         // SAFETY: the source is a copy of the whole tensor.
                         unsafe { source.copy_to(0..tensor.len, tensor.as_ptr()) };
                     }
@@ -136,7 +119,6 @@ impl Executor {
                 }
             };
             if end.is_err() {
-                self.give_up(&mut attempt);
                 continue;
             }
             self.send_ready(tag, attempt.fault.is_none(), self.peers());
@@ -144,16 +126,11 @@ impl Executor {
                 Ok(()) => {
                     self.finish(Some(tag.round));
                     // SAFETY: promised by the caller.
-                    return unsafe { attempt.complete() };
+                    return unsafe { attempt.complete() }.await;
                 }
                 Err(Interrupted) => ready = Some((tag.round, attempt)),
             }
         }
-    }
-
-    /// Ends an attempt that does not count.
-    fn give_up(&self, attempt: &mut Attempt) {
-        self.shared.retire(attempt.reduced.take().into_iter().collect());
     }
 
     /// Moves the data of an operation in one round.
@@ -298,11 +275,18 @@ impl Executor {
             tokio::select! {
                 Some((slot, result)) = pulls.next(), if !pulls.is_empty() => {
                     patience.restart();
-                    if let Err(error) = result {
-                        tracing::info!(slot, %error, "cannot read the data of a rank");
-                        self.shared.lose_slot(slot);
-                        // This rank lacks data, and must not be ready in this round.
-                        break Err(Interrupted);
+                    match result {
+                        Ok(None) => {}
+                        Ok(Some((buffer, staged))) => attempt.writes.push((buffer, Arrived::Apart(staged))),
+                        // The sender has left the round, and its progress will say so.
+                        Err(ReadError::GivenUp) => from |= 1 << slot,
+                        Err(ReadError::Local(error)) => attempt.fault = Some(error),
+                        Err(ReadError::Failed(error)) => {
+                            tracing::info!(slot, %error, "cannot read the data of a rank");
+                            self.shared.lose_slot(slot);
+                            // This rank lacks data, and must not be ready in this round.
+                            break Err(Interrupted);
+                        }
                     }
                 }
                 () = self.wait_for(from, &mut patience) => {}
@@ -327,6 +311,7 @@ impl Executor {
     ) -> Result<(), Interrupted> {
         let from = places.iter().fold(0, |from, (slot, _)| from | 1 << slot);
         let shared = self.shared.clone();
+        let is_early = is_planted("pg-bytes-are-read-in-place");
         self.collect(tag, part, from, attempt, |attempt, slot, payload| {
             let place = places.iter().find(|(from, _)| *from == slot);
             match (place, payload) {
@@ -335,13 +320,18 @@ impl Executor {
                     None
                 }
                 (Some((_, Place::To(buffer))), Payload::Inline(bytes)) => {
-                    attempt.writes.push((*buffer, bytes));
+                    attempt.writes.push((*buffer, Arrived::InMessage(bytes)));
                     None
                 }
-                (Some((_, Place::To(buffer))), Payload::Staged { address, .. }) => {
+                (Some((_, Place::To(buffer))), Payload::Staged(loan)) if part == FIRST && !is_early => {
+                    let (buffer, read) = (*buffer, shared.clone().read_apart(slot, loan, buffer.len));
+                    Some(Box::pin(async move { (slot, read.await.map(|staged| Some((buffer, staged)))) }))
+                }
+                (Some((_, Place::To(buffer))), Payload::Staged(loan)) => {
+                    // Every attempt writes all of a reduced tensor.
                     // SAFETY: promised by the caller; the destinations do not overlap.
-                    let read = unsafe { shared.clone().read(slot, address, *buffer, keep.clone()) };
-                    Some(Box::pin(async move { (slot, read.await) }))
+                    let read = unsafe { shared.clone().read(slot, loan, *buffer, keep.clone()) };
+                    Some(Box::pin(async move { (slot, read.await.map(|()| None)) }))
                 }
                 _ => {
                     attempt.local = Some(does_not_fit(slot));
@@ -387,7 +377,7 @@ impl Executor {
                 self.shared.send_to(*slot, Message::Offer { tag, part: SECOND, payload });
             }
             if let Some(Place::To(buffer)) = fold.result {
-                attempt.writes.push((buffer, result));
+                attempt.writes.push((buffer, Arrived::InMessage(result)));
             }
         } else {
             // SAFETY: passed on.
@@ -417,8 +407,8 @@ impl Executor {
             let deadline = self.shared.transfer_deadline(0);
             let mut targets = Vec::with_capacity(inputs.len());
             for (slot, payload) in inputs {
-                let Payload::Staged { address, .. } = payload else { return Err(refused_by(*slot)) };
-                targets.push((*slot, *address, self.shared.target(*slot, deadline).await));
+                let Payload::Staged(loan) = payload else { return Err(refused_by(*slot)) };
+                targets.push((*slot, *loan, self.shared.target(*slot, deadline).await));
             }
             let staged = match fold.receivers.is_empty() {
                 true => None,
@@ -433,18 +423,18 @@ impl Executor {
                 return Ok(());
             }
         };
-        let mut open: Vec<(u8, u64, Target<TransportSet>)> = Vec::with_capacity(targets.len());
-        for (slot, address, target) in targets {
+        let mut open: Vec<Input> = Vec::with_capacity(targets.len());
+        for (slot, loan, target) in targets {
             match target {
-                Ok(target) => open.push((slot, address, target)),
+                Ok(target) => open.push((slot, loan, target)),
                 Err(error) => {
                     tracing::info!(slot, %error, "cannot reach the data of a rank");
                     self.shared.lose_slot(slot);
                 }
             }
         }
-        if self.is_interrupted(tag.round) {
-            return Err(Interrupted);
+        if open.len() < inputs.len() {
+            return Err(self.interruption(tag.round, 0).await);
         }
         // One part for each input, the own one and the result.
         let count = open.len() + 2;
@@ -462,13 +452,16 @@ impl Executor {
             if self.is_interrupted(tag.round) {
                 return Err(Interrupted);
             }
-            // Without all parts a transfer has failed, and the next look finds the round changed.
-            if let Some(parts) = parts {
-                let at = open.iter().position(|(slot, ..)| *slot > self.shared.own.0).unwrap_or(open.len());
-                // SAFETY: passed on.
-                unsafe { fold_parts(fold, parts, at, from..from + size, source, staged.as_ref()) };
-            }
+            // A transfer has failed.
+            let Some(parts) = parts else { return Err(self.interruption(tag.round, 0).await) };
+            let at = open.iter().position(|(slot, ..)| *slot > self.shared.own.0).unwrap_or(open.len());
+            // SAFETY: passed on.
+            unsafe { fold_parts(fold, parts, at, from..from + size, source, staged.as_ref()) };
             tokio::task::yield_now().await;
+        }
+        let lacking = self.check_inputs(&open).await;
+        if lacking != 0 {
+            return Err(self.interruption(tag.round, lacking).await);
         }
         if let Some(staged) = staged {
             for slot in &fold.receivers {
@@ -480,6 +473,31 @@ impl Executor {
         Ok(())
     }
 
+    /// Checks that the inputs were read as announced. Returns the slots of the others.
+    async fn check_inputs(&self, inputs: &[Input]) -> u64 {
+        let checks = inputs.iter().map(|(_, loan, target)| self.shared.check(target, loan));
+        let mut lacking = 0;
+        for ((slot, ..), result) in inputs.iter().zip(join_all(checks).await) {
+            if let Err(error) = result {
+                lacking |= 1 << slot;
+                if let ReadError::Failed(error) | ReadError::Local(error) = error {
+                    tracing::info!(slot, %error, "cannot read the data of a rank");
+                    self.shared.lose_slot(*slot);
+                }
+            }
+        }
+        lacking
+    }
+
+    /// Waits for the end of a round in which this rank lacks data of the slots.
+    async fn interruption(&mut self, round: Round, slots: u64) -> Interrupted {
+        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
+        while !self.is_interrupted(round) {
+            self.wait_for(slots, &mut patience).await;
+        }
+        Interrupted
+    }
+
     /// Reads a part of each input into scratch memory. The last two parts are for the own input and
     /// the result. Returns `None` if a transfer failed.
     ///
@@ -487,7 +505,7 @@ impl Executor {
     /// The errors of the scratch memory.
     async fn read_parts(
         &self,
-        inputs: &[(u8, u64, Target<TransportSet>)],
+        inputs: &[Input],
         from: usize,
         size: usize,
         scratch: &Scratch,
@@ -497,8 +515,8 @@ impl Executor {
         let rest = parts.split_off(inputs.len());
         let engine = &self.shared.plane.engine;
         let deadline = self.shared.transfer_deadline(size);
-        let reads = inputs.iter().zip(parts).map(|((_, address, target), sink)| {
-            engine.read(target, address + from as u64, sink, Some(deadline))
+        let reads = inputs.iter().zip(parts).map(|((_, loan, target), sink)| {
+            engine.read(target, loan.address + from as u64, sink, Some(deadline))
         });
         let mut parts = Vec::with_capacity(inputs.len() + 2);
         let mut all = true;
@@ -581,13 +599,17 @@ impl Attempt {
     ///
     /// # Safety
     /// The destinations are writable.
-    unsafe fn complete(self) -> Result<()> {
+    async unsafe fn complete(self) -> Result<()> {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
-        for (buffer, bytes) in self.writes {
-            // SAFETY: promised by the caller.
-            unsafe { fill(buffer, &bytes) };
+        for (buffer, arrived) in self.writes {
+            match arrived {
+                // SAFETY: promised by the caller.
+                Arrived::InMessage(bytes) => unsafe { fill(buffer, &bytes) },
+                // SAFETY: as above.
+                Arrived::Apart(staged) => unsafe { copy_out(&staged, buffer) }.await,
+            }
         }
         self.local.map_or(Ok(()), Err)
     }

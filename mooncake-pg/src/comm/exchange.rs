@@ -178,9 +178,7 @@ impl Shared {
         // SAFETY: the caller of `exchange` promises the buffers.
         let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, input.len) }.await {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared(staged)) => {
-                (Payload::Staged { address: staged.address(), len: input.len as u64 }, Some(staged))
-            }
+            Ok(Source::Shared(staged)) => (Payload::Staged(staged.loan(0..input.len)), Some(staged)),
             Err(error) => return tracing::warn!(slot, %error, "cannot send data"),
         };
         let id = self.message_number();
@@ -203,11 +201,11 @@ impl Shared {
                 unsafe { fill(place, &bytes) };
                 true
             }
-            Payload::Staged { address, len } => {
-                let len = usize::try_from(len).map_or(place.len, |len| len.min(place.len));
+            Payload::Staged(loan) => {
+                let len = usize::try_from(loan.len).map_or(place.len, |len| len.min(place.len));
                 let place = Buffer { len, ..place };
                 // SAFETY: as above, until `keep` is dropped.
-                let read = unsafe { self.clone().read(slot, address, place, keep.clone()) }.await;
+                let read = unsafe { self.clone().read(slot, loan, place, keep.clone()) }.await;
                 read.inspect_err(|error| tracing::info!(slot, %error, "cannot read data")).is_ok()
             }
         };

@@ -44,8 +44,13 @@
 //! that is registered with the transfer engine, and the receiver reads it from there. No rank
 //! writes into the memory of another one, so that a late transfer of a failed rank harms nothing.
 //! The staged bytes stay until all participants are ready, and a participant that still reads is
-//! not ready. If an attempt is given up, they may be freed earlier: the reader finds garbage, but
-//! never finishes that attempt.
+//! not ready. If an attempt is given up, they may be freed earlier. Then the stamp before them is
+//! erased, and a reader looks at the stamp after the bytes. So a rank that was stopped in a read
+//! never takes the bytes of a later message for its own.
+//!
+//! The bytes of a participant reach the caller's memory when the operation is finished: all of
+//! them, or none if the participant has failed. They are read apart until then. Only reduced
+//! blocks are read into the caller's memory at once, because every attempt writes all of them.
 
 mod arrivals;
 mod collective;

@@ -14,7 +14,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use super::counted::Counted;
 use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
 use super::shared::Shared;
-use super::transfer::{Source, fill};
+use super::transfer::{ReadError, Source, fill};
 use crate::call::{Buffer, Input, inline_bytes};
 use crate::message::{Message, Payload};
 use crate::operation::{Operation, Outcome, closed};
@@ -112,9 +112,7 @@ impl Shared {
         let end = End { keep, pending, _counted: counted };
         let (payload, staged) = match source {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared(staged)) => {
-                (Payload::Staged { address: staged.address(), len: tensor.len as u64 }, Some(staged))
-            }
+            Ok(Source::Shared(staged)) => (Payload::Staged(staged.loan(0..tensor.len)), Some(staged)),
             Err(error) => return end.finish(Outcome::of_error(error)),
         };
         let (id, len) = (self.message_number(), tensor.len);
@@ -175,16 +173,16 @@ impl Shared {
         let Receive { tensor, end } = receive;
         let len = usize::try_from(payload.len()).unwrap_or(usize::MAX);
         let fits = len <= tensor.len;
-        let result: Result<()> = match (tensor.part(0..len), payload) {
-            (None, _) => Err(too_long(slot, len, tensor.len)),
+        let result: Result<(), ReadError> = match (tensor.part(0..len), payload) {
+            (None, _) => Err(too_long(slot, len, tensor.len).into()),
             (Some(place), Payload::Inline(bytes)) => {
                 // SAFETY: the caller of `receive` promises the buffer until `keep` is dropped.
                 unsafe { fill(place, &bytes) };
                 Ok(())
             }
-            (Some(place), Payload::Staged { address, .. }) => {
+            (Some(place), Payload::Staged(loan)) => {
                 // SAFETY: as above.
-                unsafe { self.clone().read(slot, address, place, end.keep.clone()) }.await
+                unsafe { self.clone().read(slot, loan, place, end.keep.clone()) }.await
             }
         };
         {
@@ -199,7 +197,9 @@ impl Shared {
                 let source = Some(Slot(slot));
                 end.finish(Outcome { source, ..Outcome::default() });
             }
-            Err(error) if !fits => end.finish(Outcome::of_error(error)),
+            Err(ReadError::Failed(error)) if !fits => end.finish(Outcome::of_error(error)),
+            // The sender counts this rank as failed, and lives.
+            Err(ReadError::GivenUp) => end.finish(failed_with(slot, "it has given the message up")),
             Err(error) => {
                 tracing::info!(slot, %error, "cannot read the message of a rank");
                 self.fail_pair_with(slot, "its data cannot be read", vec![end]);
@@ -282,7 +282,7 @@ impl Shared {
     }
 
     fn fail_pair_with(self: &Arc<Self>, slot: u8, reason: &'static str, mut ends: Vec<End>) {
-        let mut retired = Vec::new();
+        let mut dropped = Vec::new();
         {
             let mut state = self.p2p.state.lock();
             if let Some(lane) = state.lanes.get_mut(&slot) {
@@ -297,12 +297,12 @@ impl Shared {
                 }));
                 for Announced { end, staged, .. } in announced.into_values() {
                     ends.extend(end);
-                    retired.extend(staged);
+                    dropped.extend(staged);
                 }
                 ends.extend(receives.into_iter().map(|receive| receive.end));
             }
         }
-        self.retire(retired);
+        drop(dropped);
         if ends.is_empty() {
             return;
         }

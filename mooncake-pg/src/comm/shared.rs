@@ -265,8 +265,7 @@ impl Shared {
             }
         }
         for slot in crate::call::bits(slots) {
-            let staged = self.exchanges.lose(slot);
-            self.retire(staged);
+            self.exchanges.lose(slot);
             self.fail_pair(
                 slot,
                 if left { "it has closed its communicator" } else { "its connection has ended" },

@@ -1,12 +1,15 @@
 //! Bytes on their way: the staged input of an operation, and reads from the staging memory of
 //! another rank into memory of the caller.
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::clock::Moment;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
@@ -15,7 +18,7 @@ use mooncake_transport::Target;
 use super::shared::Shared;
 use crate::call::{Buffer, Input, inline_bytes};
 use crate::link::Plane;
-use crate::message::Payload;
+use crate::message::{Loan, Payload};
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 
 /// Bytes that are copied before other tasks of the thread get a turn.
@@ -114,7 +117,33 @@ pub(super) fn payload_of(staged: &Staged, range: std::ops::Range<usize>) -> Payl
         }
         return Payload::Inline(bytes.into());
     }
-    Payload::Staged { address: staged.address() + range.start as u64, len: range.len() as u64 }
+    Payload::Staged(staged.loan(range))
+}
+
+/// Reason why a read has no bytes.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    /// The transfer has failed.
+    Failed(Error),
+    /// This rank has no memory for the bytes.
+    Local(Error),
+    /// The sender has given the bytes up, and may have used the memory for others.
+    GivenUp,
+}
+
+impl From<Error> for ReadError {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) | Self::Local(error) => error.fmt(f),
+            Self::GivenUp => f.write_str("the sender has given the bytes up"),
+        }
+    }
 }
 
 /// Copies bytes into memory of the caller.
@@ -125,6 +154,24 @@ pub(super) unsafe fn fill(buffer: Buffer, bytes: &[u8]) {
     let len = bytes.len().min(buffer.len);
     // SAFETY: as promised by the caller, and not more than the buffer has.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.as_ptr(), len) };
+}
+
+/// Copies memory of the pool into memory of the caller.
+///
+/// # Safety
+/// The buffer is writable, and nothing else touches it.
+pub(super) async unsafe fn copy_out(staged: &Staged, buffer: Buffer) {
+    let len = staged.len().min(buffer.len);
+    for from in (0..len).step_by(TURN_BYTES) {
+        let size = TURN_BYTES.min(len - from);
+        // SAFETY: inside of both, and as promised by the caller.
+        unsafe {
+            std::ptr::copy_nonoverlapping(staged.as_ptr().add(from), buffer.as_ptr().add(from), size);
+        }
+        if size == TURN_BYTES {
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 impl Shared {
@@ -149,22 +196,11 @@ impl Shared {
         self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64)
     }
 
-    /// Keeps staged bytes while a rank that has lost its connection may still read them. That rank
-    /// would take other bytes for its message.
-    pub(super) fn retire(&self, staged: Vec<Staged>) {
-        let Some(longest) = staged.iter().map(Staged::len).max() else { return };
-        let patience = 2 * self.transfer_timeout(longest);
-        self.plane.runtime.spawn(async move {
-            tokio::time::sleep(patience).await;
-            drop(staged);
-        });
-    }
-
-    /// Reads staged bytes of a slot into memory of the caller. Nothing touches the memory after the
-    /// end, whatever the result is.
+    /// Reads a loan of a slot into memory of the caller. Nothing touches the memory after the end,
+    /// whatever the result is.
     ///
     /// # Errors
-    /// The errors of the transfer.
+    /// The memory may have any bytes then.
     ///
     /// # Safety
     /// `keep` keeps the buffer allocated, and nothing else touches it until the end. If the future
@@ -172,10 +208,10 @@ impl Shared {
     pub(super) async unsafe fn read(
         self: Arc<Self>,
         slot: u8,
-        address: u64,
+        loan: Loan,
         to: Buffer,
         keep: Keep,
-    ) -> Result<()> {
+    ) -> Result<(), ReadError> {
         let deadline = self.transfer_deadline(to.len);
         let target = self.target(slot, deadline).await?;
         let engine = &self.plane.engine;
@@ -183,14 +219,16 @@ impl Shared {
         if self.plane.reads_in_place {
             // SAFETY: promised by the caller.
             let sink = unsafe { destination(MemorySpan::new(first, to.len), &keep) }?;
-            return engine.read(&target, address, sink, Some(deadline)).await.0;
+            engine.read(&target, loan.address, sink, Some(deadline)).await.0?;
+            return self.check(&target, &loan).await;
         }
         let scratch = self.plane.pool.scratch()?;
         for from in (0..to.len).step_by(SCRATCH_BYTES) {
             let len = SCRATCH_BYTES.min(to.len - from);
             // SAFETY: the range of the last turn is no longer in use.
             for sink in unsafe { scratch.split(len, 1) }? {
-                let (result, sink) = engine.read(&target, address + from as u64, sink, Some(deadline)).await;
+                let address = loan.address + from as u64;
+                let (result, sink) = engine.read(&target, address, sink, Some(deadline)).await;
                 result?;
                 // SAFETY: inside of the buffer, which the caller lends exclusively, in readable and
                 // writable memory.
@@ -198,6 +236,52 @@ impl Shared {
                 sink.copy_to(0, part)?;
             }
         }
-        Ok(())
+        self.check(&target, &loan).await
+    }
+
+    /// Reads `len` bytes of a loan of a slot into memory of the pool.
+    pub(super) async fn read_apart(
+        self: Arc<Self>,
+        slot: u8,
+        loan: Loan,
+        len: usize,
+    ) -> Result<Staged, ReadError> {
+        let deadline = self.transfer_deadline(len);
+        let target = self.target(slot, deadline).await?;
+        let staged = self.plane.pool.lend(len).await.map_err(ReadError::Local)?;
+        // SAFETY: the memory is new, and nothing else uses it before the end of the transfer.
+        let sink = unsafe { staged.sink() }?;
+        self.plane.engine.read(&target, loan.address, sink, Some(deadline)).await.0?;
+        self.check(&target, &loan).await.map(|()| staged)
+    }
+
+    /// Checks that bytes of a loan, which were read before, are those that the sender has
+    /// announced.
+    ///
+    /// # Errors
+    /// `GivenUp` if they may be others, or the error of the transfer.
+    pub(super) async fn check(&self, target: &Target<TransportSet>, loan: &Loan) -> Result<(), ReadError> {
+        if is_planted("pg-stamps-are-not-looked-at") {
+            return Ok(());
+        }
+        // The bytes were read before.
+        fence(Ordering::SeqCst);
+        let deadline = Some(self.transfer_deadline(0));
+        let engine = &self.plane.engine;
+        let mut word = [0; 8];
+        if self.plane.reads_in_place {
+            let (result, bytes) = engine.read(target, loan.stamp_at, vec![0; word.len()], deadline).await;
+            result?;
+            word.copy_from_slice(&bytes);
+        } else {
+            let scratch = self.plane.pool.scratch()?;
+            // SAFETY: the buffer is new.
+            for sink in unsafe { scratch.split(word.len(), 1) }? {
+                let (result, sink) = engine.read(target, loan.stamp_at, sink, deadline).await;
+                result?;
+                sink.copy_to(0, &mut word)?;
+            }
+        }
+        if u64::from_ne_bytes(word) == loan.stamp { Ok(()) } else { Err(ReadError::GivenUp) }
     }
 }

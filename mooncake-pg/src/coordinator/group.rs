@@ -74,8 +74,8 @@ pub(super) enum ProposalStage {
     Queued,
     /// First in the queue since this time, until all ranks can be activated.
     Waiting(Moment),
-    /// In force. The processes of the slots have not acknowledged the epoch yet.
-    Committed { epoch: u64, awaited: Vec<Slot>, dropped: Vec<Slot>, deadline: Moment },
+    /// In force since this time. The processes of the slots have not acknowledged the epoch yet.
+    Committed { epoch: u64, awaited: Vec<Slot>, dropped: Vec<Slot>, since: Moment },
 }
 
 /// Proposal with all processes that wait for its outcome.

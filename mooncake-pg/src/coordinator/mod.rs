@@ -25,7 +25,7 @@ use self::group::{Group, GroupStage};
 use self::links::{LinkMatrix, connected_set};
 use self::outbox::Outbox;
 use self::proposals::ProposalContext;
-use self::ranks::{Arrival, Caller, RankTable};
+use self::ranks::{Arrival, Caller, RankTable, Session};
 use self::reconciliation::{Window, present};
 use self::registration::GroupTable;
 use self::running_clock::RunningClock;
@@ -143,7 +143,8 @@ impl CoordinatorMachine {
             self.ranks.iter().map(|(_, session)| session.last_message.after(self.limits.heartbeat)).min();
         let window = self.window.as_ref().map(|w| w.next_deadline(&self.ranks, self.now, &self.limits));
         let groups = self.groups.groups.values();
-        let proposals = groups.filter_map(|group| proposals::next_deadline(group, &self.limits)).min();
+        let proposals =
+            groups.filter_map(|group| proposals::next_deadline(group, &self.limits, self.now)).min();
         let all = [heartbeats, window, proposals, self.groups.next_deadline()];
         all.into_iter().flatten().min().map(|moment| self.clock.real(moment))
     }
@@ -210,7 +211,9 @@ impl CoordinatorMachine {
             Some(("the connection has a session".to_owned(), false))
         } else {
             let other = self.ranks.session(rank).filter(|current| current.id != session);
-            let is_taken = other.is_some() && self.ranks.healthy.contains(rank);
+            // The first message of a process that has ended may arrive after that of its successor.
+            let is_new = |current: &Session| self.now < current.began.after(self.limits.reconnection);
+            let is_taken = other.is_some_and(|current| self.ranks.healthy.contains(rank) || is_new(current));
             is_taken.then(|| (format!("another process has the rank. rank={rank}"), true))
         };
         if let Some((reason, may_retry)) = refusal {
@@ -465,13 +468,16 @@ impl CoordinatorMachine {
     }
 
     fn propose(&mut self, caller: Caller, id: GroupId, change: crate::protocol::Change, slots: Vec<Slot>) {
-        let slot = self.groups.registered(id, caller.rank, &self.ranks).map(|(_, slot)| slot);
-        let group = self.groups.groups.get_mut(&id).filter(|_| slot.is_some());
-        let Some(group) = group else {
-            self.ranks.respond(caller, unregistered("propose", id), &mut self.outbox);
-            return;
-        };
-        let mut context = ProposalContext {
+        let (groups, mut context) = self.proposing();
+        match groups.registered(id, caller.rank, context.ranks) {
+            Some((group, _)) => proposals::propose(group, caller, change, slots, &mut context),
+            None => context.ranks.respond(caller, unregistered("propose", id), context.outbox),
+        }
+    }
+
+    /// Returns the groups, and the other parts of the coordinator that their proposals need.
+    fn proposing(&mut self) -> (&mut GroupTable, ProposalContext<'_>) {
+        let context = ProposalContext {
             ranks: &mut self.ranks,
             links: &self.links,
             limits: &self.limits,
@@ -479,7 +485,7 @@ impl CoordinatorMachine {
             now: self.now,
             outbox: &mut self.outbox,
         };
-        proposals::propose(group, caller, change, slots, &mut context);
+        (&mut self.groups, context)
     }
 
     /// Ends the session of a rank, if it has one.
@@ -571,21 +577,14 @@ impl CoordinatorMachine {
     /// acknowledge a view in time.
     fn advance_groups(&mut self) -> RankSet {
         let mut silent = RankSet::EMPTY;
-        for group in self.groups.groups.values_mut() {
+        let (groups, mut context) = self.proposing();
+        for group in groups.groups.values_mut() {
             if !needs_attention(group) {
                 continue;
             }
-            group.advance_bootstrap(&self.ranks, self.planted, &mut self.outbox);
-            let mut context = ProposalContext {
-                ranks: &mut self.ranks,
-                links: &self.links,
-                limits: &self.limits,
-                planted: self.planted,
-                now: self.now,
-                outbox: &mut self.outbox,
-            };
+            group.advance_bootstrap(context.ranks, context.planted, context.outbox);
             silent = silent.union(proposals::advance(group, &mut context));
-            group.publish(&self.ranks, self.planted, &mut self.outbox);
+            group.publish(context.ranks, context.planted, context.outbox);
         }
         silent
     }
@@ -597,4 +596,37 @@ fn needs_attention(group: &Group) -> bool {
 
 fn unregistered(action: &str, id: GroupId) -> Response {
     Response::Refused(format!("cannot {action}: this process is not registered. generation={}", id.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_registration_does_not_replace_a_new_session() {
+        let at = |millis: u64| Moment((10_000 + millis) * 1_000_000);
+        let mut machine = CoordinatorMachine::new(WorldId(1), CoordinatorLimits::default(), at(0));
+        let mut register = |connection: u64, session: u64, now: Moment| {
+            let message = ToCoordinator::Register {
+                rank: GlobalRank(1),
+                session: SessionId(session),
+                world: None,
+                address: String::new(),
+            };
+            let mut effects = Vec::new();
+            machine.receive(ConnectionId(connection), message, now, &mut effects);
+            let is_sent = |wanted: fn(&ToAgent) -> bool| {
+                effects.iter().any(|effect| matches!(effect, Effect::Send { message, .. } if wanted(message)))
+            };
+            [
+                is_sent(|message| matches!(message, ToAgent::Registered { .. })),
+                is_sent(|message| matches!(message, ToAgent::Refused { may_retry: true, .. })),
+                is_sent(|message| matches!(message, ToAgent::Replaced)),
+            ]
+        };
+        assert_eq!(register(1, 11, at(0)), [true, false, false]);
+        // The message of a process that has ended since.
+        assert_eq!(register(2, 10, at(300)), [false, true, false]);
+        assert_eq!(register(3, 12, at(600)), [true, false, true]);
+    }
 }

@@ -132,8 +132,8 @@ fn commit(group: &mut Group, proposal: &mut Proposal, context: &mut ProposalCont
     awaited.sort_unstable();
     awaited.dedup();
     awaited.retain(|slot| group.record(*slot).is_some_and(|record| record.is_registered(context.ranks)));
-    let deadline = context.now.after(context.limits.acknowledgement);
-    proposal.stage = ProposalStage::Committed { epoch, awaited, dropped: Vec::new(), deadline };
+    let since = context.now;
+    proposal.stage = ProposalStage::Committed { epoch, awaited, dropped: Vec::new(), since };
 }
 
 /// Checks that the slots and all active ones can work together.
@@ -162,22 +162,29 @@ fn can_activate(group: &Group, slots: &[Slot], context: &ProposalContext<'_>) ->
 }
 
 /// Removes the slots that need not be awaited any more. Returns the ranks whose time is over.
+///
+/// A deactivation gives little time to a rank to which others have no link: most often its process
+/// has ended. After an activation all active ranks have the view, or have no session any more.
 fn await_acknowledgements(group: &Group, proposal: &mut Proposal, context: &ProposalContext<'_>) -> RankSet {
-    let ProposalStage::Committed { epoch, awaited, dropped, deadline } = &mut proposal.stage else {
+    let ProposalStage::Committed { epoch, awaited, dropped, since } = &mut proposal.stage else {
         return RankSet::EMPTY;
     };
     let mut silent = RankSet::EMPTY;
+    let is_late = since.after(context.limits.acknowledgement) <= context.now;
+    let is_short_over = proposal.change == Change::Deactivate
+        && since.after(context.limits.reconnection) <= context.now
+        && !context.planted.has(Bug::FailedRankIsAwaited);
     awaited.retain(|slot| {
         let Some(record) = group.record(*slot) else { return false };
         let is_stale_enough = context.planted.has(Bug::OldAcknowledgement) && record.acknowledged > 0;
         if record.acknowledged >= *epoch || record.has_left || is_stale_enough {
             return false;
         }
-        let is_late = *deadline <= context.now;
         if is_late {
             silent.insert(record.rank);
         }
-        if is_late || !record.is_registered(context.ranks) {
+        let is_cut_off = is_short_over && !context.ranks.healthy.contains(record.rank);
+        if is_late || is_cut_off || !record.is_registered(context.ranks) {
             dropped.push(*slot);
             return false;
         }
@@ -215,11 +222,14 @@ fn reject(callers: &[Caller], change: Change, reason: &str, context: &mut Propos
 }
 
 /// Returns the next time at which a proposal of the group has waited too long.
-pub(super) fn next_deadline(group: &Group, limits: &CoordinatorLimits) -> Option<Moment> {
+pub(super) fn next_deadline(group: &Group, limits: &CoordinatorLimits, now: Moment) -> Option<Moment> {
     let first = group.proposals.front()?;
     Some(match first.stage {
         ProposalStage::Queued => first.arrived,
         ProposalStage::Waiting(since) => deadline(first, since, limits),
-        ProposalStage::Committed { deadline, .. } => deadline,
+        ProposalStage::Committed { since, .. } => {
+            let short = since.after(limits.reconnection);
+            if now < short { short } else { since.after(limits.acknowledgement) }
+        }
     })
 }

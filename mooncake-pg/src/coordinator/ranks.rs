@@ -29,6 +29,7 @@ pub(super) struct Session {
     pub(super) id: SessionId,
     pub(super) address: String,
     pub(super) connection: Option<ConnectionId>,
+    pub(super) began: Moment,
     /// Time at which the last connection was lost.
     pub(super) lost_at: Moment,
     pub(super) last_message: Moment,
@@ -144,6 +145,7 @@ impl RankTable {
             id,
             address,
             connection: Some(connection),
+            began: now,
             lost_at: now,
             last_message: now,
             last_report: 0,

@@ -1,13 +1,19 @@
 //! Processes that are killed, stopped, and started again.
 
-use crate::worker::Worker;
+use std::time::{Duration, Instant};
+
+use crate::worker::{Kind, Worker};
+
+fn four() -> (String, Vec<Worker>) {
+    four_of(Kind::Founder)
+}
 
 /// Starts the processes of four ranks, and waits until all of them have the first view.
-fn four() -> (String, Vec<Worker>) {
-    let mut first = Worker::start(0, "", false);
+fn four_of(kind: Kind) -> (String, Vec<Worker>) {
+    let mut first = Worker::start(0, "", kind);
     let coordinator = first.expect("coordinator");
     let mut workers = vec![first];
-    workers.extend((1..4).map(|rank| Worker::start(rank, &coordinator, false)));
+    workers.extend((1..4).map(|rank| Worker::start(rank, &coordinator, kind)));
     for worker in &mut workers {
         worker.expect("ready");
     }
@@ -25,7 +31,7 @@ fn a_killed_process_leaves_and_another_one_takes_its_slot() {
     for worker in &mut workers {
         worker.expect_view("[0, 1, 2]");
     }
-    let mut replacement = Worker::start(3, &coordinator, true);
+    let mut replacement = Worker::start(3, &coordinator, Kind::Replacement);
     replacement.expect("ready");
     replacement.command("join");
     assert!(workers[1].result("activate 3").contains("Applied"));
@@ -64,6 +70,30 @@ fn a_stopped_process_is_not_alive_and_comes_back_in_place() {
     assert_eq!(workers[2].expect("done join:"), "Ok(())");
     for worker in &mut workers {
         worker.expect_view("[0, 1, 2, 3]");
+    }
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the limit is of real time")]
+fn a_failed_rank_is_deactivated_without_its_acknowledgement() {
+    let (_, mut workers) = four_of(Kind::ManualFounder);
+    for (failed, command) in [(3, "deactivate 3"), (2, "deactivate 2")] {
+        if failed == 3 {
+            workers.pop().unwrap().kill();
+        } else {
+            workers[2].stop();
+        }
+        // After the reports of the others, no rank leaves without a proposal.
+        let outcome = workers[0].result(&format!("fail {failed}"));
+        assert!(outcome.starts_with("Reconciled") || outcome.starts_with("NoPending"), "{outcome}");
+        let begin = Instant::now();
+        let outcome = workers[1].result(command);
+        assert!(outcome.contains("Applied"), "{outcome}");
+        // The limit of an acknowledgement is 15 s.
+        assert!(begin.elapsed() < Duration::from_secs(10), "the failed rank was awaited");
+        for worker in &mut workers[..2] {
+            worker.expect_view(if failed == 3 { "[0, 1, 2]" } else { "[0, 1]" });
+        }
     }
 }
 

@@ -15,6 +15,15 @@ const HOST: &str = "127.0.0.1";
 /// Mark of the lines for the parent.
 const MARK: &str = "> ";
 
+/// Way in which a process takes part in its group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Founder,
+    /// Founder of a group in which a failed rank stays active until a proposal.
+    ManualFounder,
+    Replacement,
+}
+
 /// Worker process, whose output its parent reads. The drop kills it.
 pub(crate) struct Worker {
     child: Child,
@@ -26,12 +35,12 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts the process of a rank of four. Rank 0 without a coordinator starts one.
-    pub(crate) fn start(rank: u8, coordinator: &str, is_extension: bool) -> Self {
+    pub(crate) fn start(rank: u8, coordinator: &str, kind: Kind) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "worker::worker", "--ignored", "--nocapture"])
             .env("TEST_RANK", rank.to_string())
             .env("TEST_COORDINATOR", coordinator)
-            .env("TEST_EXTENSION", is_extension.to_string())
+            .env("TEST_KIND", format!("{kind:?}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -152,9 +161,12 @@ async fn worker() {
         tell(&format!("coordinator {coordinator}"));
     }
     let agent = Agent::connect(&coordinator, GlobalRank(rank), HOST, settings).await.unwrap();
-    let is_extension = argument("TEST_EXTENSION").is_some_and(|text| text == "true");
+    let is = |kind: Kind| argument("TEST_KIND").is_some_and(|text| text == format!("{kind:?}"));
+    let is_extension = is(Kind::Replacement);
     let mode = if is_extension { AttachMode::AttachOrExtend } else { AttachMode::CreateOrAttach };
-    let group = agent.register_group(spec("cpu:0", 4, 4, mode)).await.unwrap();
+    let mut spec = spec("cpu:0", 4, 4, mode);
+    spec.auto_deactivate = !is(Kind::ManualFounder);
+    let group = agent.register_group(spec).await.unwrap();
     group.publish_endpoint(format!("process {}", std::process::id()).into());
     group.wait_until_ready().await.unwrap();
     tell("ready");

@@ -52,14 +52,16 @@ impl Simulation {
     }
 
     fn call(&mut self, rank: u8, id: u64, group: usize, kind: CallKind) -> Option<CallId> {
-        let now = self.now;
+        let (now, is_single) = (self.now, self.scenario == Scenario::SingleKill);
         let process = self.process(rank, id)?;
         let limits = process.agent.limits();
         let limit = match kind {
+            // One process has failed, and all others have reported it or soon will.
+            CallKind::Propose { change: Change::Deactivate } if is_single => Duration::from_millis(2500),
             CallKind::Session | CallKind::Register { .. } | CallKind::Unregister => limits.request,
             CallKind::Ready => limits.ready,
             CallKind::Join => limits.join,
-            CallKind::Propose => limits.proposal,
+            CallKind::Propose { .. } => limits.proposal,
             CallKind::Sync { .. } => limits.sync,
         };
         let call = process.next_call();
@@ -148,7 +150,7 @@ impl Simulation {
                 }
             }
             (CallKind::Unregister, _) => self.register(rank, id, index),
-            (CallKind::Propose, _) => {}
+            (CallKind::Propose { .. }, _) => {}
             (_, Err(_)) => self.again(rank, id, index),
             (kind, Ok(value)) => self.fail(format!("{kind:?} has the outcome {value:?}")),
         }
@@ -444,7 +446,7 @@ impl Simulation {
         let Some(process) = &self.processes[usize::from(rank)] else { return };
         let (id, key) = (process.id, process.groups[index].key);
         let Some(key) = key.filter(|_| !process.is_paused) else { return };
-        if let Some(call) = self.call(rank, id, index, CallKind::Propose) {
+        if let Some(call) = self.call(rank, id, index, CallKind::Propose { change }) {
             self.with_agent(rank, id, |agent, now, effects| {
                 agent.propose(call, key, change, slots, now, effects);
             });

@@ -62,7 +62,7 @@ pub(crate) enum CallKind {
     Ready,
     Join,
     Unregister,
-    Propose,
+    Propose { change: Change },
     Sync { mask: u64, failed: Vec<(Slot, u64)> },
 }
 

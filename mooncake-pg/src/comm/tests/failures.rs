@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::message::{Message, Payload, Round, Tag};
+use crate::staging::Staged;
 use crate::view::{Evidence, MemberState};
 
 /// Returns the sum of the values that ranks contribute, given the ranks as bits: rank `r` has
@@ -393,4 +394,106 @@ fn an_inactive_rank_is_refused() {
     let (alone, memory) = all_reduce(&ranks[0], values(0, 1));
     succeed(&alone);
     assert_eq!(contributors(&memory), 1);
+}
+
+/// Returns the tag of the second operation of a group without failures.
+fn second(group: &TestGroup, call: &Collective) -> Tag {
+    let round = Round { mask: group.member(0).mask(), number: 0, absent: 0 };
+    Tag { operation: 1, round, call: call.digest() }
+}
+
+/// Puts bytes into staging memory.
+fn stage(rank: &Rank, bytes: &[u8]) -> Staged {
+    let pool = &rank.comm().shared.plane.pool;
+    let staged = rank.runtime().block_on(pool.lend(bytes.len())).unwrap();
+    // SAFETY: the bytes are readable.
+    unsafe { staged.write(0, bytes.as_ptr(), bytes.len()) };
+    staged
+}
+
+#[test]
+fn a_rank_that_dies_half_way_leaves_no_byte() {
+    const LEN: usize = 100_000;
+    for is_broadcast in [false, true] {
+        let (group, mut ranks) = start(3);
+        ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+        let begun: Vec<_> = ranks[..2]
+            .iter()
+            .map(|rank| {
+                let input = Memory::new(vec![rank.slot as u8; LEN]);
+                let output = Memory::new(vec![9; 3 * LEN]);
+                let call = match is_broadcast {
+                    true => Collective::Broadcast { tensor: part(&output, 0, LEN), root: slot(2) },
+                    false => Collective::AllGather { input: input.buffer(), outputs: flat(&output, LEN) },
+                };
+                (rank.start_collective(call.clone(), &[&input, &output]), output, call)
+            })
+            .collect();
+        // The third rank sends its data, and dies before it is ready.
+        let staged = stage(&ranks[2], &[2; LEN]);
+        let tag = second(&group, &begun[0].2);
+        for to in 0..2 {
+            let payload = Payload::Staged(staged.loan(0..LEN));
+            ranks[2].comm().shared.send_to(to, Message::Offer { tag, part: 0, payload });
+        }
+        assert!(!begun[0].0.wait(Some(Duration::from_millis(300))), "it does not wait for the third rank");
+        kill(&group, &mut ranks, 2);
+        std::mem::forget(staged);
+        for (operation, output, _) in &begun {
+            let outcome = finish(operation);
+            assert_eq!((outcome.failed, outcome.error.is_none()), (0b100, true), "{outcome:?}");
+            let slots = if is_broadcast { [9, 9, 9] } else { [0, 1, 9] };
+            let expected: Vec<u8> = slots.iter().flat_map(|byte| vec![*byte; LEN]).collect();
+            assert!(output.bytes() == expected, "the dead rank has left bytes");
+        }
+    }
+}
+
+#[test]
+fn bytes_that_were_given_up_do_not_count() {
+    const LEN: usize = 100_000;
+    let (group, ranks) = start(2);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let memory = [3, 7].map(|byte| Memory::new(vec![byte; LEN]));
+    let call = |at: usize| Collective::Broadcast { tensor: memory[at].buffer(), root: slot(0) };
+    let tag = second(&group, &call(1));
+    let staged = stage(&ranks[0], &[1; LEN]);
+    let payload = Payload::Staged(staged.loan(0..LEN));
+    drop(staged);
+    let other = stage(&ranks[0], &[2; LEN]);
+    // As if this rank had been stopped before it could read, and the other one had gone on.
+    ranks[0].comm().shared.send_to(1, Message::Offer { tag, part: 0, payload });
+    ranks[0].comm().shared.send_to(1, Message::Ready { tag, success: true });
+    let operation = ranks[1].start_collective(call(1), &[&memory[1]]);
+    assert!(!operation.wait(Some(Duration::from_millis(500))), "bytes of another message count");
+    drop(other);
+    succeed(&ranks[0].start_collective(call(0), &[&memory[0]]));
+    succeed(&operation);
+    assert!(memory[1].bytes() == vec![3; LEN]);
+}
+
+#[test]
+fn a_stopped_receiver_gets_no_bytes_of_a_later_message() {
+    const LEN: usize = 1 << 20;
+    let (group, ranks) = start(3);
+    for rank in &ranks {
+        rank.plane().timeouts().set_p2p(Duration::from_millis(100));
+    }
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let (received, memory) = receive(&ranks[1], 0, LEN);
+    ranks[1].stop(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(50));
+    let sent = send(&ranks[0], 1, vec![1; LEN]);
+    std::thread::sleep(Duration::from_millis(50));
+    group.set_dead(1);
+    assert!(finish(&sent).error.is_some());
+    // This message lies where the first one was.
+    let later = send(&ranks[0], 2, vec![2; LEN]);
+    let outcome = finish(&received);
+    assert!(outcome.error.is_some() || memory.bytes() == vec![1; LEN], "bytes of a later message");
+    assert!(!group.reports().contains(&(slot(1), slot(0), Evidence::Failure)), "it accuses the sender");
+    let (received, memory) = receive(&ranks[2], 0, LEN);
+    succeed(&received);
+    succeed(&later);
+    assert!(memory.bytes() == vec![2; LEN]);
 }
