@@ -99,7 +99,7 @@ fn bench_python(peer: bool, rows: &[&str]) -> Result {
 fn bench_structured(peer: bool, rows: &[&str]) -> Result {
     let Some(ours) = crate::python::install()? else { return Ok(()) };
     let script = path(&crate::run::root().join("mooncake-python/benches/structured.py"));
-    let mut last = vec!["--rows".into()];
+    let mut last = vec![String::from("--rows")];
     last.extend(rows.iter().map(|&row| row.to_owned()));
     step("bench of structured objects");
     beside_masters(&ours, peer, 21065, "", vec![script, HOST.into()], &last)
