@@ -1,0 +1,167 @@
+//! Chains of keys: the keys of a batch are the blocks of a request, each after the one that it
+//! depends on.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+
+/// Place of a use among all uses of a cache, and in its chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the use, counted over the whole cache. Of one batch the first key has the largest
+    /// number, so that the last one is the oldest.
+    pub number: u64,
+    /// Hash of the key before it in the chain; 0 for none.
+    pub parent: u64,
+    /// Number of keys of the batch that the cache neither holds nor remembers.
+    pub fresh: u32,
+    /// Whether the cache holds or remembers more than one key of the chain, from the root.
+    pub goes_on: bool,
+}
+
+/// End of a chain that a batch goes on from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChainEnd {
+    /// Hash of the last key; 0 if the batch begins a chain.
+    pub last: u64,
+    /// Number of keys, from the root, that the cache held or remembered before the chain was used.
+    pub known: u32,
+    /// Number of keys, if all of them were known.
+    pub is_known: bool,
+}
+
+/// Batch of keys whose uses are about to be recorded. The places are those of before the first of
+/// them, so that the uses do not affect each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'k> {
+    hashes: &'k [u64],
+    number: u64,
+    before: ChainEnd,
+    known: u32,
+    fresh: u32,
+}
+
+impl<'k> Batch<'k> {
+    /// Describes a batch of keys with these hashes. `number` is the largest of the numbers of its
+    /// uses, and `is_known` tells whether the cache holds or remembers the key at an index.
+    pub fn new(
+        hashes: &'k [u64],
+        number: u64,
+        before: ChainEnd,
+        mut is_known: impl FnMut(usize) -> bool,
+    ) -> Self {
+        let (mut known, mut fresh) = (0, 0);
+        for at in 0..hashes.len() as u32 {
+            if !is_known(at as usize) {
+                fresh += 1;
+            } else if fresh == 0 {
+                known += 1;
+            }
+        }
+        Self { hashes, number, before, known, fresh }
+    }
+
+    /// Returns the place of the key at an index.
+    pub fn place(&self, at: usize) -> Place {
+        let parent = at.checked_sub(1).map_or(self.before.last, |before| self.hashes[before]);
+        Place {
+            number: self.number.saturating_sub(at as u64),
+            parent,
+            fresh: self.fresh,
+            goes_on: self.end().known > 1,
+        }
+    }
+
+    /// Returns the chain up to the last key of the batch.
+    pub fn end(&self) -> ChainEnd {
+        let goes_on = self.before.last == 0 || self.before.is_known;
+        ChainEnd {
+            last: self.hashes.last().copied().unwrap_or(self.before.last),
+            known: self.before.known.saturating_add(if goes_on { self.known } else { 0 }),
+            is_known: goes_on && self.fresh == 0,
+        }
+    }
+
+    /// Returns the chain up to the first missing key, with the hash of that key. `found` is the
+    /// number of keys that were found from the front.
+    pub fn end_of_found(&self, found: usize) -> Option<(u64, ChainEnd)> {
+        let (missing, last) = (*self.hashes.get(found)?, *self.hashes.get(found.checked_sub(1)?)?);
+        let known = self.before.known.saturating_add(found as u32);
+        Some((missing, ChainEnd { last, known, is_known: true }))
+    }
+}
+
+/// Number of ends that a table remembers.
+const ENDS: usize = 4096;
+
+/// Ends of chains, by the hash of what is expected to follow them. The table is direct-mapped: a
+/// later end replaces an earlier one.
+#[derive(Debug)]
+pub struct ChainEnds {
+    lifetime: Duration,
+    ends: Box<[Mutex<Option<(u64, ChainEnd, Moment)>>]>,
+}
+
+impl ChainEnds {
+    /// Creates a table that forgets each end after `lifetime`.
+    pub fn new(lifetime: Duration) -> Self {
+        Self { lifetime, ends: (0..ENDS).map(|_| Mutex::new(None)).collect() }
+    }
+
+    /// Remembers the end that `follower` goes on from.
+    pub fn remember(&self, follower: u64, end: ChainEnd, now: Moment) {
+        *self.ends[index(follower)].lock() = Some((follower, end, now));
+    }
+
+    /// Returns the end that `follower` goes on from.
+    pub fn get(&self, follower: u64, now: Moment) -> Option<ChainEnd> {
+        let (of, end, since) = (*self.ends[index(follower)].lock())?;
+        (of == follower && now.since(since) < self.lifetime).then_some(end)
+    }
+}
+
+fn index(follower: u64) -> usize {
+    (follower.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize % ENDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deepest_key_of_a_batch_is_the_oldest() {
+        let batch = Batch::new(&[7, 8, 9], 100, ChainEnd::default(), |at| at != 2);
+        let place = |number, parent| Place { number, parent, fresh: 1, goes_on: true };
+        assert_eq!([0, 1, 2].map(|at| batch.place(at)), [place(100, 0), place(99, 7), place(98, 8)]);
+        assert_eq!(batch.end(), ChainEnd { last: 9, known: 2, is_known: false });
+        let batch = Batch::new(&[7, 8, 9], 100, ChainEnd::default(), |at| at != 1);
+        assert_eq!(batch.place(2), Place { number: 98, parent: 8, fresh: 1, goes_on: false });
+    }
+
+    #[test]
+    fn a_chain_goes_on_in_the_next_batch() {
+        let first = Batch::new(&[1, 2], 2, ChainEnd::default(), |_| true);
+        let second = Batch::new(&[3, 4], 4, first.end(), |at| at == 0);
+        assert_eq!(second.place(0), Place { number: 4, parent: 2, fresh: 1, goes_on: true });
+        assert_eq!(second.end(), ChainEnd { last: 4, known: 3, is_known: false });
+        let third = Batch::new(&[5], 5, second.end(), |_| true);
+        assert_eq!(third.end(), ChainEnd { last: 5, known: 3, is_known: false });
+    }
+
+    #[test]
+    fn the_missing_tail_is_linked_to_what_was_found() {
+        let ends = ChainEnds::new(Duration::from_secs(60));
+        let asked = Batch::new(&[1, 2, 3, 4], 4, ChainEnd::default(), |at| at < 2);
+        assert_eq!((asked.end_of_found(0), asked.end_of_found(4)), (None, None));
+        let (missing, end) = asked.end_of_found(2).unwrap();
+        ends.remember(missing, end, Moment(0));
+        let before = ends.get(3, Moment(0).after(Duration::from_secs(59))).unwrap();
+        let put = Batch::new(&[3, 4], 8, before, |_| false);
+        assert_eq!(put.place(0), Place { number: 8, parent: 2, fresh: 2, goes_on: true });
+        assert_eq!(put.place(1), Place { number: 7, parent: 3, fresh: 2, goes_on: true });
+        assert_eq!(ends.get(4, Moment(0)), None);
+        assert_eq!(ends.get(3, Moment(0).after(Duration::from_secs(60))), None);
+    }
+}
