@@ -220,6 +220,10 @@ impl MergeableOrder for BuiltinPolicy {
         each!(self, inner => inner.value(slot))
     }
 
+    fn value_since(&self, used: u64) -> Option<u64> {
+        each!(self, inner => inner.value_since(used))
+    }
+
     fn victim_since(&self) -> Option<u64> {
         each!(self, inner => inner.victim_since())
     }

@@ -21,6 +21,13 @@ pub struct Place {
     pub goes_on: bool,
 }
 
+impl Place {
+    /// Returns the place of a use of which only the number is known.
+    pub fn numbered(number: u64) -> Self {
+        Self { number, parent: 0, fresh: 1, goes_on: false }
+    }
+}
+
 /// End of a chain that a batch goes on from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainEnd {
@@ -34,27 +41,27 @@ pub struct ChainEnd {
 
 /// Batch of keys whose uses are about to be recorded. The places are those of before the first of
 /// them, so that the uses do not affect each other.
-#[derive(Clone, Copy, Debug)]
-pub struct Batch<'k> {
-    hashes: &'k [u64],
+#[derive(Clone, Debug)]
+pub struct Batch {
+    hashes: Vec<u64>,
     number: u64,
     before: ChainEnd,
     known: u32,
     fresh: u32,
 }
 
-impl<'k> Batch<'k> {
+impl Batch {
     /// Describes a batch of keys with these hashes. `number` is the largest of the numbers of its
-    /// uses, and `is_known` tells whether the cache holds or remembers the key at an index.
+    /// uses, and `is_known` tells whether the cache holds or remembers the key with a hash.
     pub fn new(
-        hashes: &'k [u64],
+        hashes: Vec<u64>,
         number: u64,
         before: ChainEnd,
-        mut is_known: impl FnMut(usize) -> bool,
+        mut is_known: impl FnMut(u64) -> bool,
     ) -> Self {
         let (mut known, mut fresh) = (0, 0);
-        for at in 0..hashes.len() as u32 {
-            if !is_known(at as usize) {
+        for hash in &hashes {
+            if !is_known(*hash) {
                 fresh += 1;
             } else if fresh == 0 {
                 known += 1;
@@ -82,14 +89,6 @@ impl<'k> Batch<'k> {
             known: self.before.known.saturating_add(if goes_on { self.known } else { 0 }),
             is_known: goes_on && self.fresh == 0,
         }
-    }
-
-    /// Returns the chain up to the first missing key, with the hash of that key. `found` is the
-    /// number of keys that were found from the front.
-    pub fn end_of_found(&self, found: usize) -> Option<(u64, ChainEnd)> {
-        let (missing, last) = (*self.hashes.get(found)?, *self.hashes.get(found.checked_sub(1)?)?);
-        let known = self.before.known.saturating_add(found as u32);
-        Some((missing, ChainEnd { last, known, is_known: true }))
     }
 }
 
@@ -132,36 +131,36 @@ mod tests {
 
     #[test]
     fn the_deepest_key_of_a_batch_is_the_oldest() {
-        let batch = Batch::new(&[7, 8, 9], 100, ChainEnd::default(), |at| at != 2);
+        let batch = Batch::new(vec![7, 8, 9], 100, ChainEnd::default(), |hash| hash != 9);
         let place = |number, parent| Place { number, parent, fresh: 1, goes_on: true };
         assert_eq!([0, 1, 2].map(|at| batch.place(at)), [place(100, 0), place(99, 7), place(98, 8)]);
         assert_eq!(batch.end(), ChainEnd { last: 9, known: 2, is_known: false });
-        let batch = Batch::new(&[7, 8, 9], 100, ChainEnd::default(), |at| at != 1);
+        let batch = Batch::new(vec![7, 8, 9], 100, ChainEnd::default(), |hash| hash != 8);
         assert_eq!(batch.place(2), Place { number: 98, parent: 8, fresh: 1, goes_on: false });
     }
 
     #[test]
     fn a_chain_goes_on_in_the_next_batch() {
-        let first = Batch::new(&[1, 2], 2, ChainEnd::default(), |_| true);
-        let second = Batch::new(&[3, 4], 4, first.end(), |at| at == 0);
+        let first = Batch::new(vec![1, 2], 2, ChainEnd::default(), |_| true);
+        let second = Batch::new(vec![3, 4], 4, first.end(), |hash| hash == 3);
         assert_eq!(second.place(0), Place { number: 4, parent: 2, fresh: 1, goes_on: true });
         assert_eq!(second.end(), ChainEnd { last: 4, known: 3, is_known: false });
-        let third = Batch::new(&[5], 5, second.end(), |_| true);
+        let third = Batch::new(vec![5], 5, second.end(), |_| true);
         assert_eq!(third.end(), ChainEnd { last: 5, known: 3, is_known: false });
     }
 
     #[test]
-    fn the_missing_tail_is_linked_to_what_was_found() {
+    fn an_end_is_remembered_for_a_while() {
         let ends = ChainEnds::new(Duration::from_secs(60));
-        let asked = Batch::new(&[1, 2, 3, 4], 4, ChainEnd::default(), |at| at < 2);
-        assert_eq!((asked.end_of_found(0), asked.end_of_found(4)), (None, None));
-        let (missing, end) = asked.end_of_found(2).unwrap();
-        ends.remember(missing, end, Moment(0));
-        let before = ends.get(3, Moment(0).after(Duration::from_secs(59))).unwrap();
-        let put = Batch::new(&[3, 4], 8, before, |_| false);
-        assert_eq!(put.place(0), Place { number: 8, parent: 2, fresh: 2, goes_on: true });
-        assert_eq!(put.place(1), Place { number: 7, parent: 3, fresh: 2, goes_on: true });
-        assert_eq!(ends.get(4, Moment(0)), None);
-        assert_eq!(ends.get(3, Moment(0).after(Duration::from_secs(60))), None);
+        let end = ChainEnd { last: 2, known: 2, is_known: true };
+        ends.remember(3, end, Moment(0));
+        assert_eq!(ends.get(3, Moment(0).after(Duration::from_secs(59))), Some(end));
+        assert_eq!(
+            (ends.get(4, Moment(0)), ends.get(3, Moment(0).after(Duration::from_secs(60)))),
+            (None, None)
+        );
+        let other = ChainEnd { last: 5, ..end };
+        ends.remember(3, other, Moment(1));
+        assert_eq!(ends.get(3, Moment(1)), Some(other));
     }
 }

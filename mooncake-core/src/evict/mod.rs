@@ -146,6 +146,13 @@ pub trait MergeableOrder: EvictionPolicy {
         None
     }
 
+    /// Returns the value of an object that the policy does not hold, and of which only the last use
+    /// is known, if victims compare by value.
+    fn value_since(&self, used: u64) -> Option<u64> {
+        let _ = used;
+        None
+    }
+
     /// Returns the time by which the last victim of `evict` compares with victims of other
     /// policies, oldest first. `None` stands for the time of its last use, or of its insertion
     /// unless [`heeds_use`](Self::heeds_use).

@@ -57,6 +57,15 @@ impl<const N: usize> Rings<N> {
         self.lens[ring] += 1;
     }
 
+    /// Puts a slot that is in no ring behind one that is: as the next older one.
+    pub(super) fn push_behind(&mut self, ring: usize, slot: SlotId, newer: SlotId) {
+        let (at, newer) = (self.reserve(slot), newer.index() + N);
+        let older = std::mem::replace(&mut self.links[newer].older, at as u32);
+        self.links[older as usize].newer = at as u32;
+        self.links[at] = Link { newer: newer as u32, older };
+        self.lens[ring] += 1;
+    }
+
     /// Returns the index of the link of a slot.
     fn reserve(&mut self, slot: SlotId) -> usize {
         let at = slot.index() + N;

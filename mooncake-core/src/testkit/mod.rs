@@ -10,6 +10,7 @@ pub mod lease;
 pub mod meta;
 mod ports;
 pub mod simulate;
+pub mod workloads;
 
 pub use forked::{ForkedChild, fork_child};
 pub use ports::free_port;

@@ -95,9 +95,9 @@ impl<P: MergeableOrder> PolicyCache<P> {
     fn call(&mut self, hashes: &[u64], before: ChainEnd) -> (usize, ChainEnd) {
         let found = hashes.iter().take_while(|hash| self.find(**hash).is_some()).count();
         self.now += hashes.len() as u64;
-        let batch = Batch::new(hashes, self.now, before, |at| {
-            let shard = &self.shards[self.shard(hashes[at])];
-            shard.slots.contains_key(&hashes[at]) || shard.policy.remembers(hashes[at])
+        let batch = Batch::new(hashes.to_vec(), self.now, before, |hash| {
+            let shard = &self.shards[self.shard(hash)];
+            shard.slots.contains_key(&hash) || shard.policy.remembers(hash)
         });
         let mut order: Vec<usize> = (0..hashes.len()).collect();
         if self.calls.deepest_oldest {
@@ -109,7 +109,7 @@ impl<P: MergeableOrder> PolicyCache<P> {
         (found, batch.end())
     }
 
-    fn use_key(&mut self, hashes: &[u64], at: usize, batch: &Batch<'_>) {
+    fn use_key(&mut self, hashes: &[u64], at: usize, batch: &Batch) {
         let (hash, place) = (hashes[at], batch.place(at));
         if let Some((index, slot)) = self.find(hash) {
             let policy = &mut self.shards[index].policy;
@@ -207,11 +207,11 @@ impl<P: MergeableOrder> PolicyCache<P> {
 impl<P: MergeableOrder> Cache for PolicyCache<P> {
     fn request(&mut self, chain: &[u64]) -> usize {
         let hashes: Vec<u64> = chain.iter().map(|id| hash(*id)).collect();
-        let (mut found, mut before, mut whole) = (0, ChainEnd::default(), true);
+        let (mut found, mut before, mut is_whole) = (0, ChainEnd::default(), true);
         for keys in hashes.chunks(self.calls.keys) {
             let (of_call, end) = self.call(keys, before);
-            found += if whole { of_call } else { 0 };
-            whole &= of_call == keys.len();
+            found += if is_whole { of_call } else { 0 };
+            is_whole &= of_call == keys.len();
             before = if self.calls.linked { end } else { ChainEnd::default() };
         }
         found

@@ -1,8 +1,8 @@
 //! [`Learner`]: how soon objects of each class are used again, counted from the uses themselves.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashTable;
 use parking_lot::Mutex;
@@ -23,6 +23,10 @@ const COMPUTE_EVERY: u64 = 1 << 10;
 /// Number of times that the values are computed while as many objects are used as a large cache
 /// holds.
 const COMPUTATIONS_PER_LIFE: u64 = 32;
+
+/// Values before anything was counted.
+static FIRST_VALUES: LazyLock<Arc<Values>> =
+    LazyLock::new(|| Arc::new(Values::compute(&[Counts::ZERO; CLASSES])));
 
 /// Class of an entry whose key was used again, or is no longer watched.
 const CLOSED: u8 = u8::MAX;
@@ -82,8 +86,9 @@ impl Watched {
         let new = Watch { print, class, number };
         let at = (self.count % RING) as usize;
         let Self { ring, open, classes, .. } = self;
-        let entry =
-            open.find_entry(hash(&new), |&index| ring[index as usize].print == print).map(|entry| entry.remove().0);
+        let entry = open
+            .find_entry(hash(&new), |&index| ring[index as usize].print == print)
+            .map(|entry| entry.remove().0);
         if let Ok(index) = entry {
             let before = &mut ring[index as usize];
             let age = number.saturating_sub(before.number);
@@ -147,11 +152,9 @@ fn is_watched(print: u32, thinning: u32) -> bool {
 impl Learner {
     /// Creates a learner that knows nothing.
     pub fn new() -> Self {
-        let watched = Watched::new();
-        let values = Values::compute(&watched.classes);
         Self {
-            watched: Mutex::new(watched),
-            values: Mutex::new(Arc::new(values)),
+            watched: Mutex::new(Watched::new()),
+            values: Mutex::new(FIRST_VALUES.clone()),
             edition: AtomicU64::new(0),
             due: AtomicU64::new(COMPUTE_EVERY),
             held: AtomicU64::new(0),
@@ -279,7 +282,7 @@ mod tests {
         }
         let reused = |learner: &Learner| learner.watched.lock().classes[3].reused[bucket(1000)];
         assert_eq!(reused(&learner), (HALVE_EVERY - 1001) as f32);
-        learner.record(1, HALVE_EVERY + 63, 3);
+        learner.record(1, 132_000, 3);
         assert_eq!(reused(&learner), (HALVE_EVERY - 1000) as f32 / 2.0);
         let watched = learner.watched.lock();
         assert_eq!((watched.ring.len() as u64, watched.open.len()), (RING, 1000));
@@ -293,7 +296,7 @@ mod tests {
         let watched = learner.watched.lock();
         assert_eq!(watched.open.len() as u64, RING);
         let reached = &watched.classes[0].reached;
-        assert_eq!(reached[0], 3.0 * RING as f32 / 1.0);
+        assert_eq!(reached[0], (3 * RING) as f32);
         assert_eq!(reached[1], (3 * RING - 64) as f32);
         assert_eq!(reached[BUCKETS - 1], 0.0);
     }

@@ -87,6 +87,9 @@ const YOUNG_PARENTS: usize = 4;
 /// Number of refused slots at the young end of a class that an eviction passes over.
 const YOUNG_REFUSED: usize = 64;
 
+/// Maximum number of younger slots of a class that a use passes to get to its position.
+const MAX_SORTED: usize = 256;
+
 /// Share of the least other value below which an object at a young end is taken.
 const YOUNG_MARGIN: f32 = 0.98;
 
@@ -249,6 +252,11 @@ impl MergeableOrder for Gittins {
         self.rings.contains(slot).then(|| self.rank(slot))
     }
 
+    fn value_since(&self, used: u64) -> Option<u64> {
+        let class = class(1, 0, 0, &Place::default());
+        Some(self.values.at(class, self.now.saturating_sub(used)).to_bits().into())
+    }
+
     fn parent(&self, slot: SlotId) -> u64 {
         if self.rings.contains(slot) { self.seats[slot.index()].parent } else { 0 }
     }
@@ -273,7 +281,7 @@ impl Gittins {
     /// Returns the place of a use of which nothing else is known.
     fn next_place(&mut self) -> Place {
         self.now += 1;
-        Place { number: self.now, fresh: 1, ..Place::default() }
+        Place::numbered(self.now)
     }
 
     /// Returns whether a slot is held. The last victim is not.
@@ -317,7 +325,13 @@ impl Gittins {
         let class = class(uses, gap, self.learner.held(), place);
         self.learner.record(seat.print, place.number, class);
         self.seats[slot.index()] = Seat { used: place.number, class, uses, ..seat };
-        self.rings.push(class.into(), slot);
+        // The keys of a batch may come in any order, and those of several threads, too.
+        let young = std::iter::successors(self.rings.youngest(class.into()), |&slot| self.rings.older(slot));
+        let newer = young.take_while(|slot| self.seats[slot.index()].used > place.number);
+        match newer.take(MAX_SORTED).last() {
+            Some(newer) => self.rings.push_behind(class.into(), slot, newer),
+            None => self.rings.push(class.into(), slot),
+        }
         self.occupied |= 1 << class;
     }
 
@@ -400,7 +414,10 @@ impl Gittins {
                 return Some(slot);
             }
             let accepted = if is_young {
-                self.accept_young(slot, allowed)
+                // Those from there to the old end have been offered.
+                let until = |other: &&Candidate| other.class == class && other.is_accepted;
+                let until = candidates.iter().find(until).map(|other| other.slot);
+                self.accept_young(slot, until, allowed)
             } else {
                 self.accept_oldest(class.into(), allowed)
             };
@@ -408,9 +425,9 @@ impl Gittins {
                 Some(slot) => {
                     candidates[at] = Candidate { is_accepted: true, ..self.candidate(slot, is_young) };
                 }
-                None => {
-                    candidates.swap_remove(at);
-                }
+                None if is_young => drop(candidates.swap_remove(at)),
+                // All of the class have been offered.
+                None => candidates.retain(|other| other.class != class || other.is_accepted),
             }
         }
     }
@@ -422,15 +439,17 @@ impl Gittins {
         young.find(|slot| self.seats[slot.index()].children == 0)
     }
 
-    /// Returns the first slot from `slot` to the old end that is accepted, past some refused ones.
+    /// Returns the first slot from `slot` to before `until`, or to the old end, that is accepted,
+    /// past some refused ones.
     fn accept_young(
         &mut self,
         slot: SlotId,
+        until: Option<SlotId>,
         allowed: &mut dyn FnMut(SlotId) -> bool,
     ) -> Option<SlotId> {
         let mut next = Some(slot);
         for _ in 0..=YOUNG_REFUSED {
-            let slot = next?;
+            let slot = next.filter(|slot| Some(*slot) != until)?;
             next = self.rings.older(slot);
             if self.seats[slot.index()].children == 0 && !self.offered.contains(&slot) {
                 self.offered.push(slot);
