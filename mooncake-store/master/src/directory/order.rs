@@ -372,7 +372,9 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         let order = if tenant == 0 { &mut self.own } else { self.others.get_mut(tenant as usize - 1)? };
         let mut may_go = |slot: SlotId| objects.get(slot).is_some_and(&mut allowed);
         if order.next.is_none() {
-            order.policy.set_time(time);
+            if self.ranks_by_value {
+                order.policy.set_time(time);
+            }
             let victim = order.policy.evict(&mut may_go);
             let since = order.policy.victim_value().or_else(|| order.policy.victim_since());
             order.next = victim.map(|slot| (slot, since.unwrap_or(objects[slot].used)));
