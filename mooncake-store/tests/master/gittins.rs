@@ -100,7 +100,7 @@ fn loops_are_found() {
     let requests = workloads::chain_loop(250, 16, 60_000);
     let lru = replay(PolicyKind::Lru, 2000, &requests, PAUSE).0;
     let gittins = replay(PolicyKind::Gittins, 2000, &requests, PAUSE).0;
-    assert!(lru < 0.01 && gittins > 0.4, "{gittins} with gittins, {lru} with lru");
+    assert!(lru < 0.01 && gittins > 0.3, "{gittins} with gittins, {lru} with lru");
 }
 
 #[test]

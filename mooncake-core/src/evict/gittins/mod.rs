@@ -483,3 +483,70 @@ impl Drop for Gittins {
         self.learner.change_held(self.reported, 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::values::Counts;
+    use super::*;
+
+    const SLOTS: u32 = 24;
+
+    /// Chooses among the oldest and the youngest slot of each class.
+    fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
+        let held = || (0..SLOTS).map(SlotId).filter(|slot| policy.holds(*slot));
+        let used = |slot: SlotId| policy.seats[slot.index()].used;
+        let mut best: Option<(f32, u64, SlotId)> = None;
+        for class in 0..CLASSES as u8 {
+            let of_class = || held().filter(|slot| policy.seats[slot.index()].class() == class);
+            let Some(oldest) = of_class().min_by_key(|slot| used(*slot)) else { continue };
+            let youngest = of_class().max_by_key(|slot| used(*slot)).filter(|slot| *slot != oldest);
+            let old = (policy.value_of(oldest), used(oldest), oldest);
+            let young = youngest.map(|slot| (policy.value_of(slot) / YOUNG_MARGIN, used(slot), slot));
+            for candidate in [Some(old), young].into_iter().flatten() {
+                let is_less = |best: (f32, u64, SlotId)| {
+                    candidate.0 < best.0 || (candidate.0 == best.0 && candidate.1 < best.1)
+                };
+                if best.is_none_or(is_less) {
+                    best = Some(candidate);
+                }
+            }
+        }
+        best.map(|(_, _, slot)| slot)
+    }
+
+    proptest! {
+        #[test]
+        fn the_victim_has_the_least_value(
+            counts in proptest::collection::vec((0u32..1000, 0u32..3000), CLASSES * 8),
+            steps in proptest::collection::vec(
+                (0..SLOTS, 1..200u64, 1..500u64, 0..200u32, any::<bool>(), 0..3u8), 1..300),
+        ) {
+            let mut classes = [Counts::ZERO; CLASSES];
+            for (at, (reused, reached)) in counts.into_iter().enumerate() {
+                classes[at / 8].reused[at % 8] = reused as f32;
+                classes[at / 8].reached[at % 8] = reached as f32;
+            }
+            let mut policy = Gittins::new(0, &GittinsConfig::default());
+            policy.values = Arc::new(Values::compute(&classes));
+            let mut number = 0;
+            for (slot, key, pause, fresh, goes_on, kind) in steps {
+                number += pause;
+                let place = Place { number, parent: 0, fresh, goes_on };
+                match kind {
+                    0 => {
+                        policy.set_time(number);
+                        let expected = by_brute_force(&policy);
+                        prop_assert_eq!(policy.least(&mut |_| true), expected);
+                        if let Some(victim) = expected {
+                            policy.remove(victim);
+                        }
+                    }
+                    1 => policy.touch_at(SlotId(slot), &place),
+                    _ => policy.insert_at(SlotId(slot), 1, key, &place),
+                }
+            }
+        }
+    }
+}
