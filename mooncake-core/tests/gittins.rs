@@ -70,7 +70,7 @@ proptest! {
                     }
                 }
                 Step::Evict { refused, is_taken_back } => {
-                    let mut evict = |policy: &mut Gittins| policy.evict(&mut |slot| !refused.contains(&slot.0));
+                    let evict = |policy: &mut Gittins| policy.evict(&mut |slot| !refused.contains(&slot.0));
                     let victim = evict(&mut policy);
                     let allowed = || held.iter().filter(|(slot, _)| !refused.contains(slot));
                     let Some(victim) = victim else {
