@@ -35,8 +35,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// No slot is evicted that is refused, and no parent before a leaf that is not; a victim that is
-    /// taken back is the next one again; parents are told as they were given.
+    /// No slot is evicted that is refused, and no parent before a leaf that is not. A victim that
+    /// is taken back is the next one again. Parents are those that were given.
     #[test]
     fn refused_slots_and_parents_stay(steps in steps()) {
         let mut policy = Gittins::new(0, &GittinsConfig::default());

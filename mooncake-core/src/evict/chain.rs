@@ -17,7 +17,7 @@ pub struct Place {
     pub parent: u64,
     /// Number of keys of the batch that the cache neither holds nor remembers.
     pub fresh: u32,
-    /// Whether the cache holds or remembers more than one key of the chain, from the root.
+    /// True if the cache holds or remembers more than one key of the chain, from the root.
     pub goes_on: bool,
 }
 
@@ -35,12 +35,12 @@ pub struct ChainEnd {
     pub last: u64,
     /// Number of keys, from the root, that the cache held or remembered before the chain was used.
     pub known: u32,
-    /// Number of keys, if all of them were known.
+    /// True if all keys of the chain were known.
     pub is_known: bool,
 }
 
-/// Batch of keys whose uses are about to be recorded. The places are those of before the first of
-/// them, so that the uses do not affect each other.
+/// Batch of keys whose uses are about to be recorded. Each [`Place`] is that of before the first
+/// use, so that the uses do not affect each other.
 #[derive(Clone, Debug)]
 pub struct Batch {
     hashes: Vec<u64>,
@@ -100,7 +100,15 @@ const ENDS: usize = 4096;
 #[derive(Debug)]
 pub struct ChainEnds {
     lifetime: Duration,
-    ends: Box<[Mutex<Option<(u64, ChainEnd, Moment)>>]>,
+    ends: Box<[Mutex<Option<Remembered>>]>,
+}
+
+/// End of a chain in the table.
+#[derive(Clone, Copy, Debug)]
+struct Remembered {
+    follower: u64,
+    end: ChainEnd,
+    since: Moment,
 }
 
 impl ChainEnds {
@@ -111,13 +119,13 @@ impl ChainEnds {
 
     /// Remembers the end that `follower` goes on from.
     pub fn remember(&self, follower: u64, end: ChainEnd, now: Moment) {
-        *self.ends[index(follower)].lock() = Some((follower, end, now));
+        *self.ends[index(follower)].lock() = Some(Remembered { follower, end, since: now });
     }
 
     /// Returns the end that `follower` goes on from.
     pub fn get(&self, follower: u64, now: Moment) -> Option<ChainEnd> {
-        let (of, end, since) = (*self.ends[index(follower)].lock())?;
-        (of == follower && now.since(since) < self.lifetime).then_some(end)
+        let found = (*self.ends[index(follower)].lock())?;
+        (found.follower == follower && now.since(found.since) < self.lifetime).then_some(found.end)
     }
 }
 

@@ -24,14 +24,14 @@ pub fn hit_rate<'r>(cache: &mut impl Cache, requests: impl IntoIterator<Item = &
     found as f64 / (asked as f64).max(1.0)
 }
 
-/// How a client passes a request on.
+/// Form in which a client passes a request on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls {
     /// Maximum number of keys in a call.
     pub keys: usize,
-    /// Whether consecutive calls of a request are linked.
+    /// True if consecutive calls of a request are linked.
     pub linked: bool,
-    /// Whether the last key of a call is the oldest.
+    /// True if the last key of a call is the oldest.
     pub deepest_oldest: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The policy `gittins` through the master: chains of keys in 64 shards, with leases, room made by
-//! puts.
+//! The policy `gittins` through the master: chains of keys in 64 shards, with leases, and eviction
+//! by puts only.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -44,8 +44,8 @@ impl Ghost {
 
 type Set = [Ghost; WAYS];
 
-/// Table of ghosts that drops the earliest ones. Two objects may share a fingerprint, and a full set
-/// drops a ghost early. Both are rare, and cost only a wrong guess about one object.
+/// Table of ghosts that drops the earliest ones. Two objects may share a fingerprint, and a full
+/// set drops a ghost early. Both are rare, and cost only a wrong guess about one object.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     sets: Vec<Set>,

@@ -17,7 +17,7 @@ const RING: u64 = 1 << 15;
 /// Number of watched uses after which all counts are halved.
 const HALVE_EVERY: u64 = 1 << 17;
 
-/// Number of uses after which the values are computed anew, in a small cache.
+/// Number of uses after which the values are computed again, in a small cache.
 const COMPUTE_EVERY: u64 = 1 << 10;
 
 /// Number of times that the values are computed while as many objects are used as a large cache
@@ -31,7 +31,7 @@ static FIRST_VALUES: LazyLock<Arc<Values>> =
 /// Class of an entry whose key was used again, or is no longer watched.
 const CLOSED: u8 = u8::MAX;
 
-/// What the policies of one cache learn together: how likely an object is used again at each age,
+/// Knowledge that the policies of one cache share: how likely an object is used again at each age,
 /// by class.
 ///
 /// The learner watches some keys, held or not, so its estimates do not depend on what was evicted.
@@ -44,7 +44,7 @@ pub struct Learner {
     due: AtomicU64,
     /// Number of objects that all policies hold.
     held: AtomicU64,
-    /// One in 2^`thinning` keys is watched.
+    /// Logarithm to base 2 of the number of keys of which one is watched.
     thinning: AtomicU32,
 }
 
@@ -188,7 +188,7 @@ impl Learner {
         }
     }
 
-    /// Brings `values` up to date with the learner. Computes them anew when that is due, unless
+    /// Brings `values` up to date with the learner. Computes them again when that is due, unless
     /// another caller is active in the learner.
     pub(super) fn refresh(&self, values: &mut Arc<Values>, edition: &mut u64, now: u64) {
         if now >= self.due.load(Relaxed)

@@ -57,7 +57,7 @@ pub struct Gittins {
     learner: Arc<Learner>,
     values: Arc<Values>,
     edition: u64,
-    /// One ring for each class, by last use, and one for parents that are set aside.
+    /// Rings of the classes, by last use, and a ring of parents that are set aside.
     rings: Rings<{ CLASSES + 1 }>,
     /// Classes whose rings hold a slot, as bits.
     occupied: u64,

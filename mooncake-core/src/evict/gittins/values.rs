@@ -162,8 +162,7 @@ mod tests {
         }
     }
 
-    /// Nothing is known at first, so the longest unused object has the least value, whatever its
-    /// class.
+    /// At first the longest unused object has the least value, whatever its class.
     #[test]
     fn values_begin_as_those_of_lru() {
         let values = Values::compute(&[Counts::ZERO; CLASSES]);

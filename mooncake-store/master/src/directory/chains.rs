@@ -43,7 +43,8 @@ impl ChainLinks {
         self.clients.remember(hash_of(client), end, now);
     }
 
-    /// Returns the end that a batch goes on from that a client stores, and that begins with `first`.
+    /// Returns the end that a batch goes on from. A client stores the batch, and `first` is its
+    /// first key.
     pub(crate) fn before(&self, client: ClientId, first: u64, now: Moment) -> ChainEnd {
         let of_client = || self.clients.get(hash_of(client), now);
         self.missing.get(first, now).or_else(of_client).unwrap_or_default()

@@ -98,7 +98,7 @@ pub(crate) struct EvictionOrder<E: MergeableOrder> {
     pins: BTreeSet<(Moment, SlotId)>,
     /// Victim that [`choose`](Self::choose) found last.
     chosen: Option<SlotId>,
-    /// Whether victims compare by value.
+    /// True if victims compare by value.
     ranks_by_value: bool,
     /// Number of the latest use of any object.
     time: u64,

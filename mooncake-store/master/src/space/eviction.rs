@@ -153,8 +153,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    /// Evicts one object: the first in order among the next victims of the shards. The order is thus
-    /// that of one policy over all shards, without one lock for all. (Blocks of one prefix
+    /// Evicts one object: the first in order among the next victims of the shards. The order is
+    /// thus that of one policy over all shards, without one lock for all. (Blocks of one prefix
     /// lie in many shards. If each shard were emptied by itself, every prefix would soon have a
     /// hole.)
     pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
