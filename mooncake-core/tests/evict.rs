@@ -9,8 +9,8 @@ use std::panic::catch_unwind;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::evict::{
-    BuiltinPolicy, CustomPolicy, EvictionPolicy, Fifo, Lru, MergeableOrder, PolicyKind, S3Fifo, S3FifoConfig,
-    Tenure, TenureConfig,
+    BuiltinPolicy, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, Lru, MergeableOrder,
+    PolicyKind, S3Fifo, S3FifoConfig, Tenure, TenureConfig,
 };
 use mooncake_core::ids::SlotId;
 use mooncake_core::testkit::evict::{Checked, EvictStep, evict_steps};
@@ -33,10 +33,17 @@ eviction_conformance!(
 eviction_conformance!(tenure, Tenure, TenureConfig::default());
 eviction_conformance!(tenure_without_any, Tenure, TenureConfig { patience: 0, memory: 0 });
 eviction_conformance!(tenure_for_long, Tenure, TenureConfig { patience: 255, memory: 255 });
+eviction_conformance!(gittins, Gittins, GittinsConfig::default());
 eviction_conformance!(builtin_fifo, BuiltinPolicy, PolicyKind::Fifo.into());
 eviction_conformance!(builtin_lru, BuiltinPolicy, PolicyKind::Lru.into());
 eviction_conformance!(builtin_s3fifo, BuiltinPolicy, PolicyKind::S3Fifo.into());
 eviction_conformance!(builtin_tenure, BuiltinPolicy, PolicyKind::Tenure.into());
+eviction_conformance!(builtin_gittins, BuiltinPolicy, PolicyKind::Gittins.into());
+eviction_conformance!(
+    builtin_custom_gittins,
+    BuiltinPolicy,
+    CustomPolicy::new::<Gittins>(GittinsConfig::default()).into()
+);
 eviction_conformance!(
     builtin_custom,
     BuiltinPolicy,

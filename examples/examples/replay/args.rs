@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Requests in flight in each client process.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) inflight: u16,
-    /// Eviction policy of the master: fifo, lru, s3fifo or tenure.
+    /// Eviction policy of the master: fifo, lru, s3fifo, tenure or gittins.
     #[arg(long, default_value_t = PolicyKind::default())]
     pub(crate) policy: PolicyKind,
     /// Compare the eviction policies with exact LRU, within this process, in seconds.

@@ -1,8 +1,10 @@
-//! Hit rates of the eviction policies, beside exact LRU and an unbounded cache.
+//! Hit rates of the eviction policies, beside exact LRU, Belady's bound and an unbounded cache. The
+//! last column is the share of the gap between LRU and Belady that the best policy closes.
 //!
 //! The master itself runs the policy, called in process under a clock that follows the trace.
 //! Shards, leases, placement and eviction are the real ones; only the bytes are left out.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +13,12 @@ use mooncake_core::clock::ManualClock;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::testkit::simulate::{Belady, hit_rate};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_store::api::WriteMode;
-use mooncake_store::master::{Master, MasterOptions, Put};
+use mooncake_store::master::{Master, MasterOptions};
+use mooncake_store::protocol::call::Handle;
+use mooncake_store::protocol::message::{BatchExistKey, BatchGetReplicaList, BatchPutEnd, BatchPutStart};
+use mooncake_store::protocol::wire::EndItem;
 
 use crate::args::Args;
 use crate::trace::{Request, Trace, key};
@@ -34,19 +39,27 @@ pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, S
         let default = if *kind == PolicyKind::default() { " (default)" } else { "" };
         header.push(format!("`{kind}`{default}"));
     }
-    header.push("unbounded".into());
+    header.extend(["Belady".into(), "unbounded".into(), "gap closed".into()]);
     println!("| {} |\n|{}", header.join(" | "), "---|".repeat(header.len()));
     let endless = endless(trace);
     let mut good = true;
     for &room in &args.blocks {
         let exact = rate(ExactLru::new(room).replay(trace));
         let mut row = vec![room.to_string(), format!("{exact:.4}")];
+        let chains = || trace.requests.iter().map(|request| &request.hash_ids[..]);
+        let belady = hit_rate(&mut Belady::new(room as usize, chains()), chains());
+        let mut best = exact;
         for kind in PolicyKind::ALL {
             let reached = rate(replay(args, *kind, room, trace).map_err(|e| e.to_string())?);
+            best = best.max(reached);
             row.push(format!("{reached:.4}"));
             good &= *kind != PolicyKind::default() || reached >= exact - SLACK;
         }
-        row.push(format!("{endless:.4}"));
+        row.extend([format!("{belady:.4}"), format!("{endless:.4}")]);
+        row.push(match belady - exact {
+            gap if gap > 0.0 => format!("{:.0} %", 100.0 * (best - exact) / gap),
+            _ => "-".into(),
+        });
         println!("| {} |", row.join(" | "));
     }
     if !good {
@@ -101,24 +114,30 @@ fn replay(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<u64
 /// Handles one request like a client: looks all blocks up, reads the present prefix, puts the rest.
 fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -> Result<u64> {
     let keys: Vec<Vec<u8>> = request.hash_ids.iter().map(|&id| key(id)).collect();
-    let there: Vec<bool> = keys.iter().map(|key| master.exists(key)).collect();
-    let prefix = there.iter().take_while(|there| **there).count();
-    for key in &keys[..prefix] {
-        master.locate(key)?;
-    }
-    let config = ReplicateConfig::default();
-    let mut started = Vec::new();
-    for key in &keys[prefix..] {
-        let put = Put { writer: member.into(), mode: WriteMode::Put, key, len, config: &config, group: "" };
-        match master.put_start(&put) {
-            Ok(_) => started.push(key),
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let there = master.handle(BatchExistKey { keys: Cow::Borrowed(&keys), tenant: "" });
+    let prefix = there.iter().take_while(|there| matches!(there, Ok(true))).count();
+    let read = BatchGetReplicaList { keys: Cow::Borrowed(&keys[..prefix]), tenant: "" };
+    master.handle(read).into_iter().collect::<Result<Vec<_>>>()?;
+    let missing = &keys[prefix..];
+    let started = master.handle(BatchPutStart {
+        client: member,
+        keys: Cow::Borrowed(missing),
+        sizes: Cow::Owned(vec![len; missing.len()]),
+        config: Cow::Owned(ReplicateConfig::default()),
+        tenant: "",
+    });
+    let mut items = Vec::with_capacity(missing.len());
+    for (key, started) in missing.iter().zip(started) {
+        match started {
+            Ok(_) => items.push(EndItem { key, checksum: None }),
             Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NoSpace) => {}
             Err(error) => return Err(error),
         }
     }
-    for key in started {
-        master.put_end(member.into(), key, None, ReplicaType::All)?;
-    }
+    let ended =
+        BatchPutEnd { client: member, items: Cow::Borrowed(&items), replicas: ReplicaType::All, tenant: "" };
+    master.handle(ended).into_iter().collect::<Result<Vec<_>>>()?;
     Ok(prefix as u64)
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{
-    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Lru, MergeableOrder, S3Fifo, S3FifoConfig, Tenure,
-    TenureConfig,
+    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, Lru, MergeableOrder, Place,
+    S3Fifo, S3FifoConfig, Tenure, TenureConfig,
 };
 use crate::ids::SlotId;
 
@@ -21,14 +21,17 @@ pub enum PolicyKind {
     /// [`Tenure`]: `tenure`.
     #[default]
     Tenure,
+    /// [`Gittins`]: `gittins`.
+    Gittins,
 }
 
 impl PolicyKind {
     /// Names that parse.
-    pub const NAMES: &'static [&'static str] = &["fifo", "lru", "s3fifo", "tenure"];
+    pub const NAMES: &'static [&'static str] = &["fifo", "lru", "s3fifo", "tenure", "gittins"];
 
     /// Policies, in the order of [`NAMES`](Self::NAMES).
-    pub const ALL: &'static [PolicyKind] = &[Self::Fifo, Self::Lru, Self::S3Fifo, Self::Tenure];
+    pub const ALL: &'static [PolicyKind] =
+        &[Self::Fifo, Self::Lru, Self::S3Fifo, Self::Tenure, Self::Gittins];
 }
 
 impl fmt::Display for PolicyKind {
@@ -38,6 +41,7 @@ impl fmt::Display for PolicyKind {
             PolicyKind::Lru => "lru",
             PolicyKind::S3Fifo => "s3fifo",
             PolicyKind::Tenure => "tenure",
+            PolicyKind::Gittins => "gittins",
         })
     }
 }
@@ -51,6 +55,7 @@ impl FromStr for PolicyKind {
             "lru" => Ok(PolicyKind::Lru),
             "s3fifo" => Ok(PolicyKind::S3Fifo),
             "tenure" => Ok(PolicyKind::Tenure),
+            "gittins" => Ok(PolicyKind::Gittins),
             _ => Err(ParsePolicyError(text.into())),
         }
     }
@@ -77,6 +82,8 @@ pub struct BuiltinPolicyConfig {
     pub s3fifo: S3FifoConfig,
     /// Options of [`Tenure`]; the other policies ignore them.
     pub tenure: TenureConfig,
+    /// Options of [`Gittins`]; the other policies ignore them.
+    pub gittins: GittinsConfig,
     /// Policy of the application. It replaces `kind`.
     pub custom: Option<CustomPolicy>,
 }
@@ -104,6 +111,8 @@ pub enum BuiltinPolicy {
     S3Fifo(S3Fifo),
     /// LRU with tenure.
     Tenure(Tenure),
+    /// Gittins index, learned from the uses.
+    Gittins(Box<Gittins>),
     /// Policy of the application.
     Custom(CustomOrder),
 }
@@ -115,6 +124,7 @@ macro_rules! each {
             BuiltinPolicy::Lru($inner) => $call,
             BuiltinPolicy::S3Fifo($inner) => $call,
             BuiltinPolicy::Tenure($inner) => $call,
+            BuiltinPolicy::Gittins($inner) => $call,
             BuiltinPolicy::Custom($inner) => $call,
         }
     };
@@ -132,6 +142,7 @@ impl EvictionPolicy for BuiltinPolicy {
             PolicyKind::Lru => Self::Lru(Lru::new(slots, &())),
             PolicyKind::S3Fifo => Self::S3Fifo(S3Fifo::new(slots, &config.s3fifo)),
             PolicyKind::Tenure => Self::Tenure(Tenure::new(slots, &config.tenure)),
+            PolicyKind::Gittins => Self::Gittins(Box::new(Gittins::new(slots, &config.gittins))),
         }
     }
 
@@ -157,12 +168,60 @@ impl EvictionPolicy for BuiltinPolicy {
 }
 
 impl MergeableOrder for BuiltinPolicy {
+    fn for_one_cache(config: &BuiltinPolicyConfig) -> BuiltinPolicyConfig {
+        BuiltinPolicyConfig {
+            gittins: Gittins::for_one_cache(&config.gittins),
+            custom: config.custom.as_ref().map(CustomPolicy::for_one_cache),
+            ..config.clone()
+        }
+    }
+
     fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
         each!(self, inner => inner.insert_hashed(slot, bytes, key_hash))
     }
 
+    fn insert_at(&mut self, slot: SlotId, bytes: u64, key_hash: u64, place: &Place) {
+        each!(self, inner => inner.insert_at(slot, bytes, key_hash, place))
+    }
+
+    fn touch_at(&mut self, slot: SlotId, place: &Place) {
+        each!(self, inner => inner.touch_at(slot, place))
+    }
+
+    fn remembers(&self, key_hash: u64) -> bool {
+        each!(self, inner => inner.remembers(key_hash))
+    }
+
+    fn take_back(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        each!(self, inner => inner.take_back(slot, bytes, key_hash))
+    }
+
+    fn parent(&self, slot: SlotId) -> u64 {
+        each!(self, inner => inner.parent(slot))
+    }
+
+    fn change_children(&mut self, slot: SlotId, more: bool) {
+        each!(self, inner => inner.change_children(slot, more))
+    }
+
     fn set_time(&mut self, now: u64) {
         each!(self, inner => inner.set_time(now))
+    }
+
+    fn ranks_by_value(&self) -> bool {
+        each!(self, inner => inner.ranks_by_value())
+    }
+
+    fn victim_value(&self) -> Option<u64> {
+        each!(self, inner => inner.victim_value())
+    }
+
+    fn value(&self, slot: SlotId) -> Option<u64> {
+        each!(self, inner => inner.value(slot))
+    }
+
+    fn value_since(&self, used: u64) -> Option<u64> {
+        each!(self, inner => inner.value_since(used))
     }
 
     fn victim_since(&self) -> Option<u64> {
@@ -188,7 +247,7 @@ mod tests {
         let error = "LRU".parse::<PolicyKind>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown eviction policy \"LRU\"; use one of fifo, lru, s3fifo, tenure"
+            "unknown eviction policy \"LRU\"; use one of fifo, lru, s3fifo, tenure, gittins"
         );
     }
 

@@ -3,61 +3,71 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{EvictionPolicy, MergeableOrder};
+use super::{EvictionPolicy, MergeableOrder, Place};
 use crate::ids::SlotId;
 
-/// Object-safe form of a policy. The built-in policies are called without it.
-trait DynPolicy: Send {
-    fn insert(&mut self, slot: SlotId, bytes: u64);
-    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64);
-    fn touch(&mut self, slot: SlotId);
-    fn remove(&mut self, slot: SlotId);
-    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
-    fn set_time(&mut self, now: u64);
-    fn victim_since(&self) -> Option<u64>;
-    fn heeds_use(&self) -> bool;
-    fn len(&self) -> usize;
+/// Declares the object-safe form of a policy, and forwards it both ways.
+macro_rules! object_safe {
+    (
+        changes { $($of:ident: $change:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?;)* }
+        reads { $($of_read:ident: $read:ident($($with:ident: $with_type:ty),*) -> $read_out:ty;)* }
+    ) => {
+        /// Object-safe form of a policy. The built-in policies are called without it.
+        trait DynPolicy: Send {
+            $(fn $change(&mut self $(, $arg: $type)*) $(-> $out)?;)*
+            $(fn $read(&self $(, $with: $with_type)*) -> $read_out;)*
+        }
+
+        impl<P: MergeableOrder> DynPolicy for P {
+            $(fn $change(&mut self $(, $arg: $type)*) $(-> $out)? {
+                $of::$change(self $(, $arg)*)
+            })*
+
+            $(fn $read(&self $(, $with: $with_type)*) -> $read_out {
+                $of_read::$read(self $(, $with)*)
+            })*
+        }
+
+        impl CustomOrder {
+            $(pub(super) fn $change(&mut self $(, $arg: $type)*) $(-> $out)? {
+                self.0.$change($($arg),*)
+            })*
+
+            $(pub(super) fn $read(&self $(, $with: $with_type)*) -> $read_out {
+                self.0.$read($($with),*)
+            })*
+        }
+    };
 }
 
-impl<P: MergeableOrder> DynPolicy for P {
-    fn insert(&mut self, slot: SlotId, bytes: u64) {
-        EvictionPolicy::insert(self, slot, bytes);
+object_safe! {
+    changes {
+        EvictionPolicy: insert(slot: SlotId, bytes: u64);
+        EvictionPolicy: touch(slot: SlotId);
+        EvictionPolicy: remove(slot: SlotId);
+        EvictionPolicy: evict(allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId>;
+        MergeableOrder: insert_hashed(slot: SlotId, bytes: u64, key_hash: u64);
+        MergeableOrder: insert_at(slot: SlotId, bytes: u64, key_hash: u64, place: &Place);
+        MergeableOrder: touch_at(slot: SlotId, place: &Place);
+        MergeableOrder: take_back(slot: SlotId, bytes: u64, key_hash: u64);
+        MergeableOrder: change_children(slot: SlotId, more: bool);
+        MergeableOrder: set_time(now: u64);
     }
-
-    fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
-        MergeableOrder::insert_hashed(self, slot, bytes, key_hash);
-    }
-
-    fn touch(&mut self, slot: SlotId) {
-        EvictionPolicy::touch(self, slot);
-    }
-
-    fn remove(&mut self, slot: SlotId) {
-        EvictionPolicy::remove(self, slot);
-    }
-
-    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
-        EvictionPolicy::evict(self, allowed)
-    }
-
-    fn set_time(&mut self, now: u64) {
-        MergeableOrder::set_time(self, now);
-    }
-
-    fn victim_since(&self) -> Option<u64> {
-        MergeableOrder::victim_since(self)
-    }
-
-    fn heeds_use(&self) -> bool {
-        MergeableOrder::heeds_use(self)
-    }
-
-    fn len(&self) -> usize {
-        EvictionPolicy::len(self)
+    reads {
+        EvictionPolicy: len() -> usize;
+        MergeableOrder: remembers(key_hash: u64) -> bool;
+        MergeableOrder: parent(slot: SlotId) -> u64;
+        MergeableOrder: ranks_by_value() -> bool;
+        MergeableOrder: victim_value() -> Option<u64>;
+        MergeableOrder: value(slot: SlotId) -> Option<u64>;
+        MergeableOrder: value_since(used: u64) -> Option<u64>;
+        MergeableOrder: victim_since() -> Option<u64>;
+        MergeableOrder: heeds_use() -> bool;
     }
 }
 
 type Open = dyn Fn(usize) -> Box<dyn DynPolicy> + Send + Sync;
+type Share = dyn Fn() -> Arc<Open> + Send + Sync;
 
 /// Policy of the application with its options, for
 /// [`BuiltinPolicyConfig`](super::BuiltinPolicyConfig).
@@ -65,13 +75,23 @@ type Open = dyn Fn(usize) -> Box<dyn DynPolicy> + Send + Sync;
 pub struct CustomPolicy {
     name: &'static str,
     open: Arc<Open>,
+    share: Arc<Share>,
 }
 
 impl CustomPolicy {
     /// Selects the policy `P` with these options.
     pub fn new<P: MergeableOrder>(config: P::Config) -> Self {
-        let open = move |slots| Box::new(P::new(slots, &config)) as Box<dyn DynPolicy>;
-        Self { name: std::any::type_name::<P>(), open: Arc::new(open) }
+        let open = |config: P::Config| -> Arc<Open> {
+            Arc::new(move |slots| Box::new(P::new(slots, &config)) as Box<dyn DynPolicy>)
+        };
+        let of_each = config.clone();
+        let share = move || open(P::for_one_cache(&config));
+        Self { name: std::any::type_name::<P>(), open: open(of_each), share: Arc::new(share) }
+    }
+
+    /// Returns the policy with options that the policies of one cache share.
+    pub(super) fn for_one_cache(&self) -> Self {
+        Self { open: (self.share)(), ..self.clone() }
     }
 
     pub(super) fn open(&self, slots: usize) -> CustomOrder {
@@ -96,44 +116,6 @@ impl Eq for CustomPolicy {}
 
 /// Policy of the application, as a [`CustomPolicy`] opened it.
 pub struct CustomOrder(Box<dyn DynPolicy>);
-
-impl CustomOrder {
-    pub(super) fn insert(&mut self, slot: SlotId, bytes: u64) {
-        self.0.insert(slot, bytes)
-    }
-
-    pub(super) fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
-        self.0.insert_hashed(slot, bytes, key_hash)
-    }
-
-    pub(super) fn touch(&mut self, slot: SlotId) {
-        self.0.touch(slot)
-    }
-
-    pub(super) fn remove(&mut self, slot: SlotId) {
-        self.0.remove(slot)
-    }
-
-    pub(super) fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
-        self.0.evict(allowed)
-    }
-
-    pub(super) fn set_time(&mut self, now: u64) {
-        self.0.set_time(now)
-    }
-
-    pub(super) fn victim_since(&self) -> Option<u64> {
-        self.0.victim_since()
-    }
-
-    pub(super) fn heeds_use(&self) -> bool {
-        self.0.heeds_use()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-}
 
 impl fmt::Debug for CustomOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

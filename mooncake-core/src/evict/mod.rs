@@ -1,18 +1,24 @@
 //! Eviction when memory runs out: the [`EvictionPolicy`] interface and its implementations.
 
 mod builtin;
+mod chain;
 mod custom;
 mod fifo;
 mod ghost;
+mod gittins;
 mod lru;
+mod notes;
 mod rings;
 mod s3fifo;
 mod tenure;
 
 pub use self::builtin::{BuiltinPolicy, BuiltinPolicyConfig, ParsePolicyError, PolicyKind};
+pub use self::chain::{Batch, ChainEnd, ChainEnds, Place};
 pub use self::custom::{CustomOrder, CustomPolicy};
 pub use self::fifo::Fifo;
+pub use self::gittins::{Gittins, GittinsConfig, Learner};
 pub use self::lru::Lru;
+pub use self::notes::VictimNotes;
 pub use self::s3fifo::{S3Fifo, S3FifoConfig};
 pub use self::tenure::{Tenure, TenureConfig};
 
@@ -57,11 +63,17 @@ pub trait EvictionPolicy: Sized + Send + 'static {
 }
 
 /// Order of a policy whose victims compare with those of other policies. The shards of a cache each
-/// have a policy; the cache evicts the oldest of their victims.
+/// have a policy; the cache evicts the first of their victims.
 ///
-/// Every method has a default that suits an [`EvictionPolicy`] that knows nothing of other shards:
-/// `impl MergeableOrder for MyPolicy {}` is enough.
+/// Every method has a default that suits an [`EvictionPolicy`] that knows nothing of keys, chains
+/// and other shards: `impl MergeableOrder for MyPolicy {}` is enough.
 pub trait MergeableOrder: EvictionPolicy {
+    /// Returns the options for the policies of one cache, with everything that they share. The
+    /// default shares nothing.
+    fn for_one_cache(config: &Self::Config) -> Self::Config {
+        config.clone()
+    }
+
     /// Inserts like [`insert`](EvictionPolicy::insert), with a hash of the key of the object. A
     /// policy with a memory recognises an object that it evicted before by the hash. The default
     /// ignores it.
@@ -70,11 +82,75 @@ pub trait MergeableOrder: EvictionPolicy {
         self.insert(slot, bytes);
     }
 
+    /// Inserts like [`insert_hashed`](Self::insert_hashed), with the position of the use. The default
+    /// ignores it.
+    fn insert_at(&mut self, slot: SlotId, bytes: u64, key_hash: u64, place: &Place) {
+        let _ = place;
+        self.insert_hashed(slot, bytes, key_hash);
+    }
+
+    /// Records a use like [`touch`](EvictionPolicy::touch), with its position. The default ignores it.
+    fn touch_at(&mut self, slot: SlotId, place: &Place) {
+        let _ = place;
+        self.touch(slot);
+    }
+
+    /// Returns whether the policy remembers the object with this hash, which it does not hold.
+    fn remembers(&self, key_hash: u64) -> bool {
+        let _ = key_hash;
+        false
+    }
+
+    /// Takes back the last victim of [`evict`](EvictionPolicy::evict), as if it had not been
+    /// evicted. The default inserts it.
+    fn take_back(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        self.insert_hashed(slot, bytes, key_hash);
+    }
+
+    /// Returns the hash of the parent that the object in a slot was inserted with; 0 for none. The
+    /// slot is held, or is the last victim.
+    fn parent(&self, slot: SlotId) -> u64 {
+        let _ = slot;
+        0
+    }
+
+    /// Records that the object in `slot` has one child more in the cache, or one less. Callers call
+    /// this for the parent of each object that is inserted, evicted or removed.
+    fn change_children(&mut self, slot: SlotId, more: bool) {
+        let _ = (slot, more);
+    }
+
     /// Sets the logical clock of the following calls, in uses of the whole cache. `now` never
-    /// decreases. Callers that merge the victims of several policies call this before each `insert`
-    /// and `touch`. The default ignores it.
+    /// decreases. Callers that merge the victims of several policies call this before each
+    /// `insert`, `touch` and `evict`. The default ignores it.
     fn set_time(&mut self, now: u64) {
         let _ = now;
+    }
+
+    /// Returns whether victims compare by value and not by time: the victim with the least
+    /// [`victim_value`](Self::victim_value) goes first. Values change with time, so callers do not
+    /// keep a victim for later, but [take it back](Self::take_back).
+    fn ranks_by_value(&self) -> bool {
+        false
+    }
+
+    /// Returns the value of the last victim of `evict`, if victims compare by value. (The bits of a
+    /// positive `f32` order as the number does.)
+    fn victim_value(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the value of a slot that is held, if victims compare by value.
+    fn value(&self, slot: SlotId) -> Option<u64> {
+        let _ = slot;
+        None
+    }
+
+    /// Returns the value of an object that the policy does not hold, and of which only the last use
+    /// is known, if victims compare by value.
+    fn value_since(&self, used: u64) -> Option<u64> {
+        let _ = used;
+        None
     }
 
     /// Returns the time by which the last victim of `evict` compares with victims of other

@@ -41,6 +41,33 @@ impl<const N: usize> Rings<N> {
 
     /// Puts a slot that is in no ring at the new end of one.
     pub(super) fn push(&mut self, ring: usize, slot: SlotId) {
+        let at = self.reserve(slot);
+        let second = std::mem::replace(&mut self.links[ring].older, at as u32);
+        self.links[second as usize].newer = at as u32;
+        self.links[at] = Link { newer: ring as u32, older: second };
+        self.lens[ring] += 1;
+    }
+
+    /// Puts a slot that is in no ring at the old end of one.
+    pub(super) fn push_oldest(&mut self, ring: usize, slot: SlotId) {
+        let at = self.reserve(slot);
+        let second = std::mem::replace(&mut self.links[ring].newer, at as u32);
+        self.links[second as usize].older = at as u32;
+        self.links[at] = Link { newer: second, older: ring as u32 };
+        self.lens[ring] += 1;
+    }
+
+    /// Puts a slot that is in no ring behind one that is: as the next older one.
+    pub(super) fn push_behind(&mut self, ring: usize, slot: SlotId, newer: SlotId) {
+        let (at, newer) = (self.reserve(slot), newer.index() + N);
+        let older = std::mem::replace(&mut self.links[newer].older, at as u32);
+        self.links[older as usize].newer = at as u32;
+        self.links[at] = Link { newer: newer as u32, older };
+        self.lens[ring] += 1;
+    }
+
+    /// Returns the index of the link of a slot.
+    fn reserve(&mut self, slot: SlotId) -> usize {
         let at = slot.index() + N;
         assert!(
             at < ABSENT as usize,
@@ -49,10 +76,7 @@ impl<const N: usize> Rings<N> {
         if at >= self.links.len() {
             self.links.resize(at + 1, Link { newer: ABSENT, older: ABSENT });
         }
-        let second = std::mem::replace(&mut self.links[ring].older, at as u32);
-        self.links[second as usize].newer = at as u32;
-        self.links[at] = Link { newer: ring as u32, older: second };
-        self.lens[ring] += 1;
+        at
     }
 
     /// Removes a slot from `ring`. The slot must be in it.
@@ -69,9 +93,19 @@ impl<const N: usize> Rings<N> {
         self.slot(self.links[ring].newer)
     }
 
+    /// Returns the slot that has been in `ring` for the shortest time.
+    pub(super) fn youngest(&self, ring: usize) -> Option<SlotId> {
+        self.slot(self.links[ring].older)
+    }
+
     /// Returns the next younger slot in the same ring.
-    fn next(&self, slot: SlotId) -> Option<SlotId> {
+    pub(super) fn newer(&self, slot: SlotId) -> Option<SlotId> {
         self.slot(self.links[slot.index() + N].newer)
+    }
+
+    /// Returns the next older slot in the same ring.
+    pub(super) fn older(&self, slot: SlotId) -> Option<SlotId> {
+        self.slot(self.links[slot.index() + N].older)
     }
 
     /// Moves a slot to the new end of its ring.
@@ -83,7 +117,7 @@ impl<const N: usize> Rings<N> {
     /// Returns the oldest slot of `ring` that `allowed` agrees to.
     pub(super) fn oldest_of(&self, ring: usize, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         let first = self.oldest(ring)?;
-        std::iter::successors(Some(first), |&slot| self.next(slot)).find(|&slot| allowed(slot))
+        std::iter::successors(Some(first), |&slot| self.newer(slot)).find(|&slot| allowed(slot))
     }
 
     /// Removes the oldest slot of `ring` that `allowed` agrees to.

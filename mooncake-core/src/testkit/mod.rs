@@ -9,6 +9,8 @@ mod forked;
 pub mod lease;
 pub mod meta;
 mod ports;
+pub mod simulate;
+pub mod workloads;
 
 pub use forked::{ForkedChild, fork_child};
 pub use ports::free_port;

@@ -17,6 +17,7 @@ mod drain_support;
 mod expired_clients;
 mod files;
 mod free_space;
+mod gittins;
 mod groups;
 mod hot_replicas;
 mod inventory;

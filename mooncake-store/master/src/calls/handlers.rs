@@ -9,7 +9,7 @@ use std::time::Duration;
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{Batch, MergeableOrder, Place};
 use mooncake_core::ids::ClientId;
 use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
 
@@ -46,7 +46,11 @@ handlers! {
     ExistKey<'a>: |master, r| {
         Ok(master.scoped_if_known(r.tenant, r.key).is_ok_and(|key| master.exists(&key)))
     };
-    BatchExistKey<'a>: |master, r| each(&r.keys, |key| master.handle(ExistKey { key, tenant: r.tenant }));
+    BatchExistKey<'a>: |master, r| {
+        let found = each(&r.keys, |key| master.handle(ExistKey { key, tenant: r.tenant }));
+        master.record_found(r.tenant, &r.keys, found.iter().take_while(|found| matches!(found, Ok(true))).count());
+        found
+    };
     GetReplicaListByRegex<'a>: |master, r| master.locate_matching_of(r.tenant, r.pattern).map(|found| {
         Pairs(found.into_iter().map(|(key, replicas)| (key.as_bytes().to_vec(), replicas)).collect())
     });
@@ -60,20 +64,35 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<GetReplicaList<'a>> for 
 
     fn respond(&self, r: GetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
         response.write_one::<GetReplicaList<'a>, _>(|out| {
-            self.locate_to(&self.scoped_if_known(r.tenant, r.key)?, out)
+            self.locate_to(&self.scoped_if_known(r.tenant, r.key)?, None, out)
         })
     }
 }
 
 impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>> for Master<A, E> {
     fn handle(&self, r: BatchGetReplicaList<'a>) -> Outcome<BatchGetReplicaList<'a>> {
-        each(&r.keys, |key| self.handle(GetReplicaList { key, tenant: r.tenant }))
+        let batch = self.read_batch(r.tenant, &r.keys);
+        let locate = |at: usize| {
+            let place = batch.as_ref().map(|batch| batch.place(at));
+            self.locate_at(&self.scoped_if_known(r.tenant, r.keys[at])?, place)
+        };
+        let found: Vec<_> = (0..r.keys.len()).map(locate).collect();
+        self.record_found(r.tenant, &r.keys, found.iter().take_while(|found| found.is_ok()).count());
+        found
     }
 
     fn respond(&self, r: BatchGetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        let batch = self.read_batch(r.tenant, &r.keys);
+        let mut found = 0;
         response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
-            self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, out)
-        })
+            let place = batch.as_ref().map(|batch| batch.place(at));
+            self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, place, out)?;
+            // Counts from the front: stays behind after a miss.
+            found += usize::from(found == at);
+            Ok(())
+        })?;
+        self.record_found(r.tenant, &r.keys, found);
+        Ok(())
     }
 }
 
@@ -142,6 +161,11 @@ impl Starts<'_> {
         start(&put).map_err(|error| self.refusal(master, len, error))
     }
 
+    /// Returns the chain of the keys, if the policy has a use for it.
+    fn chain<A: SegmentAllocator, E: MergeableOrder>(&self, master: &Master<A, E>) -> Option<Batch> {
+        master.put_batch(self.caller.client, self.caller.tenant, self.keys)
+    }
+
     /// Returns the group of the object at this index; empty for none.
     fn group(&self, at: usize) -> Result<&str> {
         match &self.config.group_ids {
@@ -180,14 +204,16 @@ macro_rules! starts {
         impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<$call<'a>> for Master<A, E> {
             fn handle(&self, $r: $call<'a>) -> Outcome<$call<'a>> {
                 let starts = $starts;
-                let start = |at| starts.start(self, at, |put| self.put_start(put));
+                let chain = starts.chain(self);
+                let start = |at| starts.start(self, at, |put| self.put_start_at(put, place_in(&chain, at)));
                 starts!(@handle $how starts start)
             }
 
             fn respond(&self, $r: $call<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
                 let starts = $starts;
+                let chain = starts.chain(self);
                 let start = |at, out: &mut pack::Writer<'_>| {
-                    starts.start(self, at, |put| self.put_start_to(put, out))
+                    starts.start(self, at, |put| self.put_start_to(put, place_in(&chain, at), out))
                 };
                 starts!(@respond $how $call starts start response)
             }
@@ -241,14 +267,45 @@ starts! {
     };
 }
 
+/// Returns the place of the key at an index of a chain.
+fn place_in(chain: &Option<Batch>, at: usize) -> Place {
+    chain.as_ref().map_or(Place::numbered(0), |chain| chain.place(at))
+}
+
 fn caller(client: ClientId, tenant: &str) -> Caller<'_> {
     Caller { client, tenant, attempt: 0 }
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     fn end_write(&self, caller: Caller<'_>, item: &EndItem<'_>, replicas: ReplicaType) -> Result<()> {
+        self.end_write_at(caller, item, replicas, None)
+    }
+
+    fn end_write_at(
+        &self,
+        caller: Caller<'_>,
+        item: &EndItem<'_>,
+        replicas: ReplicaType,
+        use_number: Option<u64>,
+    ) -> Result<()> {
         let key = self.scoped_if_known(caller.tenant, item.key)?;
-        self.put_end(Writer::from(caller), &key, item.checksum, replicas)
+        self.put_end_at(Writer::from(caller), &key, item.checksum, replicas, use_number)
+    }
+
+    /// Ends a batch of writes, whose last key counts as the least recently used.
+    fn end_writes(
+        &self,
+        caller: Caller<'_>,
+        items: &[EndItem<'_>],
+        replicas: ReplicaType,
+    ) -> Vec<Result<()>> {
+        let directory = &self.space().directory;
+        let largest = directory.ranks_by_value().then(|| directory.next_use_numbers(items.len()));
+        let end = |(at, item)| {
+            let use_number = largest.map(|largest| largest - at as u64);
+            self.end_write_at(caller, item, replicas, use_number)
+        };
+        items.iter().enumerate().map(end).collect()
     }
 
     fn revoke_write(&self, caller: Caller<'_>, key: &[u8], replicas: ReplicaType) -> Result<()> {
@@ -261,14 +318,14 @@ handlers! {
     PutEnd<'a>: |master, r| master.end_write(caller(r.client, r.tenant), &r.item, r.replicas);
     UpsertEnd<'a>: |master, r| master.end_write(caller(r.client, r.tenant), &r.item, r.replicas);
     BatchPutEnd<'a>: |master, r| {
-        each(&r.items, |item| master.end_write(caller(r.client, r.tenant), item, r.replicas))
+        master.end_writes(caller(r.client, r.tenant), &r.items, r.replicas)
     };
     BatchUpsertEnd<'a>: |master, r| {
-        each(&r.items, |item| master.end_write(caller(r.client, r.tenant), item, ReplicaType::All))
+        master.end_writes(caller(r.client, r.tenant), &r.items, ReplicaType::All)
     };
     EndWrites<'a>: |master, r| {
         let caller = Caller { client: r.client, tenant: r.tenant, attempt: r.attempt };
-        each(&r.items, |item| master.end_write(caller, item, r.replicas))
+        master.end_writes(caller, &r.items, r.replicas)
     };
     PutRevoke<'a>: |master, r| master.revoke_write(caller(r.client, r.tenant), r.key, r.replicas);
     UpsertRevoke<'a>: |master, r| master.revoke_write(caller(r.client, r.tenant), r.key, r.replicas);

@@ -244,7 +244,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         };
         // The replicas on disks may be older.
         shard[slot].drop_disk_replicas();
-        if let Some(old) = shard.put_value(slot, value, self.space().directory.next_use_number()) {
+        if let Some(old) = self.space().directory.put_value(shard, slot, value, &self.space().next_place()) {
             old.quarantine(self.space().quarantine_end(in_use), now);
         }
         if let Some(used) = used {

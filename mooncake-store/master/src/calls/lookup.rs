@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -32,7 +32,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             return false;
         }
         object.grant_lease(self.space().lease_from(now));
-        shard.touch(slot, self.space().directory.next_use_number());
+        // A policy that counts uses learns from those that read. The lease protects the object.
+        if !self.space().directory.ranks_by_value() {
+            self.space().directory.touch(&mut shard, slot, &self.space().next_place());
+        }
         true
     }
 
@@ -41,7 +44,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
     pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
-        self.read(key, |object| {
+        self.locate_at(key, None)
+    }
+
+    /// Returns the replicas like [`Master::locate`]. `place` is that of the use in its batch.
+    pub(super) fn locate_at(&self, key: &[u8], place: Option<Place>) -> Result<ReplicaList> {
+        self.read(key, place, |object| {
             let mut replicas = object.describe();
             let is_in_memory = |replica: &Replica| matches!(replica.location, ReplicaLocation::Memory(_));
             let in_memory = replicas.partition_point(is_in_memory);
@@ -58,8 +66,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Encodes the result of [`Master::locate`] as a [`ReplicaList`].
-    pub(crate) fn locate_to(&self, key: &[u8], out: &mut Writer<'_>) -> Result<()> {
-        self.read(key, |object| {
+    pub(super) fn locate_to(&self, key: &[u8], place: Option<Place>, out: &mut Writer<'_>) -> Result<()> {
+        self.read(key, place, |object| {
             match object.value() {
                 Some(value) if object.disk().is_none() => {
                     // Collected once: a segment may be retired meanwhile, and the number of
@@ -103,7 +111,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             if !replicas.is_empty() {
                 found.push((object.key.clone(), replicas));
                 object.grant_lease(lease);
-                shard.touch(slot, self.space().directory.next_use_number());
+                self.space().directory.touch(shard, slot, &self.space().next_place());
             }
         });
         found
@@ -154,7 +162,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Grants a lease and passes the object to `show`.
-    fn read<R>(&self, key: &[u8], show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
+    fn read<R>(&self, key: &[u8], place: Option<Place>, show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
@@ -171,7 +179,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
         let shown = show(object);
         object.grant_lease(self.space().lease_from(now));
-        shard.touch(slot, self.space().directory.next_use_number());
+        let place = place.unwrap_or_else(|| self.space().next_place());
+        self.space().directory.touch(&mut shard, slot, &place);
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {

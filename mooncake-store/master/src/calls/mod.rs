@@ -1,6 +1,7 @@
 //! Calls: the public methods of [`Master`], one module for each subject, and the RPC handlers.
 
 mod announce_pace;
+mod chains;
 mod client_table;
 mod clients;
 mod copies;

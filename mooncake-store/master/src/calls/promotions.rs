@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::{ClientId, SlotId};
 use mooncake_core::replica::{Replica, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -121,7 +121,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             stamp: Stamp { epoch: self.space().epoch, number: use_number },
             replicas: live,
         };
-        shard.put_value(slot, value, use_number);
+        self.space().directory.put_value(&mut shard, slot, value, &Place::numbered(use_number));
         drop(shard);
         self.space().eviction.end_backoff();
         Ok(())

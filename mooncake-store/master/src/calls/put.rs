@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
@@ -68,14 +68,20 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// `OBJECT_HAS_REPLICATION_TASK` (upsert only: the object is being copied or moved);
     /// `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
-        self.start(put, Write::describe)
+        self.put_start_at(put, Place::numbered(0))
+    }
+
+    /// Starts a put like [`Master::put_start`]. `place` is that of the object in its batch; its
+    /// number does not count.
+    pub(super) fn put_start_at(&self, put: &Put<'_>, place: Place) -> Result<Vec<Replica>> {
+        self.start(put, place, Write::describe)
     }
 
     /// Encodes the result of [`Master::put_start`] as a list of [`Replica`]s.
-    pub(crate) fn put_start_to(&self, put: &Put<'_>, out: &mut pack::Writer<'_>) -> Result<()> {
+    pub(super) fn put_start_to(&self, put: &Put<'_>, place: Place, out: &mut pack::Writer<'_>) -> Result<()> {
         // `show` runs once at most, but two closures cannot share the writer.
         let out = RefCell::new(out);
-        self.start(put, |write| {
+        self.start(put, place, |write| {
             if write.file.is_some() {
                 return write.describe().pack(*out.borrow_mut());
             }
@@ -85,7 +91,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Allocates space and passes the write to `show`.
-    fn start<R>(&self, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<R> {
+    fn start<R>(&self, put: &Put<'_>, place: Place, show: impl Fn(&Write<A>) -> R) -> Result<R> {
         self.check_put(put)?;
         let hash = self.space().directory.hash(put.key);
         let tenant = self.space().tenants.number(put.key);
@@ -113,7 +119,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             };
             if let Some(space) = self.space().place(put.len, hash, put.config, now) {
                 self.space().counters.placed(put.config.replicas, space.len());
-                return self.grant(&mut shard, hash, put, space, charged, &show, now);
+                return self.grant(&mut shard, hash, put, place, space, charged, &show, now);
             }
             drop(charged);
             drop(shard);
@@ -121,7 +127,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 break;
             }
         }
-        if let Some(shown) = self.overwrite(hash, put, &show)? {
+        if let Some(shown) = self.overwrite(hash, put, place, &show)? {
             return Ok(shown);
         }
         self.space().counters.no_room();
@@ -148,6 +154,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         key: &[u8],
         checksum: Option<u64>,
         replicas: ReplicaType,
+    ) -> Result<()> {
+        self.put_end_at(writer, key, checksum, replicas, None)
+    }
+
+    /// Ends a write like [`Master::put_end`]. `use_number` is that of the object in its batch.
+    pub(super) fn put_end_at(
+        &self,
+        writer: Writer,
+        key: &[u8],
+        checksum: Option<u64>,
+        replicas: ReplicaType,
+        use_number: Option<u64>,
     ) -> Result<()> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -181,8 +199,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 format!("cannot end put: its allocation has expired. key={}", key.escape_ascii()),
             ));
         }
-        self.complete(&mut shard, slot, write, checksum, now);
+        self.complete(&mut shard, slot, write, checksum, use_number, now);
+        let parent = shard.parent(slot);
         drop(shard);
+        self.space().directory.change_children(parent, true);
         self.space().eviction.end_backoff();
         Ok(())
     }
@@ -285,7 +305,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             return Err(ErrorCode::ObjectHasReplicationTask.into());
         }
         // The object that is about to be replaced should not be evicted for its successor.
-        shard.touch(slot, self.space().directory.next_use_number());
+        self.space().directory.touch(shard, slot, &self.space().next_place());
         shard.remove_if_empty(slot);
         Ok(None)
     }
@@ -312,6 +332,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         shard: &mut Shard<A, E>,
         hash: u64,
         put: &Put<'_>,
+        place: Place,
         space: Replicas<A>,
         charged: Reservation<'_>,
         show: impl Fn(&Write<A>) -> R,
@@ -334,6 +355,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
         write.file = self.grant_file(put.key);
+        write.place = place;
         let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
         if !put.group.is_empty() {
@@ -344,7 +366,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Overwrites the old value in its own space if no reader uses it: the last resort of an upsert
     /// without free space.
-    fn overwrite<R>(&self, hash: u64, put: &Put<'_>, show: impl Fn(&Write<A>) -> R) -> Result<Option<R>> {
+    fn overwrite<R>(
+        &self,
+        hash: u64,
+        put: &Put<'_>,
+        place: Place,
+        show: impl Fn(&Write<A>) -> R,
+    ) -> Result<Option<R>> {
         if put.mode != WriteMode::Upsert {
             return Ok(None);
         }
@@ -369,7 +397,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let Some(mut old) = shard.take_value(slot) else { return Ok(None) };
         // A client that has kept the old number would take the new value for the old one.
         old.replicas.iter_mut().for_each(|held| held.id = self.space().new_replica());
-        self.grant(&mut shard, hash, put, old.replicas, charged, &show, now).map(Some)
+        self.grant(&mut shard, hash, put, place, old.replicas, charged, &show, now).map(Some)
     }
 
     /// Returns the charge of the tenant for the object that the write will replace.
@@ -386,11 +414,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         slot: SlotId,
         write: Write<A>,
         checksum: Option<u64>,
+        use_number: Option<u64>,
         now: Moment,
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let (writer, file) = (write.writer, write.file);
-        let use_number = self.space().directory.next_use_number();
+        let use_number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
+        let place = Place { number: use_number, ..write.place };
         let value = Value {
             len: write.len,
             checksum,
@@ -413,7 +443,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
         }
         shard[slot].drop_disk_replicas();
-        let old = shard.put_value(slot, value, use_number);
+        let old = self.space().directory.put_value(shard, slot, value, &place);
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
         }

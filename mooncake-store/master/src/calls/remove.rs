@@ -161,7 +161,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         gone.into_iter().for_each(|held| held.quarantine(lease, now));
         value.replicas = kept;
         if !value.replicas.is_empty() {
-            shard.put_value(slot, value, self.space().directory.next_use_number());
+            self.space().directory.put_value(shard, slot, value, &self.space().next_place());
         }
         shard.remove_if_empty(slot);
         true

@@ -3,6 +3,7 @@
 //! A shard has one lock. The lock covers its objects, their order of eviction, and the replicas
 //! that expired clients may announce again.
 
+mod chains;
 pub(crate) mod expired;
 pub(crate) mod object;
 pub(crate) mod object_disks;

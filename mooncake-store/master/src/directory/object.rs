@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
+use mooncake_core::evict::Place;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
 use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use mooncake_core::{Error, ErrorCode};
@@ -100,6 +101,8 @@ pub(crate) struct Write<A> {
     pub(crate) promotes: bool,
     /// File that the value is to be written to as well.
     pub(crate) file: Option<Box<FileGrant>>,
+    /// Place of the object in its chain.
+    pub(crate) place: Place,
     /// Index of the object in the list of writes of its shard.
     pub(super) index: usize,
 }
@@ -257,6 +260,7 @@ impl<A: SegmentAllocator> Write<A> {
             hard_pin: false,
             promotes: false,
             file: None,
+            place: Place::numbered(0),
             index: 0,
         }
     }

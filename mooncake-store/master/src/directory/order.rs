@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::SlotId;
 
 use super::object::{Object, OrderPosition};
@@ -15,6 +15,9 @@ use super::slots::Slots;
 /// Maximum number of pinned objects that are examined, and of ended pins that are processed, under
 /// one lock.
 pub(super) const AT_ONCE: usize = 1024;
+
+/// Maximum number of parents of removed objects that a shard remembers.
+const MAX_LEFT: usize = 1 << 16;
 
 /// Objects that an eviction may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +31,8 @@ pub(crate) enum Pass {
 /// Order of the objects of one tenant in a shard.
 pub(crate) struct TenantOrder<E> {
     policy: E,
-    /// Next victim of the policy, with the time by which it compares with other victims. It has
-    /// been taken out of the policy for the comparison.
+    /// Next victim of the policy, with the time or value by which it compares with other victims.
+    /// It has been taken out of the policy for the comparison.
     next: Option<(SlotId, u64)>,
     pinned: UseOrder,
     unpinned: UseOrder,
@@ -95,24 +98,45 @@ pub(crate) struct EvictionOrder<E: MergeableOrder> {
     pins: BTreeSet<(Moment, SlotId)>,
     /// Victim that [`choose`](Self::choose) found last.
     chosen: Option<SlotId>,
+    /// True if victims compare by value.
+    ranks_by_value: bool,
+    /// Number of the latest use of any object.
+    time: u64,
+    /// Hashes of the parents that have lost a child.
+    left: Vec<u64>,
 }
 
 impl<E: MergeableOrder> EvictionOrder<E> {
     pub(crate) fn new(config: &E::Config) -> Self {
+        let own = TenantOrder::<E>::new(config);
         Self {
             config: config.clone(),
-            own: TenantOrder::new(config),
+            ranks_by_value: own.policy.ranks_by_value(),
+            own,
             others: Vec::new(),
             pins: BTreeSet::new(),
             chosen: None,
+            time: 0,
+            left: Vec::new(),
         }
     }
 
-    /// Records a use of an object. `use_number` counts the uses of all objects.
-    pub(crate) fn touch<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId, use_number: u64) {
+    /// Returns whether victims compare by value and not by time.
+    pub(crate) fn ranks_by_value(&self) -> bool {
+        self.ranks_by_value
+    }
+
+    /// Sets the number of the latest use of any object.
+    pub(crate) fn set_time(&mut self, use_number: u64) {
+        self.time = use_number;
+    }
+
+    /// Records a use of an object.
+    pub(crate) fn touch<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId, place: &Place) {
         if !self.own.policy.heeds_use() {
             return;
         }
+        let (use_number, by_value) = (place.number, self.ranks_by_value);
         let object = &mut objects[slot];
         let before = std::mem::replace(&mut object.used, use_number);
         let (tenant, position) = (object.tenant, object.position);
@@ -121,10 +145,13 @@ impl<E: MergeableOrder> EvictionOrder<E> {
             OrderPosition::None => {}
             OrderPosition::Policy => {
                 order.policy.set_time(use_number);
-                if order.is_next(slot) {
+                let is_next = order.is_next(slot);
+                if is_next {
                     self.put_back(objects, tenant);
-                } else {
-                    order.policy.touch(slot);
+                }
+                // Without values, the return to the policy is the use.
+                if !is_next || by_value {
+                    self.tenant(tenant).policy.touch_at(slot, place);
                 }
             }
             OrderPosition::Pinned => {
@@ -134,13 +161,13 @@ impl<E: MergeableOrder> EvictionOrder<E> {
             // The use makes the object as new as any other.
             OrderPosition::Unpinned => {
                 order.unpinned.slots.remove(&(before, slot));
-                self.give_to_policy(objects, slot);
+                self.give_to_policy(objects, slot, &Place { parent: 0, ..*place });
             }
         }
     }
 
     /// Inserts an object. Call it when the value is complete and the pins are final.
-    pub(crate) fn insert<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId) {
+    pub(crate) fn insert<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId, place: &Place) {
         let object = &mut objects[slot];
         let (tenant, used) = (object.tenant, object.used);
         if object.soft_pin != Moment(0) {
@@ -153,7 +180,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
             object.position = OrderPosition::Pinned;
             self.tenant(tenant).pinned.slots.insert((used, slot));
         } else {
-            self.give_to_policy(objects, slot);
+            self.give_to_policy(objects, slot, place);
         }
     }
 
@@ -163,7 +190,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         self.remove(objects, slot);
         objects[slot].used = used;
         if objects[slot].hard_pin || objects[slot].soft_pin != Moment(0) {
-            return self.insert(objects, slot);
+            return self.insert(objects, slot, &Place::numbered(used));
         }
         // A policy would take the object as a new one. Among the unpinned, each has its own time.
         let object = &mut objects[slot];
@@ -172,14 +199,14 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         self.tenant(tenant).unpinned.slots.insert((used, slot));
     }
 
-    fn give_to_policy<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId) {
+    fn give_to_policy<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId, place: &Place) {
         let object = &mut objects[slot];
         object.position = OrderPosition::Policy;
         let (tenant, used, hash) = (object.tenant, object.used, object.hash);
         let len = object.value.as_ref().map_or(0, |value| value.len);
         let policy = &mut self.tenant(tenant).policy;
         policy.set_time(used);
-        policy.insert_hashed(slot, len, hash);
+        policy.insert_at(slot, len, hash, place);
     }
 
     /// Removes an object whose value is gone or is about to be inserted again.
@@ -188,6 +215,12 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         let (tenant, used) = (object.tenant, object.used);
         let position = std::mem::take(&mut object.position);
         self.pins.remove(&(object.soft_pin, slot));
+        if position == OrderPosition::Policy {
+            let parent = self.tenant(tenant).policy.parent(slot);
+            if parent != 0 && self.left.len() < MAX_LEFT {
+                self.left.push(parent);
+            }
+        }
         let order = self.tenant(tenant);
         match position {
             OrderPosition::None => {}
@@ -210,7 +243,47 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
         objects[slot].soft_pin = until;
         if has_value {
-            self.insert(objects, slot);
+            let used = objects[slot].used;
+            self.insert(objects, slot, &Place::numbered(used));
+        }
+    }
+
+    /// Returns the parent of an object that the policy holds; 0 for none.
+    pub(crate) fn parent<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> u64 {
+        self.held(objects, slot).map_or(0, |order| order.policy.parent(slot))
+    }
+
+    /// Returns the value of an object that the policy holds, if victims compare by value.
+    pub(crate) fn value<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> Option<u64> {
+        self.held(objects, slot)?.policy.value(slot)
+    }
+
+    /// Records that an object has one child more, or one less.
+    pub(crate) fn change_children<A>(&mut self, objects: &Slots<Object<A>>, slot: SlotId, more: bool) {
+        if objects[slot].position == OrderPosition::Policy {
+            self.tenant(objects[slot].tenant).policy.change_children(slot, more);
+        }
+    }
+
+    /// Returns whether the policy of a tenant remembers an object that it does not hold.
+    pub(crate) fn remembers(&self, tenant: u32, hash: u64) -> bool {
+        self.tenant_if_known(tenant).is_some_and(|order| order.policy.remembers(hash))
+    }
+
+    /// Returns the hashes of the parents that have lost a child since the last call.
+    pub(crate) fn take_left(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.left)
+    }
+
+    fn held<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> Option<&TenantOrder<E>> {
+        let object = &objects[slot];
+        (object.position == OrderPosition::Policy).then(|| self.tenant_if_known(object.tenant))?
+    }
+
+    fn tenant_if_known(&self, tenant: u32) -> Option<&TenantOrder<E>> {
+        match (tenant as usize).checked_sub(1) {
+            None => Some(&self.own),
+            Some(at) => self.others.get(at),
         }
     }
 
@@ -254,11 +327,12 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         if let Some((slot, _)) = self.tenant(tenant).next.take() {
             let object = &objects[slot];
             let (len, hash) = (object.value.as_ref().map_or(0, |value| value.len), object.hash);
-            self.tenant(tenant).policy.insert_hashed(slot, len, hash);
+            self.tenant(tenant).policy.take_back(slot, len, hash);
         }
     }
 
-    /// Chooses the next victim among the objects that `allowed` accepts. Returns its last use.
+    /// Chooses the next victim among the objects that `allowed` accepts. Returns its rank: its last
+    /// use, or its value if victims compare by value. The least rank goes first.
     pub(crate) fn choose<A>(
         &mut self,
         objects: &mut Slots<Object<A>>,
@@ -279,7 +353,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
     }
 
     /// Chooses like [`choose`](Self::choose) among the objects of one tenant. Returns the victim
-    /// and its last use.
+    /// and its rank.
     pub(crate) fn choose_of<A>(
         &mut self,
         objects: &mut Slots<Object<A>>,
@@ -290,20 +364,27 @@ impl<E: MergeableOrder> EvictionOrder<E> {
     ) -> Option<(SlotId, u64)> {
         self.unpin(objects, now);
         let next = self.tenant(tenant).next;
-        if next.is_some_and(|(slot, _)| !allowed(&objects[slot])) {
+        // Values change, so that another victim may be next by now.
+        if self.ranks_by_value || next.is_some_and(|(slot, _)| !allowed(&objects[slot])) {
             self.put_back(objects, tenant);
         }
+        let time = self.time;
         let order = if tenant == 0 { &mut self.own } else { self.others.get_mut(tenant as usize - 1)? };
         let mut may_go = |slot: SlotId| objects.get(slot).is_some_and(&mut allowed);
         if order.next.is_none() {
+            if self.ranks_by_value {
+                order.policy.set_time(time);
+            }
             let victim = order.policy.evict(&mut may_go);
-            let since = order.policy.victim_since();
+            let since = order.policy.victim_value().or_else(|| order.policy.victim_since());
             order.next = victim.map(|slot| (slot, since.unwrap_or(objects[slot].used)));
         }
-        let unpinned = order.unpinned.oldest(&mut may_go);
+        let policy = &order.policy;
+        let rank = |(slot, used)| (slot, policy.value_since(used).unwrap_or(used));
+        let unpinned = order.unpinned.oldest(&mut may_go).map(rank);
         let ordinary = [order.next, unpinned].into_iter().flatten().min_by_key(|(_, used)| *used);
         match pass {
-            Pass::SoftPinned if ordinary.is_none() => order.pinned.oldest(may_go),
+            Pass::SoftPinned if ordinary.is_none() => order.pinned.oldest(may_go).map(rank),
             _ => ordinary,
         }
     }

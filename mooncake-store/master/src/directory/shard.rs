@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::tables::Tables;
 
@@ -111,14 +111,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     }
 
     /// Sets the readable value and returns the previous one. The hard pin must be final.
-    pub(crate) fn put_value(&mut self, slot: SlotId, value: Value<A>, use_number: u64) -> Option<Value<A>> {
+    pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, place: &Place) -> Option<Value<A>> {
         let before = self.take_value(slot);
         self.expired.forget_unless(&self.objects[slot].key, value.stamp);
         self.with_charge(slot, |shard| {
             let object = &mut shard.objects[slot];
-            object.used = use_number;
+            object.used = place.number;
             object.value = Some(value);
-            shard.order.insert(&mut shard.objects, slot);
+            shard.order.insert(&mut shard.objects, slot, place);
             shard.values += 1;
             shard.notify_journal(slot, true);
             shard.notify_ledgers(slot);
@@ -354,9 +354,50 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         }
     }
 
-    /// Records a use of an object. `use_number` counts the uses of all objects.
-    pub(crate) fn touch(&mut self, slot: SlotId, use_number: u64) {
-        self.order.touch(&mut self.objects, slot, use_number);
+    /// Records a use of an object.
+    pub(super) fn touch(&mut self, slot: SlotId, place: &Place) {
+        self.order.touch(&mut self.objects, slot, place);
+    }
+
+    /// Returns the slot of the object with a hash.
+    pub(super) fn find_hash(&self, hash: u64) -> Option<SlotId> {
+        self.keys.find(tag(hash), |slot| self[SlotId(slot)].hash == hash).map(SlotId)
+    }
+
+    /// Returns whether the object with a hash is here, or the policy of its tenant remembers it.
+    pub(super) fn knows(&self, tenant: u32, hash: u64) -> bool {
+        let is_here = self.find_hash(hash).is_some_and(|slot| self[slot].value.is_some());
+        is_here || self.order.remembers(tenant, hash)
+    }
+
+    /// Returns the hash of the parent of an object; 0 for none.
+    pub(crate) fn parent(&self, slot: SlotId) -> u64 {
+        self.order.parent(&self.objects, slot)
+    }
+
+    /// Returns the value of an object to the policy, if victims compare by value.
+    pub(super) fn value_to_policy(&self, slot: SlotId) -> Option<u64> {
+        self.order.value(&self.objects, slot)
+    }
+
+    /// Records that an object has one child more, or one less.
+    pub(super) fn change_children(&mut self, slot: SlotId, more: bool) {
+        self.order.change_children(&self.objects, slot, more);
+    }
+
+    /// Returns the hashes of the parents of objects that have left since the last call.
+    pub(crate) fn take_left_parents(&mut self) -> Vec<u64> {
+        self.order.take_left()
+    }
+
+    /// Returns whether victims compare by value and not by time.
+    pub(super) fn ranks_by_value(&self) -> bool {
+        self.order.ranks_by_value()
+    }
+
+    /// Sets the number of the latest use of any object.
+    pub(super) fn set_time(&mut self, use_number: u64) {
+        self.order.set_time(use_number);
     }
 
     /// Restores the last use of a recovered object; see [`EvictionOrder::restore_use`].
@@ -468,7 +509,7 @@ mod tests {
         let stamp = Stamp { epoch: 0, number };
         let replicas = Replicas::new();
         let value = Value { len: 1, checksum: None, writer, superseded: false, stamp, replicas };
-        shard.put_value(slot, value, number);
+        shard.put_value(slot, value, &Place::numbered(number));
         slot
     }
 
@@ -538,10 +579,10 @@ mod tests {
         assert_eq!(next(&mut shard, Pass::Ordinary, 6, |_| true).0, Some(2));
         assert_eq!(next(&mut shard, Pass::Ordinary, 7, |_| true).0, Some(1));
         assert_eq!((shard.count_soft_pinned(Moment(7)), shard[first].soft_pin()), (1, Moment(0)));
-        shard.touch(first, 4);
+        shard.touch(first, &Place::numbered(4));
         assert_eq!(next(&mut shard, Pass::Ordinary, 7, |_| true).0, Some(2));
-        shard.touch(third, 5);
-        shard.touch(second, 6);
+        shard.touch(third, &Place::numbered(5));
+        shard.touch(second, &Place::numbered(6));
         assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(4));
         // Pinned again, pinned for ever, and not pinned.
         shard.set_soft_pin(first, Moment(20));

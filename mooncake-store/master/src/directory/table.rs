@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::quality::FixedState;
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place, VictimNotes};
 use mooncake_core::ids::SlotId;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::chains::ChainLinks;
+use super::object::Value;
 use super::shard::Shard;
 use crate::model::group::Groups;
 use crate::model::tenants::Tenants;
@@ -18,9 +20,13 @@ use crate::model::tenants::Tenants;
 pub(crate) struct Directory<A, E: MergeableOrder> {
     hasher: FixedState,
     shards: Box<[Locked<A, E>]>,
-    /// Last use of the next victim of each shard, as far as known.
-    ages: Box<[AtomicU64]>,
+    /// Rank of the next victim of each shard: its last use, or its value if victims compare by
+    /// value.
+    notes: VictimNotes,
+    ranks_by_value: bool,
     uses: Padded<AtomicU64>,
+    /// Links between batches of keys; `None` if the policy has no use for them.
+    pub(crate) links: Option<ChainLinks>,
 }
 
 type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
@@ -31,6 +37,9 @@ const LARGE: usize = 1 << 17;
 /// Number of slots that are visited under one lock.
 const AT_ONCE: usize = 256;
 
+/// Number of shards whose next victim is looked for again at each eviction.
+const RENEWED: usize = 2;
+
 /// Value on a cache line of its own: neighbouring locks must not share one.
 #[repr(align(128))]
 struct Padded<T>(T);
@@ -38,13 +47,22 @@ struct Padded<T>(T);
 impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     pub(crate) fn new(shards: usize, seed: u64, config: &E::Config, tenants: &Arc<Tenants>) -> Self {
         let groups = Arc::new(Groups::new(seed));
-        let shard = || Shard::new(config, tenants.clone(), groups.clone());
+        let config = E::for_one_cache(config);
+        let shard = || Shard::new(&config, tenants.clone(), groups.clone());
+        let ranks_by_value = Shard::<A, E>::new(&config, tenants.clone(), groups.clone()).ranks_by_value();
         Self {
             hasher: FixedState::with_seed(seed),
             shards: (0..shards).map(|_| Padded(Mutex::new(shard()))).collect(),
-            ages: (0..shards).map(|_| AtomicU64::new(0)).collect(),
+            notes: VictimNotes::new(shards),
+            ranks_by_value,
             uses: Padded(AtomicU64::new(1)),
+            links: ranks_by_value.then(ChainLinks::default),
         }
+    }
+
+    /// Returns whether victims compare by value and not by time.
+    pub(crate) fn ranks_by_value(&self) -> bool {
+        self.ranks_by_value
     }
 
     /// Returns the number of a use that happens now.
@@ -57,21 +75,89 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         self.uses.0.fetch_max(number.saturating_add(1), Relaxed);
     }
 
+    /// Returns the largest number of `count` uses that happen now.
+    pub(crate) fn next_use_numbers(&self, count: usize) -> u64 {
+        self.uses.0.fetch_add(count as u64, Relaxed) + (count as u64).saturating_sub(1)
+    }
+
     /// Records that the shard of `hash` has an object whose last use was `used`.
     pub(crate) fn lower_age(&self, hash: u64, used: u64) {
-        self.ages[self.index(hash)].fetch_min(used, Relaxed);
+        self.notes.lower(self.index(hash), if self.ranks_by_value { 0 } else { used });
     }
 
-    /// Returns the shard whose next victim seems to be the least recently used, with its last use.
-    pub(crate) fn oldest(&self) -> (usize, u64) {
-        let ages = self.ages.iter().map(|age| age.load(Relaxed));
-        ages.enumerate().min_by_key(|(_, age)| *age).unwrap_or((0, 0))
+    /// Returns the shard whose next victim seems to go first, with the least rank of those of the
+    /// other shards.
+    pub(crate) fn first_victim(&self) -> (usize, u64) {
+        let (index, rank, second) = self.notes.least();
+        // A shard without a victim may have one by now.
+        if rank == u64::MAX { (self.notes.next_shard(), u64::MAX) } else { (index, second) }
     }
 
-    /// Records the last use of the next victim of a shard. A shard without one returns when all
-    /// others have become younger.
-    pub(crate) fn note_age(&self, index: usize, age: Option<u64>) {
-        self.ages[index].store(age.unwrap_or_else(|| self.next_use_number()), Relaxed);
+    /// Returns the shards in turn whose next victims are to be looked for again, because values
+    /// change with time.
+    pub(crate) fn shards_to_renew(&self) -> impl Iterator<Item = usize> {
+        let count = if self.ranks_by_value { RENEWED.min(self.shards.len()) } else { 0 };
+        (0..count).map(|_| self.notes.next_shard())
+    }
+
+    /// Notes the rank of the next victim of a shard. In an order of time, a shard without one
+    /// returns when all others have become younger.
+    pub(crate) fn note_victim(&self, index: usize, rank: Option<u64>) {
+        let none = || if self.ranks_by_value { u64::MAX } else { self.next_use_number() };
+        self.notes.note(index, rank.unwrap_or_else(none));
+    }
+
+    /// Records a use of an object.
+    pub(crate) fn touch(&self, shard: &mut Shard<A, E>, slot: SlotId, place: &Place) {
+        shard.touch(slot, place);
+        self.lower_note(shard, slot);
+    }
+
+    /// Sets the readable value of an object; see [`Shard::put_value`].
+    pub(crate) fn put_value(
+        &self,
+        shard: &mut Shard<A, E>,
+        slot: SlotId,
+        value: Value<A>,
+        place: &Place,
+    ) -> Option<Value<A>> {
+        let before = shard.put_value(slot, value, place);
+        self.lower_note(shard, slot);
+        before
+    }
+
+    fn lower_note(&self, shard: &Shard<A, E>, slot: SlotId) {
+        if self.ranks_by_value
+            && let Some(value) = shard.value_to_policy(slot)
+        {
+            self.notes.lower(self.index(shard[slot].hash), value);
+        }
+    }
+
+    /// Records that the object with a hash, if it is here, has one child more, or one less. No
+    /// shard may be locked by the caller.
+    pub(crate) fn change_children(&self, parent: u64, more: bool) {
+        if parent == 0 {
+            return;
+        }
+        let mut shard = self.lock(parent);
+        if let Some(slot) = shard.find_hash(parent) {
+            shard.change_children(slot, more);
+            self.lower_note(&shard, slot);
+        }
+    }
+
+    /// Returns the batch of the uses of keys with these hashes, which goes on after `before`. With `is_put`, the keys are about to be stored, otherwise to be read.
+    pub(crate) fn batch(&self, tenant: u32, hashes: Vec<u64>, before: ChainEnd, is_put: bool) -> Batch {
+        // The number of new keys matters to those that are stored, and the length of what is known
+        // only up to the second key.
+        let matters = if is_put { hashes.len() } else { 2 };
+        let number = if is_put { 0 } else { self.next_use_numbers(hashes.len()) };
+        let mut looked_at = 0;
+        Batch::new(hashes, number, before, |hash| {
+            looked_at += 1;
+            looked_at > matters || self.lock(hash).knows(tenant, hash)
+        })
     }
 
     /// Returns the hash of a key, which selects the shard.
@@ -101,6 +187,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     pub(crate) fn is_large(&self) -> bool {
         // Keys are spread evenly, so one shard stands for all.
         self.shards[0].0.lock().values() * self.shards.len() > LARGE
+    }
+
+    /// Locks a shard by index to look for its next victim.
+    pub(crate) fn lock_to_evict(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
+        let mut shard = self.lock_at(index);
+        if self.ranks_by_value {
+            shard.set_time(self.uses.0.load(Relaxed));
+        }
+        shard
     }
 
     /// Locks a shard by index.

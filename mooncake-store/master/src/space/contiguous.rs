@@ -111,6 +111,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if let Some(group) = group {
             self.evict_group(&group, pass, now, &mut victim);
         }
+        self.release_parents(&mut victim);
     }
 }
 

@@ -153,8 +153,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    /// Evicts one object: the least recently used among the next victims of the shards. The order
-    /// is thus that of one policy over all shards, without one lock for all. (Blocks of one prefix
+    /// Evicts one object: the first in order among the next victims of the shards. The order is
+    /// thus that of one policy over all shards, without one lock for all. (Blocks of one prefix
     /// lie in many shards. If each shard were emptied by itself, every prefix would soon have a
     /// hole.)
     pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
@@ -179,16 +179,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         of_use: impl Fn(&Object<A>) -> bool,
         unwritten: &mut Vec<SkippedObject>,
     ) -> NextVictim<A> {
-        // Each round evicts, or learns the last use of the next victim of one shard.
+        for index in self.directory.shards_to_renew() {
+            let mut shard = self.directory.lock_to_evict(index);
+            let found = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
+            self.directory.note_victim(index, found);
+        }
+        // Each round evicts, or learns the rank of the next victim of one shard.
         for _ in 0..2 * self.directory.len() {
-            let (index, age) = self.directory.oldest();
-            let mut shard = self.directory.lock_at(index);
+            let (index, others) = self.directory.first_victim();
+            let mut shard = self.directory.lock_to_evict(index);
             let mut skipped = Vec::new();
             let found =
                 shard.choose(pass, now, |object| self.is_evictable_noting(object, pass, now, &mut skipped));
             unwritten.extend(skipped);
-            if found.is_none_or(|found| found > age) {
-                self.directory.note_age(index, found);
+            if found.is_none_or(|found| found > others) {
+                self.directory.note_victim(index, found);
                 continue;
             }
             let Some(slot) = shard.take_chosen() else { continue };
@@ -199,11 +204,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             let mut victim = Victim::empty();
             self.evict_slot(&mut shard, slot, now, &mut victim);
             let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
-            self.directory.note_age(index, next);
+            self.directory.note_victim(index, next);
             drop(shard);
             if let Some(group) = group {
                 self.evict_group(&group, pass, now, &mut victim);
             }
+            self.release_parents(&mut victim);
             return NextVictim::Evicted(victim);
         }
         NextVictim::NoVictim

@@ -28,7 +28,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     fn evict_of(&self, number: u32, pass: Pass, now: Moment) -> Option<Victim<A>> {
         let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
         for index in 0..self.directory.len() {
-            let mut shard = self.directory.lock_at(index);
+            let mut shard = self.directory.lock_to_evict(index);
             let mut skipped = Vec::new();
             let goes = |object: &Object<A>| self.is_evictable_noting(object, pass, now, &mut skipped);
             let found = shard.choose_of(number, pass, now, goes);
@@ -41,7 +41,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
         self.request_offloads(unwritten);
         let (_, index) = oldest?;
-        let mut shard = self.directory.lock_at(index);
+        let mut shard = self.directory.lock_to_evict(index);
         let (slot, _) = shard.choose_of(number, pass, now, |object| self.is_evictable(object, pass, now))?;
         let group = shard[slot].group().cloned();
         let mut victim = Victim::empty();
@@ -50,6 +50,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if let Some(group) = group {
             self.evict_group(&group, pass, now, &mut victim);
         }
+        self.release_parents(&mut victim);
         Some(victim)
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng, SharedClock};
-use mooncake_core::evict::MergeableOrder;
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::ReplicaId;
 use parking_lot::{Mutex, RwLock};
 
@@ -86,6 +86,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             clock,
             options,
         }
+    }
+
+    /// Returns the place of a use that happens now, of which only the number is known.
+    pub(crate) fn next_place(&self) -> Place {
+        Place::numbered(self.directory.next_use_number())
     }
 
     /// Returns the number of a new replica.

@@ -18,11 +18,13 @@ use crate::model::segment::MountedSegment;
 pub(crate) struct Victim<A> {
     pub(crate) bytes: u64,
     pub(crate) segments: SmallVec<[Arc<MountedSegment<A>>; 1]>,
+    /// Hashes of the parents of evicted objects.
+    parents: Vec<u64>,
 }
 
 impl<A> Victim<A> {
     pub(crate) fn empty() -> Self {
-        Self { bytes: 0, segments: SmallVec::new() }
+        Self { bytes: 0, segments: SmallVec::new(), parents: Vec::new() }
     }
 }
 
@@ -41,8 +43,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         victim.bytes = victim.bytes.saturating_add(bytes);
         victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
         value.quarantine(self.quarantine_end(lease), now);
+        victim.parents.append(&mut shard.take_left_parents());
         shard.remove_if_empty(slot);
         self.counters.evicted(1, bytes);
+    }
+
+    /// Records that the parents of what was evicted have lost a child. No shard may be locked by
+    /// the caller.
+    pub(crate) fn release_parents(&self, victim: &mut Victim<A>) {
+        std::mem::take(&mut victim.parents)
+            .into_iter()
+            .for_each(|parent| self.directory.change_children(parent, false));
     }
 
     /// Returns whether an object may be evicted now.

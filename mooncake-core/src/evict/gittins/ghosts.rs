@@ -1,0 +1,165 @@
+//! Ghosts: what is remembered of objects that were evicted.
+
+/// Ghosts in a set: two cache lines.
+const WAYS: usize = 16;
+
+/// Ghosts that are remembered for each object that a policy holds.
+const PER_OBJECT: usize = 4;
+
+/// Number of ghosts that the smallest table is made for.
+const FEWEST: usize = 96;
+
+/// Bits of the time of a ghost.
+const TIME_BITS: u32 = 29;
+
+/// Number of units of time in which as many objects are used as memory holds.
+const UNITS_PER_LIFE: u64 = 4096;
+
+/// Number of uses that each code of uses stands for.
+const USES: [u8; 8] = [1, 2, 3, 4, 5, 7, 9, u8::MAX];
+
+/// Object that was evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone {
+    /// Number of the last use.
+    pub(super) used: u64,
+    /// Number of uses, saturating.
+    pub(super) uses: u8,
+}
+
+/// Ghost in 64 bits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ghost {
+    /// Fingerprint of the key, 0 for none.
+    print: u32,
+    /// Time of the last use in units, above the code of the number of uses.
+    time_and_uses: u32,
+}
+
+impl Ghost {
+    fn time(self) -> u32 {
+        self.time_and_uses >> 3
+    }
+}
+
+type Set = [Ghost; WAYS];
+
+/// Table of ghosts that drops the earliest ones. Two objects may share a fingerprint, and a full
+/// set drops a ghost early. Both are rare, and cost only a wrong guess about one object.
+#[derive(Debug)]
+pub(super) struct Ghosts {
+    sets: Vec<Set>,
+    /// A unit of time is 2^`unit` uses.
+    unit: u32,
+}
+
+impl Ghosts {
+    pub(super) fn new() -> Self {
+        Self { sets: Vec::new(), unit: 0 }
+    }
+
+    /// Remembers an object. `held` is the number of objects that the policy holds, `life` that of
+    /// all policies together.
+    pub(super) fn remember(&mut self, print: u32, gone: Gone, held: usize, life: u64, now: u64) {
+        let limit = (held * PER_OBJECT).max(FEWEST);
+        // Growth in steps of an eighth takes a constant time for each ghost.
+        if limit * 6 > self.sets.len() * WAYS * 5 {
+            self.grow(limit, life, now);
+        }
+        self.put(print, gone);
+    }
+
+    /// Returns whether an object is remembered.
+    pub(super) fn contains(&self, print: u32) -> bool {
+        let set = self.sets.get(self.index(print));
+        set.is_some_and(|set| set.iter().any(|ghost| ghost.print == print))
+    }
+
+    /// Returns an object that is remembered, and forgets it.
+    pub(super) fn take(&mut self, print: u32, now: u64) -> Option<Gone> {
+        let index = self.index(print);
+        let ghost = self.sets.get_mut(index)?.iter_mut().find(|ghost| ghost.print == print)?;
+        let ghost = std::mem::take(ghost);
+        Some(self.unpack(ghost, now))
+    }
+
+    fn index(&self, print: u32) -> usize {
+        ((u64::from(print) * self.sets.len() as u64) >> 32) as usize
+    }
+
+    /// Adds a ghost to its set, in which the latest comes first.
+    fn put(&mut self, print: u32, gone: Gone) {
+        let code = USES.iter().rposition(|&uses| uses <= gone.uses).unwrap_or(0) as u32;
+        let time = (gone.used >> self.unit) as u32 & ((1 << TIME_BITS) - 1);
+        let index = self.index(print);
+        let Some(set) = self.sets.get_mut(index) else { return };
+        let find = |print| set.iter().position(|ghost| ghost.print == print);
+        let replaced = find(print).or_else(|| find(0)).unwrap_or(WAYS - 1);
+        set.copy_within(..replaced, 1);
+        set[0] = Ghost { print, time_and_uses: time << 3 | code };
+    }
+
+    fn unpack(&self, ghost: Ghost, now: u64) -> Gone {
+        let now = now >> self.unit;
+        let age = (now as u32).wrapping_sub(ghost.time()) & ((1 << TIME_BITS) - 1);
+        let used = now.saturating_sub(age.into()) << self.unit;
+        Gone { used, uses: USES[(ghost.time_and_uses & 7) as usize] }
+    }
+
+    /// Makes the table large enough for `limit` ghosts and a third more, so that few sets overflow.
+    fn grow(&mut self, limit: usize, life: u64, now: u64) {
+        let sets = (limit * 4 / 3).div_ceil(WAYS);
+        let unit = (life / UNITS_PER_LIFE).max(1).ilog2();
+        let grown = Self { sets: vec![Set::default(); sets], unit };
+        let old = std::mem::replace(self, grown);
+        for ghost in old.sets.iter().flat_map(|set| set.iter().rev()).filter(|ghost| ghost.print != 0) {
+            self.put(ghost.print, old.unpack(*ghost, now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evict::ghost::fingerprint;
+
+    fn gone(used: u64) -> Gone {
+        Gone { used, uses: 1 }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
+    fn remembers_four_for_each_object() {
+        let mut ghosts = Ghosts::new();
+        (0..50_000).for_each(|n| ghosts.remember(fingerprint(n), gone(n), 1000, 1000, n));
+        assert!(ghosts.sets.len() * size_of::<Set>() <= 1000 * 43 + size_of::<Set>());
+        let older = (0..30_000).filter(|&n| ghosts.contains(fingerprint(n))).count();
+        assert_eq!(older, 0);
+        let kept = (46_000..50_000).filter(|&n| ghosts.take(fingerprint(n), 50_000) == Some(gone(n))).count();
+        assert!(kept >= 3800, "{kept}");
+        assert!((46_000..50_000).all(|n| !ghosts.contains(fingerprint(n))));
+    }
+
+    #[test]
+    fn growing_keeps_what_it_holds() {
+        let mut ghosts = Ghosts::new();
+        (0..10).for_each(|n| ghosts.remember(fingerprint(n), gone(n << 20), 1, 1, n << 20));
+        ghosts.remember(fingerprint(10), gone(10 << 20), 100_000, 1 << 22, 10 << 20);
+        let now = 10 << 20;
+        assert!((0..=10).all(|n| ghosts.take(fingerprint(n), now) == Some(gone(n << 20))));
+    }
+
+    #[test]
+    fn uses_and_times_are_kept_roughly() {
+        let mut ghosts = Ghosts::new();
+        let life = 1 << 30;
+        for (uses, kept) in [(1, 1), (4, 4), (6, 5), (8, 7), (9, 9), (200, 9), (255, 255)] {
+            let used = u64::from(uses) * 1_000_003;
+            ghosts.remember(uses.into(), Gone { used, uses }, 10, life, 1 << 29);
+            let found = ghosts.take(uses.into(), 1 << 31).unwrap();
+            assert_eq!(found.uses, kept);
+            assert!(found.used <= used && used - found.used < life / UNITS_PER_LIFE);
+        }
+        assert_eq!(ghosts.take(1, 0), None);
+    }
+}

@@ -1,0 +1,319 @@
+//! [`Learner`]: how soon objects of each class are used again, counted from the uses themselves.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+
+use hashbrown::HashTable;
+use parking_lot::Mutex;
+
+use super::ages::{BUCKETS, bucket, lower_end};
+use super::class::CLASSES;
+use super::values::{Counts, Values};
+
+/// Number of watched uses that are remembered.
+const RING: u64 = 1 << 15;
+
+/// Number of watched uses after which all counts are halved.
+const HALVE_EVERY: u64 = 1 << 17;
+
+/// Number of uses after which the values are computed again, in a small cache.
+const COMPUTE_EVERY: u64 = 1 << 10;
+
+/// Number of times that the values are computed while as many objects are used as a large cache
+/// holds.
+const COMPUTATIONS_PER_LIFE: u64 = 32;
+
+/// Values before anything was counted.
+static FIRST_VALUES: LazyLock<Arc<Values>> =
+    LazyLock::new(|| Arc::new(Values::compute(&[Counts::ZERO; CLASSES])));
+
+/// Class of an entry whose key was used again, or is no longer watched.
+const CLOSED: u8 = u8::MAX;
+
+/// Knowledge that the policies of one cache share: how likely an object is used again at each age,
+/// by class.
+///
+/// The learner watches some keys, held or not, so its estimates do not depend on what was evicted.
+pub struct Learner {
+    watched: Mutex<Watched>,
+    values: Mutex<Arc<Values>>,
+    /// Number of times that the values were computed.
+    edition: AtomicU64,
+    /// Number of the use at which the values are to be computed again.
+    due: AtomicU64,
+    /// Number of objects that all policies hold.
+    held: AtomicU64,
+    /// Logarithm to base 2 of the number of keys of which one is watched.
+    thinning: AtomicU32,
+}
+
+/// Use of a watched key.
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    print: u32,
+    class: u8,
+    number: u64,
+}
+
+/// Latest watched uses.
+struct Watched {
+    ring: Vec<Watch>,
+    /// Number of watched uses so far. The last of them are in the ring.
+    count: u64,
+    /// Index in the ring of the last use of each key that may be used again.
+    open: HashTable<u32>,
+    /// Number of watched uses that are older than the lower end of each bucket.
+    passed: [u64; BUCKETS],
+    /// Uses of each class.
+    classes: Box<[Counts; CLASSES]>,
+}
+
+impl Watched {
+    fn new() -> Self {
+        Self {
+            ring: Vec::new(),
+            count: 0,
+            open: HashTable::new(),
+            passed: [0; BUCKETS],
+            classes: Box::new([Counts::ZERO; CLASSES]),
+        }
+    }
+
+    fn record(&mut self, print: u32, number: u64, class: u8) {
+        self.pass(number);
+        let hash = |watch: &Watch| u64::from(watch.print).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let new = Watch { print, class, number };
+        let at = (self.count % RING) as usize;
+        let Self { ring, open, classes, .. } = self;
+        let entry = open
+            .find_entry(hash(&new), |&index| ring[index as usize].print == print)
+            .map(|entry| entry.remove().0);
+        if let Ok(index) = entry {
+            let before = &mut ring[index as usize];
+            let age = number.saturating_sub(before.number);
+            classes[usize::from(before.class)].reused[bucket(age)] += 1.0;
+            before.class = CLOSED;
+        }
+        if let Some(oldest) = ring.get_mut(at) {
+            if oldest.class != CLOSED
+                && let Ok(entry) = open.find_entry(hash(oldest), |&index| index as usize == at)
+            {
+                entry.remove();
+            }
+            *oldest = new;
+        } else {
+            ring.push(new);
+        }
+        open.insert_unique(hash(&new), at as u32, |&index| hash(&ring[index as usize]));
+        classes[usize::from(class)].reached[0] += 1.0;
+        self.count += 1;
+        if self.count.is_multiple_of(HALVE_EVERY) {
+            self.classes.iter_mut().for_each(Counts::halve);
+        }
+    }
+
+    /// Counts the open entries that have reached the lower end of a bucket by now.
+    fn pass(&mut self, now: u64) {
+        let first = self.count.saturating_sub(RING);
+        for b in 1..BUCKETS {
+            self.passed[b] = self.passed[b].max(first);
+            while self.passed[b] < self.count {
+                let watch = self.ring[(self.passed[b] % RING) as usize];
+                if now.saturating_sub(watch.number) < lower_end(b) {
+                    break;
+                }
+                if let Some(counts) = self.classes.get_mut(usize::from(watch.class)) {
+                    counts.reached[b] += 1.0;
+                }
+                self.passed[b] += 1;
+            }
+        }
+    }
+
+    /// Closes the entries of keys that are no longer watched.
+    fn thin(&mut self, thinning: u32) {
+        let Self { ring, open, .. } = self;
+        open.retain(|&mut index| {
+            let watch = &mut ring[index as usize];
+            let stays = is_watched(watch.print, thinning);
+            if !stays {
+                watch.class = CLOSED;
+            }
+            stays
+        });
+    }
+}
+
+fn is_watched(print: u32, thinning: u32) -> bool {
+    print & ((1 << thinning) - 1) == 0
+}
+
+impl Learner {
+    /// Creates a learner that knows nothing.
+    pub fn new() -> Self {
+        Self {
+            watched: Mutex::new(Watched::new()),
+            values: Mutex::new(FIRST_VALUES.clone()),
+            edition: AtomicU64::new(0),
+            due: AtomicU64::new(COMPUTE_EVERY),
+            held: AtomicU64::new(0),
+            thinning: AtomicU32::new(0),
+        }
+    }
+
+    /// Returns the number of objects that fit into memory, as far as known.
+    pub(super) fn held(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
+    /// Records that a policy holds `now` objects after `before`.
+    pub(super) fn change_held(&self, before: usize, now: usize) {
+        let change = (now as u64).wrapping_sub(before as u64);
+        let held = self.held.fetch_add(change, Relaxed).wrapping_add(change);
+        let wanted = held.saturating_mul(8).div_ceil(RING).max(1).next_power_of_two().ilog2().min(31);
+        let thinning = self.thinning.load(Relaxed);
+        // A cache that shrinks a little soon grows again.
+        if wanted > thinning || wanted + 1 < thinning {
+            let mut watched = self.watched.lock();
+            self.thinning.store(wanted, Relaxed);
+            watched.thin(wanted);
+        }
+    }
+
+    /// Records a use. `print` is a fingerprint of the key, 0 if unknown.
+    pub(super) fn record(&self, print: u32, number: u64, class: u8) {
+        if print != 0 && is_watched(print, self.thinning.load(Relaxed)) {
+            self.watched.lock().record(print, number, class);
+        }
+    }
+
+    /// Brings `values` up to date with the learner. Computes them again when that is due, unless
+    /// another caller is active in the learner.
+    pub(super) fn refresh(&self, values: &mut Arc<Values>, edition: &mut u64, now: u64) {
+        if now >= self.due.load(Relaxed)
+            && let Some(watched) = self.watched.try_lock()
+        {
+            let pause = COMPUTE_EVERY.max(self.held() / COMPUTATIONS_PER_LIFE);
+            self.due.store(now.saturating_add(pause), Relaxed);
+            let classes = watched.classes.clone();
+            drop(watched);
+            let computed = Arc::new(Values::compute(&classes));
+            *self.values.lock() = computed;
+            self.edition.fetch_add(1, Relaxed);
+        }
+        let latest = self.edition.load(Relaxed);
+        if *edition != latest {
+            values.clone_from(&self.values.lock());
+            *edition = latest;
+        }
+    }
+
+    /// Returns the latest values.
+    pub(super) fn values(&self) -> Arc<Values> {
+        self.values.lock().clone()
+    }
+}
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Learner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Learner")
+            .field("watched", &self.watched.lock().count)
+            .field("edition", &self.edition)
+            .field("held", &self.held)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Counts offline: each use together with the next use of its key.
+    fn count_offline(uses: &[(u32, u64, u8)]) -> [Counts; CLASSES] {
+        let mut counts = [Counts::ZERO; CLASSES];
+        let mut next: HashMap<u32, u64> = HashMap::new();
+        let end = uses.last().map_or(0, |last| last.1);
+        for &(print, number, class) in uses.iter().rev() {
+            let counts = &mut counts[usize::from(class)];
+            let until = next.insert(print, number).map(|next| next - number);
+            if let Some(age) = until {
+                counts.reused[bucket(age)] += 1.0;
+            }
+            let reached = until.unwrap_or(end - number);
+            (0..BUCKETS).filter(|&b| lower_end(b) <= reached).for_each(|b| counts.reached[b] += 1.0);
+        }
+        counts
+    }
+
+    proptest! {
+        #[test]
+        fn the_learner_counts_what_an_offline_count_finds(
+            uses in proptest::collection::vec((1u32..60, 1u64..2000, 0..CLASSES as u8), 0..400),
+        ) {
+            let (learner, mut now) = (Learner::new(), 0);
+            let uses: Vec<_> = uses.into_iter().map(|(print, step, class)| {
+                now += step;
+                (print, now, class)
+            }).collect();
+            uses.iter().for_each(|&(print, number, class)| learner.record(print, number, class));
+            // The last use has been counted at its own time.
+            let counted = learner.watched.lock();
+            prop_assert_eq!(&*counted.classes, &count_offline(&uses));
+        }
+    }
+
+    /// The counts of what has left the ring stay, and are halved.
+    #[test]
+    fn counts_outlive_the_ring() {
+        let learner = Learner::new();
+        for number in 0..HALVE_EVERY - 1 {
+            learner.record(1 + (number % 1000) as u32, number, 3);
+        }
+        let reused = |learner: &Learner| learner.watched.lock().classes[3].reused[bucket(1000)];
+        assert_eq!(reused(&learner), (HALVE_EVERY - 1001) as f32);
+        learner.record(1, 132_000, 3);
+        assert_eq!(reused(&learner), (HALVE_EVERY - 1000) as f32 / 2.0);
+        let watched = learner.watched.lock();
+        assert_eq!((watched.ring.len() as u64, watched.open.len()), (RING, 1000));
+    }
+
+    /// A key that is not used again leaves the ring, and the table of open entries with it.
+    #[test]
+    fn open_entries_leave_with_the_ring() {
+        let learner = Learner::new();
+        (0..3 * RING).for_each(|number| learner.record(1 + number as u32, number, 0));
+        let watched = learner.watched.lock();
+        assert_eq!(watched.open.len() as u64, RING);
+        let reached = &watched.classes[0].reached;
+        assert_eq!(reached[0], (3 * RING) as f32);
+        assert_eq!(reached[1], (3 * RING - 64) as f32);
+        assert_eq!(reached[BUCKETS - 1], 0.0);
+    }
+
+    #[test]
+    fn a_large_cache_watches_few_keys() {
+        let learner = Learner::new();
+        (1..=4096u32).for_each(|print| learner.record(print, print.into(), 0));
+        learner.change_held(0, 16 * RING as usize);
+        assert_eq!(learner.thinning.load(Relaxed), 7);
+        assert_eq!(learner.watched.lock().open.len(), 4096 / 128);
+        learner.record(127, 9000, 0);
+        learner.record(128, 9000, 0);
+        assert_eq!(learner.watched.lock().count, 4097);
+        learner.change_held(16 * RING as usize, 10 * RING as usize);
+        assert_eq!(learner.thinning.load(Relaxed), 7, "a cache that shrinks a little keeps its sample");
+        learner.change_held(10 * RING as usize, 0);
+        assert_eq!(learner.thinning.load(Relaxed), 0);
+    }
+}

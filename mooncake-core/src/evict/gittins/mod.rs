@@ -1,0 +1,552 @@
+//! [`Gittins`]: evicts what is least likely to be used soon, as learned from the uses themselves.
+
+mod ages;
+mod class;
+mod ghosts;
+mod learner;
+mod values;
+
+pub use self::learner::Learner;
+
+use std::sync::Arc;
+
+use self::class::{CLASSES, class};
+use self::ghosts::{Ghosts, Gone};
+use self::values::Values;
+use super::chain::Place;
+use super::ghost::fingerprint;
+use super::rings::Rings;
+use super::{EvictionPolicy, MergeableOrder};
+use crate::ids::SlotId;
+
+/// Options of [`Gittins`].
+#[derive(Clone, Debug, Default)]
+pub struct GittinsConfig {
+    /// Learner that the policies of one cache share. Without one, each policy learns by itself.
+    pub learner: Option<Arc<Learner>>,
+}
+
+impl PartialEq for GittinsConfig {
+    /// Returns whether both name the same learner, or none.
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.learner, &other.learner) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        }
+    }
+}
+
+impl Eq for GittinsConfig {}
+
+/// Policy that evicts the object with the lowest Gittins index: the expected number of uses per
+/// unit of time that the object would still occupy memory.
+///
+/// A use puts an object into one of 46 classes, by the number of its uses, the time since the
+/// previous one, and its chain. For each class the [`Learner`] finds how likely a use is at each
+/// age. Within a class, only the longest and the shortest unused object can have the lowest index,
+/// so an eviction compares at most two objects of each class.
+///
+/// An object that is the parent of others in memory is evicted only when all others are refused. An
+/// object that comes back after its eviction is recognised by the hash of its key, and its uses
+/// count on. Only [`insert_at`](MergeableOrder::insert_at) and
+/// [`insert_hashed`](MergeableOrder::insert_hashed) can tell.
+///
+/// Slots that `allowed` refuses keep their position.
+#[derive(Debug)]
+pub struct Gittins {
+    learner: Arc<Learner>,
+    values: Arc<Values>,
+    edition: u64,
+    /// Rings of the classes, by last use, and a ring of parents that are set aside.
+    rings: Rings<{ CLASSES + 1 }>,
+    /// Classes whose rings hold a slot, as bits.
+    occupied: u64,
+    /// State of each slot; meaningful while the slot is in a ring, and of the last victim.
+    seats: Vec<Seat>,
+    ghosts: Ghosts,
+    now: u64,
+    /// Number of slots held, without the last victim.
+    len: usize,
+    /// Number of slots that the learner counts for this policy.
+    reported: usize,
+    /// Last victim with its value. It stays in its ring until the next call that cannot take it
+    /// back.
+    victim: Option<(SlotId, u64)>,
+    /// Slots that the eviction in progress has offered from the young ends.
+    offered: Vec<SlotId>,
+    /// Candidates of the eviction in progress.
+    candidates: Vec<Candidate>,
+}
+
+/// Ring of the parents that are set aside.
+const ASIDE: usize = CLASSES;
+
+/// Number of parents at the young end of a class that an eviction passes over.
+const YOUNG_PARENTS: usize = 4;
+
+/// Number of refused slots at the young end of a class that an eviction passes over.
+const YOUNG_REFUSED: usize = 64;
+
+/// Maximum number of younger slots of a class that a use passes to get to its position.
+const MAX_SORTED: usize = 256;
+
+/// Share of the least other value below which an object at a young end is taken.
+const YOUNG_MARGIN: f32 = 0.98;
+
+/// Added to the value of a parent, so that it compares after all other objects.
+const PARENT: u64 = 1 << 32;
+
+/// The number of objects is reported when it has changed by this part.
+const REPORT_PART: usize = 64;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seat {
+    used: u64,
+    /// Hash of the key of the parent, 0 for none.
+    parent: u64,
+    /// Fingerprint of the key, 0 if unknown.
+    print: u32,
+    /// Number of children in memory, saturating.
+    children: u16,
+    /// Class of the last use, and whether the slot is set aside.
+    class: u8,
+    /// Number of uses, saturating.
+    uses: u8,
+}
+
+/// Bit of [`Seat::class`] of a slot that is set aside.
+const IS_ASIDE: u8 = 1 << 7;
+
+impl Seat {
+    fn class(self) -> u8 {
+        self.class & !IS_ASIDE
+    }
+
+    fn ring(self) -> usize {
+        if self.class & IS_ASIDE == 0 { usize::from(self.class) } else { ASIDE }
+    }
+}
+
+/// Slot at one end of a class that an eviction may choose.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    slot: SlotId,
+    class: u8,
+    is_young: bool,
+    is_accepted: bool,
+    value: f32,
+    used: u64,
+}
+
+impl Candidate {
+    /// Returns whether this candidate goes before another one. Of equal ones the older goes first.
+    fn goes_before(&self, other: &Self) -> bool {
+        let rank = |candidate: &Self| {
+            if candidate.is_young { candidate.value / YOUNG_MARGIN } else { candidate.value }
+        };
+        rank(self) < rank(other) || (rank(self) == rank(other) && self.used < other.used)
+    }
+}
+
+impl EvictionPolicy for Gittins {
+    type Config = GittinsConfig;
+
+    fn new(slots: usize, config: &GittinsConfig) -> Self {
+        let learner = config.learner.clone().unwrap_or_default();
+        Self {
+            values: learner.values(),
+            edition: 0,
+            learner,
+            rings: Rings::new(slots),
+            occupied: 0,
+            seats: Vec::new(),
+            ghosts: Ghosts::new(),
+            now: 0,
+            len: 0,
+            reported: 0,
+            victim: None,
+            offered: Vec::new(),
+            candidates: Vec::new(),
+        }
+    }
+
+    fn insert(&mut self, slot: SlotId, _bytes: u64) {
+        let place = self.next_place();
+        self.enter(slot, 0, &place);
+    }
+
+    fn touch(&mut self, slot: SlotId) {
+        if self.holds(slot) {
+            let place = self.next_place();
+            self.renew(slot, &place);
+        }
+    }
+
+    fn remove(&mut self, slot: SlotId) {
+        if self.holds(slot) {
+            self.unlink(slot);
+            self.change_len(self.len - 1);
+        }
+    }
+
+    fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.settle_victim();
+        self.learner.refresh(&mut self.values, &mut self.edition, self.now);
+        let slot = self.least(allowed).or_else(|| self.rings.oldest_of(ASIDE, allowed))?;
+        self.victim = Some((slot, self.rank(slot)));
+        self.change_len(self.len - 1);
+        Some(slot)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl MergeableOrder for Gittins {
+    fn for_one_cache(config: &GittinsConfig) -> GittinsConfig {
+        GittinsConfig { learner: Some(config.learner.clone().unwrap_or_default()) }
+    }
+
+    fn insert_hashed(&mut self, slot: SlotId, _bytes: u64, key_hash: u64) {
+        let place = self.next_place();
+        self.enter(slot, fingerprint(key_hash), &place);
+    }
+
+    fn insert_at(&mut self, slot: SlotId, _bytes: u64, key_hash: u64, place: &Place) {
+        self.enter(slot, fingerprint(key_hash), place);
+    }
+
+    fn touch_at(&mut self, slot: SlotId, place: &Place) {
+        if self.holds(slot) {
+            self.renew(slot, place);
+        }
+    }
+
+    fn remembers(&self, key_hash: u64) -> bool {
+        let print = fingerprint(key_hash);
+        self.is_victim_print(print) || self.ghosts.contains(print)
+    }
+
+    fn take_back(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {
+        if self.victim.take_if(|victim| victim.0 == slot).is_some() {
+            self.change_len(self.len + 1);
+        } else {
+            self.insert_hashed(slot, bytes, key_hash);
+        }
+    }
+
+    fn set_time(&mut self, now: u64) {
+        self.now = self.now.max(now);
+    }
+
+    fn ranks_by_value(&self) -> bool {
+        true
+    }
+
+    fn victim_value(&self) -> Option<u64> {
+        self.victim.map(|(_, value)| value)
+    }
+
+    fn value(&self, slot: SlotId) -> Option<u64> {
+        self.rings.contains(slot).then(|| self.rank(slot))
+    }
+
+    fn value_since(&self, used: u64) -> Option<u64> {
+        let class = class(1, 0, 0, &Place::default());
+        Some(self.values.at(class, self.now.saturating_sub(used)).to_bits().into())
+    }
+
+    fn parent(&self, slot: SlotId) -> u64 {
+        if self.rings.contains(slot) { self.seats[slot.index()].parent } else { 0 }
+    }
+
+    fn change_children(&mut self, slot: SlotId, more: bool) {
+        if !self.rings.contains(slot) {
+            return;
+        }
+        let seat = &mut self.seats[slot.index()];
+        seat.children = if more { seat.children.saturating_add(1) } else { seat.children.saturating_sub(1) };
+        if seat.children == 0 && seat.ring() == ASIDE {
+            seat.class = seat.class();
+            let class = seat.class;
+            self.rings.unlink(ASIDE, slot);
+            self.rings.push_oldest(class.into(), slot);
+            self.occupied |= 1 << class;
+        }
+    }
+}
+
+impl Gittins {
+    /// Returns the place of a use of which nothing else is known.
+    fn next_place(&mut self) -> Place {
+        self.now += 1;
+        Place::numbered(self.now)
+    }
+
+    /// Returns whether a slot is held. The last victim is not.
+    fn holds(&self, slot: SlotId) -> bool {
+        self.rings.contains(slot) && self.victim.is_none_or(|(victim, _)| victim != slot)
+    }
+
+    fn is_victim_print(&self, print: u32) -> bool {
+        self.victim.is_some_and(|(slot, _)| self.seats[slot.index()].print == print)
+    }
+
+    fn enter(&mut self, slot: SlotId, print: u32, place: &Place) {
+        if self.holds(slot) {
+            return self.renew(slot, place);
+        }
+        if self.rings.contains(slot) || (print != 0 && self.is_victim_print(print)) {
+            self.settle_victim();
+        }
+        let gone = if print == 0 { None } else { self.ghosts.take(print, self.now) };
+        let uses = gone.map_or(0, |gone| gone.uses);
+        let seat = Seat { parent: place.parent, print, uses, ..Seat::default() };
+        if slot.index() >= self.seats.len() {
+            self.seats.resize(slot.index() + 1, Seat::default());
+        }
+        self.take_seat(slot, seat, gone.map(|gone| gone.used), place);
+        self.change_len(self.len + 1);
+    }
+
+    /// Records a use of a slot that is held.
+    fn renew(&mut self, slot: SlotId, place: &Place) {
+        self.unlink(slot);
+        let seat = self.seats[slot.index()];
+        self.take_seat(slot, seat, Some(seat.used), place);
+    }
+
+    /// Puts a slot at the young end of its class. `before` is the number of its previous use.
+    fn take_seat(&mut self, slot: SlotId, seat: Seat, before: Option<u64>, place: &Place) {
+        self.now = self.now.max(place.number);
+        let uses = seat.uses.saturating_add(1);
+        let gap = before.map_or(0, |before| place.number.saturating_sub(before));
+        let class = class(uses, gap, self.learner.held(), place);
+        self.learner.record(seat.print, place.number, class);
+        self.seats[slot.index()] = Seat { used: place.number, class, uses, ..seat };
+        // The keys of a batch may come in any order, and those of several threads, too.
+        let young = std::iter::successors(self.rings.youngest(class.into()), |&slot| self.rings.older(slot));
+        let newer = young.take_while(|slot| self.seats[slot.index()].used > place.number);
+        match newer.take(MAX_SORTED).last() {
+            Some(newer) => self.rings.push_behind(class.into(), slot, newer),
+            None => self.rings.push(class.into(), slot),
+        }
+        self.occupied |= 1 << class;
+    }
+
+    fn unlink(&mut self, slot: SlotId) {
+        let ring = self.seats[slot.index()].ring();
+        self.rings.unlink(ring, slot);
+        if ring != ASIDE && self.rings.len(ring) == 0 {
+            self.occupied &= !(1 << ring);
+        }
+    }
+
+    /// Makes the last victim a ghost.
+    fn settle_victim(&mut self) {
+        let Some((slot, _)) = self.victim.take() else { return };
+        self.unlink(slot);
+        let Seat { print, used, uses, .. } = self.seats[slot.index()];
+        if print != 0 {
+            let gone = Gone { used, uses };
+            self.ghosts.remember(print, gone, self.len, self.learner.held(), self.now);
+        }
+    }
+
+    fn change_len(&mut self, len: usize) {
+        self.len = len;
+        if len.abs_diff(self.reported) * REPORT_PART > self.reported {
+            self.learner.change_held(self.reported, len);
+            self.reported = len;
+        }
+    }
+
+    fn value_of(&self, slot: SlotId) -> f32 {
+        let seat = self.seats[slot.index()];
+        self.values.at(seat.class(), self.now.saturating_sub(seat.used))
+    }
+
+    /// Returns the value of a slot as an integer that orders like it, parents last.
+    fn rank(&self, slot: SlotId) -> u64 {
+        let parent = if self.seats[slot.index()].children > 0 { PARENT } else { 0 };
+        parent | u64::from(self.value_of(slot).to_bits())
+    }
+
+    fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
+        let seat = self.seats[slot.index()];
+        let value = self.value_of(slot);
+        Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used: seat.used }
+    }
+
+    /// Returns the slot with the least value that `allowed` accepts. Sets parents aside that are at
+    /// the old end of a class.
+    fn least(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.offered.clear();
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        let mut classes = self.occupied;
+        while classes != 0 {
+            let class = classes.trailing_zeros() as usize;
+            classes &= classes - 1;
+            let oldest = self.rings.oldest(class);
+            candidates.extend(oldest.map(|slot| self.candidate(slot, false)));
+            candidates.extend(self.young(class, oldest).map(|slot| self.candidate(slot, true)));
+        }
+        let found = self.least_of(&mut candidates, allowed);
+        self.candidates = candidates;
+        found
+    }
+
+    /// Returns the candidate that goes first. Only candidates that would be first are offered.
+    fn least_of(
+        &mut self,
+        candidates: &mut Vec<Candidate>,
+        allowed: &mut dyn FnMut(SlotId) -> bool,
+    ) -> Option<SlotId> {
+        loop {
+            let first = |one: usize, other: usize| {
+                if candidates[other].goes_before(&candidates[one]) { other } else { one }
+            };
+            let at = (0..candidates.len()).reduce(first)?;
+            let Candidate { slot, class, is_young, is_accepted, .. } = candidates[at];
+            if is_accepted {
+                return Some(slot);
+            }
+            let accepted = if is_young {
+                // Those from there to the old end have been offered.
+                let until = |other: &&Candidate| other.class == class && other.is_accepted;
+                let until = candidates.iter().find(until).map(|other| other.slot);
+                self.accept_young(slot, until, allowed)
+            } else {
+                self.accept_oldest(class.into(), allowed)
+            };
+            match accepted {
+                Some(slot) => {
+                    candidates[at] = Candidate { is_accepted: true, ..self.candidate(slot, is_young) };
+                }
+                None if is_young => drop(candidates.swap_remove(at)),
+                // All of the class have been offered.
+                None => candidates.retain(|other| other.class != class || other.is_accepted),
+            }
+        }
+    }
+
+    /// Returns the slot at the young end of a class, past some parents.
+    fn young(&self, class: usize, oldest: Option<SlotId>) -> Option<SlotId> {
+        let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
+        let mut young = young.take_while(|&slot| Some(slot) != oldest).take(YOUNG_PARENTS + 1);
+        young.find(|slot| self.seats[slot.index()].children == 0)
+    }
+
+    /// Returns the first slot from `slot` to before `until`, or to the old end, that is accepted,
+    /// past some refused ones.
+    fn accept_young(
+        &mut self,
+        slot: SlotId,
+        until: Option<SlotId>,
+        allowed: &mut dyn FnMut(SlotId) -> bool,
+    ) -> Option<SlotId> {
+        let mut next = Some(slot);
+        for _ in 0..=YOUNG_REFUSED {
+            let slot = next.filter(|slot| Some(*slot) != until)?;
+            next = self.rings.older(slot);
+            if self.seats[slot.index()].children == 0 && !self.offered.contains(&slot) {
+                self.offered.push(slot);
+                if allowed(slot) {
+                    return Some(slot);
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the oldest slot of a class that is accepted.
+    fn accept_oldest(&mut self, class: usize, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
+        let mut next = self.rings.oldest(class);
+        while let Some(slot) = next {
+            next = self.rings.newer(slot);
+            if self.seats[slot.index()].children > 0 {
+                self.unlink(slot);
+                self.seats[slot.index()].class |= IS_ASIDE;
+                self.rings.push(ASIDE, slot);
+            } else if !self.offered.contains(&slot) && allowed(slot) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Gittins {
+    fn drop(&mut self) {
+        self.learner.change_held(self.reported, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::values::Counts;
+    use super::*;
+
+    const SLOTS: u32 = 24;
+
+    /// Chooses among the oldest and the youngest slot of each class.
+    fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
+        let held = || (0..SLOTS).map(SlotId).filter(|slot| policy.holds(*slot));
+        let used = |slot: SlotId| policy.seats[slot.index()].used;
+        let mut best: Option<(f32, u64, SlotId)> = None;
+        for class in 0..CLASSES as u8 {
+            let of_class = || held().filter(|slot| policy.seats[slot.index()].class() == class);
+            let Some(oldest) = of_class().min_by_key(|slot| used(*slot)) else { continue };
+            let youngest = of_class().max_by_key(|slot| used(*slot)).filter(|slot| *slot != oldest);
+            let old = (policy.value_of(oldest), used(oldest), oldest);
+            let young = youngest.map(|slot| (policy.value_of(slot) / YOUNG_MARGIN, used(slot), slot));
+            for candidate in [Some(old), young].into_iter().flatten() {
+                let is_less = |best: (f32, u64, SlotId)| {
+                    candidate.0 < best.0 || (candidate.0 == best.0 && candidate.1 < best.1)
+                };
+                if best.is_none_or(is_less) {
+                    best = Some(candidate);
+                }
+            }
+        }
+        best.map(|(_, _, slot)| slot)
+    }
+
+    proptest! {
+        #[test]
+        fn the_victim_has_the_least_value(
+            counts in proptest::collection::vec((0u32..1000, 0u32..3000), CLASSES * 8),
+            steps in proptest::collection::vec(
+                (0..SLOTS, 1..200u64, 1..500u64, 0..200u32, any::<bool>(), 0..3u8), 1..300),
+        ) {
+            let mut classes = [Counts::ZERO; CLASSES];
+            for (at, (reused, reached)) in counts.into_iter().enumerate() {
+                classes[at / 8].reused[at % 8] = reused as f32;
+                classes[at / 8].reached[at % 8] = reached as f32;
+            }
+            let mut policy = Gittins::new(0, &GittinsConfig::default());
+            policy.values = Arc::new(Values::compute(&classes));
+            let mut number = 0;
+            for (slot, key, pause, fresh, goes_on, kind) in steps {
+                number += pause;
+                let place = Place { number, parent: 0, fresh, goes_on };
+                match kind {
+                    0 => {
+                        policy.set_time(number);
+                        let expected = by_brute_force(&policy);
+                        prop_assert_eq!(policy.least(&mut |_| true), expected);
+                        if let Some(victim) = expected {
+                            policy.remove(victim);
+                        }
+                    }
+                    1 => policy.touch_at(SlotId(slot), &place),
+                    _ => policy.insert_at(SlotId(slot), 1, key, &place),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Values of objects: hazards from counts, and the Gittins index from hazards.
+
+use super::ages::{BUCKETS, bucket, middle, width};
+use super::class::{CLASSES, LEVELS, level};
+
+/// Uses by age since the previous use of the same key. Counts are halved from time to time, exactly
+/// in binary fractions.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Counts {
+    /// Uses at an age in each bucket.
+    pub(super) reused: [f32; BUCKETS],
+    /// Uses after which the key stayed unused until the lower end of each bucket.
+    pub(super) reached: [f32; BUCKETS],
+}
+
+impl Counts {
+    pub(super) const ZERO: Self = Self { reused: [0.0; BUCKETS], reached: [0.0; BUCKETS] };
+
+    fn add(&mut self, other: &Self) {
+        self.reused.iter_mut().zip(&other.reused).for_each(|(sum, count)| *sum += count);
+        self.reached.iter_mut().zip(&other.reached).for_each(|(sum, count)| *sum += count);
+    }
+
+    pub(super) fn halve(&mut self) {
+        self.reused.iter_mut().chain(&mut self.reached).for_each(|count| *count /= 2.0);
+    }
+}
+
+/// Weight, in uses, of the curve that a finer one starts from.
+const BASE_WEIGHT: f64 = 100.0;
+
+/// Weight, in uses, of the assumption that a class is reused as often as its base.
+const FACTOR_WEIGHT: f64 = 10.0;
+
+/// Reuses and uses in each bucket that are assumed before anything was counted: a tenth for each
+/// doubling, which makes the policy LRU.
+const ASSUMED: (f64, f64) = (2.0, 20.0);
+
+/// Chance of a reuse in each bucket, given that the bucket was reached.
+pub(super) type Hazards = [f64; BUCKETS];
+
+fn hazards_of_all(all: &Counts) -> Hazards {
+    std::array::from_fn(|b| {
+        let (reused, reached) = (f64::from(all.reused[b]), f64::from(all.reached[b]));
+        ((reused + ASSUMED.0) / (reached + ASSUMED.1)).min(1.0)
+    })
+}
+
+/// Returns the hazards of a part of the uses: those of `base` times a factor, as far as the counts
+/// of the part do not tell better.
+fn refine(base: &Hazards, part: &Counts) -> Hazards {
+    let reused: f64 = part.reused.iter().map(|&count| f64::from(count)).sum();
+    let expected: f64 = part.reached.iter().zip(base).map(|(&count, base)| f64::from(count) * base).sum();
+    let factor = (FACTOR_WEIGHT + reused) / (FACTOR_WEIGHT + expected);
+    std::array::from_fn(|b| {
+        let (reused, reached) = (f64::from(part.reused[b]), f64::from(part.reached[b]));
+        ((reused + BASE_WEIGHT * (factor * base[b]).min(1.0)) / (reached + BASE_WEIGHT)).min(1.0)
+    })
+}
+
+/// Returns the Gittins index at the lower end of each bucket: the largest number of hits per unit
+/// of time that an object is worth if it is kept until some later age.
+pub(super) fn gittins_index(hazards: &Hazards) -> [f32; BUCKETS] {
+    std::array::from_fn(|from| {
+        let (mut kept, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, 0.0f64);
+        for (b, hazard) in hazards.iter().enumerate().skip(from) {
+            hits += kept * hazard;
+            time += kept * width(b) as f64 * (1.0 - hazard / 2.0);
+            kept *= 1.0 - hazard;
+            best = best.max(hits / time);
+        }
+        best as f32
+    })
+}
+
+/// Value of each class at each age.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Values([[f32; BUCKETS]; CLASSES]);
+
+impl Values {
+    /// Computes the values from the counts of each class.
+    pub(super) fn compute(classes: &[Counts; CLASSES]) -> Self {
+        let mut levels = [Counts::ZERO; LEVELS];
+        let mut all = Counts::ZERO;
+        for (class, counts) in classes.iter().enumerate() {
+            levels[level(class)].add(counts);
+            all.add(counts);
+        }
+        let of_all = hazards_of_all(&all);
+        let of_levels = levels.map(|counts| refine(&of_all, &counts));
+        Self(std::array::from_fn(|class| gittins_index(&refine(&of_levels[level(class)], &classes[class]))))
+    }
+
+    /// Returns the value of an object of this class that has been unused for `age`: positive, and
+    /// interpolated between the middles of the buckets.
+    pub(super) fn at(&self, class: u8, age: u64) -> f32 {
+        let values = &self.0[usize::from(class)];
+        let b = bucket(age);
+        let lower = if age < middle(b) { b.checked_sub(1) } else { Some(b) };
+        let Some(lower) = lower else { return values[0] };
+        let Some(upper) = values.get(lower + 1) else { return values[lower] };
+        let (from, to) = (middle(lower), middle(lower + 1));
+        let part = (age - from) as f32 / (to - from) as f32;
+        values[lower] + (upper - values[lower]) * part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Computes the index from its definition: over all ages at which an object may be given up,
+    /// the expected hits by the expected time, from the chances of each outcome.
+    fn by_brute_force(hazards: &Hazards, from: usize) -> f64 {
+        let until = |last: usize| {
+            let (mut hits, mut time) = (0.0, 0.0);
+            for end in from..=last + 1 {
+                // The object is reused in bucket `end`, or in none up to `last`.
+                let survives: f64 = (from..end.min(last + 1)).map(|b| 1.0 - hazards[b]).product();
+                let full: f64 = (from..end.min(last + 1)).map(|b| width(b) as f64).sum();
+                if end <= last {
+                    hits += survives * hazards[end];
+                    time += survives * hazards[end] * (full + width(end) as f64 / 2.0);
+                } else {
+                    time += survives * full;
+                }
+            }
+            hits / time
+        };
+        (from..BUCKETS).map(until).fold(0.0, f64::max)
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_is_the_best_over_all_stopping_ages(
+            hazards in proptest::collection::vec(prop_oneof![Just(0.0), 0.0..0.3f64, 0.0..=1.0f64], BUCKETS)
+        ) {
+            let hazards: Hazards = hazards.try_into().unwrap();
+            for (from, index) in gittins_index(&hazards).into_iter().enumerate() {
+                let expected = by_brute_force(&hazards, from);
+                prop_assert!((f64::from(index) - expected).abs() <= 1e-6 * expected, "{from} {index} {expected}");
+            }
+        }
+
+        #[test]
+        fn values_are_positive_whatever_was_counted(
+            counts in proptest::collection::vec((0u32..100_000, 0u32..100_000), CLASSES * BUCKETS),
+            age in any::<u64>(),
+        ) {
+            let mut classes = [Counts::ZERO; CLASSES];
+            for (at, (reused, reached)) in counts.into_iter().enumerate() {
+                classes[at / BUCKETS].reused[at % BUCKETS] = reused as f32;
+                classes[at / BUCKETS].reached[at % BUCKETS] = reached as f32;
+            }
+            let values = Values::compute(&classes);
+            for class in 0..CLASSES as u8 {
+                let value = values.at(class, age);
+                prop_assert!(value.is_finite() && value > 0.0, "{value}");
+            }
+        }
+    }
+
+    /// At first the longest unused object has the least value, whatever its class.
+    #[test]
+    fn values_begin_as_those_of_lru() {
+        let values = Values::compute(&[Counts::ZERO; CLASSES]);
+        let ages = [0, 31, 32, 63, 64, 95, 96, 100, 1000, 5000, 1 << 30, 1 << 41];
+        for pair in ages.windows(2) {
+            for classes in [[0, 45], [45, 0], [7, 7]] {
+                let [young, old] = [values.at(classes[0], pair[0]), values.at(classes[1], pair[1])];
+                assert!(old <= young && (old < young || pair[1] <= 96), "{pair:?} {young} {old}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_interpolated() {
+        let mut values = Values([[0.0; BUCKETS]; CLASSES]);
+        values.0[3] = std::array::from_fn(|b| b as f32);
+        assert_eq!(
+            (values.at(3, 0), values.at(3, 32), values.at(3, 64), values.at(3, 96)),
+            (0.0, 0.0, 0.5, 1.0)
+        );
+        assert_eq!((values.at(3, 144), values.at(3, 192), values.at(3, u64::MAX)), (1.5, 2.0, 35.0));
+    }
+
+    /// A class that is often reused after a pause is worth more just before it.
+    #[test]
+    fn a_loop_has_its_largest_value_before_it_comes_round() {
+        let mut classes = [Counts::ZERO; CLASSES];
+        classes[20].reached[..8].fill(10_000.0);
+        classes[20].reused[7] = 10_000.0;
+        let values = Values::compute(&classes);
+        assert!(values.at(20, 4000) > 1.5 * values.at(20, 100));
+    }
+}

@@ -1,0 +1,78 @@
+//! Links between the batches of a chain of keys.
+//!
+//! A request usually asks for all keys of its chain, and then stores those that were missing. The
+//! batch of the missing keys goes on from the last key that was found. Long chains are stored by
+//! several calls, which go on from each other.
+
+use std::time::Duration;
+
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::{ChainEnd, ChainEnds};
+use mooncake_core::ids::ClientId;
+
+/// Time within which missing keys are stored after they were asked for.
+const MISSING_FOR: Duration = Duration::from_secs(60);
+
+/// Time between two calls that store parts of one chain.
+const BETWEEN_CALLS: Duration = Duration::from_millis(100);
+
+/// Ends of chains that a later batch may go on from.
+pub(crate) struct ChainLinks {
+    /// By the hash of the first missing key.
+    missing: ChainEnds,
+    /// By the client that stored the last key.
+    clients: ChainEnds,
+}
+
+impl Default for ChainLinks {
+    fn default() -> Self {
+        Self { missing: ChainEnds::new(MISSING_FOR), clients: ChainEnds::new(BETWEEN_CALLS) }
+    }
+}
+
+impl ChainLinks {
+    /// Records that of a chain `found` keys were found, of which `last` is the last, and then
+    /// `missing` was not.
+    pub(crate) fn record_found(&self, found: usize, last: u64, missing: u64, now: Moment) {
+        let known = u32::try_from(found).unwrap_or(u32::MAX);
+        self.missing.remember(missing, ChainEnd { last, known, is_known: true }, now);
+    }
+
+    /// Records that a client has stored a chain up to `end`.
+    pub(crate) fn record_stored(&self, client: ClientId, end: ChainEnd, now: Moment) {
+        self.clients.remember(hash_of(client), end, now);
+    }
+
+    /// Returns the end that a batch goes on from. A client stores the batch, and `first` is its
+    /// first key.
+    pub(crate) fn before(&self, client: ClientId, first: u64, now: Moment) -> ChainEnd {
+        let of_client = || self.clients.get(hash_of(client), now);
+        self.missing.get(first, now).or_else(of_client).unwrap_or_default()
+    }
+}
+
+fn hash_of(client: ClientId) -> u64 {
+    client.0.first ^ client.0.second.rotate_left(32)
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::ids::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_goes_on_from_what_was_found_or_stored_before() {
+        let (links, client) = (ChainLinks::default(), ClientId(Uuid::new(3, 4)));
+        let now = Moment(0).after(Duration::from_secs(5));
+        assert_eq!(links.before(client, 9, now), ChainEnd::default());
+        links.record_found(2, 8, 9, now);
+        let found = ChainEnd { last: 8, known: 2, is_known: true };
+        assert_eq!(links.before(client, 9, now.after(Duration::from_secs(59))), found);
+        let stored = ChainEnd { last: 11, known: 2, is_known: false };
+        links.record_stored(client, stored, now);
+        assert_eq!((links.before(client, 12, now), links.before(client, 9, now)), (stored, found));
+        assert_eq!(links.before(ClientId(Uuid::new(4, 3)), 12, now), ChainEnd::default());
+        assert_eq!(links.before(client, 12, now.after(BETWEEN_CALLS)), ChainEnd::default());
+    }
+}
