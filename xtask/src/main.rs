@@ -171,14 +171,19 @@ fn examples() -> Result {
     let replay = || {
         programs.run("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
     };
-    step("example replay, eviction policies against exact LRU");
+    step("example replay, eviction policies");
     programs
         .run("examples/replay", &["--policies", "--requests", "2000", "--blocks", "500,2000,8000"])
         .run()?;
     step("example replay");
     replay().args(&["--capacity", "128MiB"]).run()?;
     step("example replay, one client killed");
-    replay().args(&["--capacity", "256MiB", "--replicas", "2", "--kill-one-after", "20%"]).run()
+    replay().args(&["--capacity", "256MiB", "--replicas", "2", "--kill-one-after", "20%"]).run()?;
+    step("example replay, gittins in a cluster and in a master alone, one client killed");
+    programs
+        .run("examples/replay", &["--policy", "gittins", "--blocks", "2000,6000", "--block-bytes", "4096"])
+        .args(&["--processes", "3", "--protocol", "tcp", "--kill-one-after", "20%", "--replace-killed"])
+        .run()
 }
 
 fn docs() -> Result {

@@ -4,15 +4,23 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use mooncake_core::evict::PolicyKind;
+use mooncake_core::testkit::workloads::{WORKLOADS, Workload};
 
 /// Replays a trace against a master and clients in separate processes, checking every byte.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "replay")]
 pub(crate) struct Args {
-    /// Trace in the FAST'25 format, one JSON request per line; generated from --seed when absent.
+    /// Trace with one JSON request per line, as those of FAST'25; generated from --seed when absent.
     #[arg(long)]
     pub(crate) trace: Option<PathBuf>,
-    /// Requests to replay: all of a trace file, 2000 of a generated one.
+    /// Field of a request that lists its blocks from the first on, as numbers or texts.
+    #[arg(long, default_value = "hash_ids", requires = "trace")]
+    pub(crate) field: String,
+    /// Generate a made workload instead: uniform, zipf-0.8, zipf-1.0, scans, moving, loop,
+    /// chain-loop, documents or conversations.
+    #[arg(long, conflicts_with = "trace", value_parser = workload)]
+    pub(crate) workload: Option<Workload>,
+    /// Requests to replay: all of a trace file or workload, 2000 of a generated trace.
     #[arg(long)]
     pub(crate) requests: Option<usize>,
     /// Seed of a generated trace.
@@ -33,11 +41,28 @@ pub(crate) struct Args {
     /// Eviction policy of the master: fifo, lru, s3fifo, tenure or gittins.
     #[arg(long, default_value_t = PolicyKind::default())]
     pub(crate) policy: PolicyKind,
-    /// Compare the eviction policies with exact LRU, within this process, in seconds.
+    /// Compare the eviction policies within this process, in seconds.
     #[arg(long)]
     pub(crate) policies: bool,
-    /// With --policies: sizes of memory, in blocks.
-    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 5_000, 10_000, 30_000])]
+    /// With --policies: compare orders for the hot cache of a client instead.
+    #[arg(long, requires = "policies")]
+    pub(crate) hot_cache: bool,
+    /// With --policies: leave out the table of the master.
+    #[arg(long, requires = "policies")]
+    pub(crate) simulation_only: bool,
+    /// With --policies: largest number of keys of a request that `gittins` gets in one call.
+    #[arg(long, requires = "policies", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) call_keys: Option<u32>,
+    /// With --call-keys: link the calls of a request.
+    #[arg(long, requires = "call_keys")]
+    pub(crate) link_calls: bool,
+    /// With --policies: draw the simulated hit ratios over the memory into this SVG file.
+    #[arg(long, requires = "policies")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Sizes of memory in blocks. With --policies, those of the tables. Otherwise instead of
+    /// --capacity: the cluster replays the trace with each, and must find within a hundredth what a
+    /// master alone finds.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     pub(crate) blocks: Vec<u64>,
     /// Copies of every block.
     #[arg(long, default_value_t = 1)]
@@ -51,6 +76,9 @@ pub(crate) struct Args {
     /// Kill -9 one client after this many requests, or this share of them (`20%`).
     #[arg(long)]
     pub(crate) kill_one_after: Option<String>,
+    /// Start another client with the same memory in place of the killed one.
+    #[arg(long, requires = "kill_one_after")]
+    pub(crate) replace_killed: bool,
     /// Only transport between the processes: tcp, shm, or rdma (feature transport-rdma). TCP with
     /// shared memory when absent.
     #[arg(long)]
@@ -88,6 +116,9 @@ pub(crate) struct RoleArgs {
     /// Address of the master, for a client.
     #[arg(long, hide = true, default_value = "")]
     pub(crate) master_at: String,
+    /// Milliseconds after which the master gives up a silent client.
+    #[arg(long, hide = true, default_value_t = 10_000)]
+    pub(crate) silence_ms: u64,
     /// Disk of a client, if it has one.
     #[arg(long, hide = true)]
     pub(crate) disk_at: Option<PathBuf>,
@@ -98,6 +129,11 @@ pub(crate) struct RoleArgs {
 pub(crate) enum Role {
     Master,
     Client,
+}
+
+fn workload(name: &str) -> Result<Workload, String> {
+    let names = || WORKLOADS.iter().map(|workload| workload.name).collect::<Vec<_>>().join(", ");
+    Workload::named(name).ok_or_else(|| format!("unknown workload `{name}`; use one of {}", names()))
 }
 
 /// Parses `65536`, `64KiB`, `640MB`. Units are powers of 1024, as in the settings of Mooncake C++.

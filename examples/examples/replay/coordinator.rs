@@ -16,9 +16,10 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-use crate::args::Args;
-use crate::policies::endless;
+use crate::args::{Args, RoleArgs};
+use crate::policies::{endless, ratio_of_master};
 use crate::report::{MasterStats, Outcome, Totals};
+use crate::table::{grouped, short};
 use crate::trace::Trace;
 
 /// Maximum difference of the hit rate with disks from that of an unbounded cache.
@@ -28,6 +29,10 @@ const SLOWER: f64 = 1.3;
 
 /// Default lease of a master, scaled by the speed-up.
 const LEASE: Duration = Duration::from_secs(10);
+/// Shortest time, with a client to be killed, until the master gives up a silent client.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Maximum difference of the hit ratio of a cluster from that of a master alone.
+const APART: f64 = 0.01;
 
 pub(crate) fn run(args: &Args) -> Result<bool, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -42,9 +47,12 @@ async fn replay(args: &Args) -> Result<bool, String> {
         return Err(format!("invalid --limit `{}`: expected seconds", args.limit));
     }
     let trace = load(args)?;
+    if !args.blocks.is_empty() {
+        return replay_sizes(args, &trace).await;
+    }
     has_room(args, &trace)?;
     if !args.beside_memory {
-        return Ok(replay_once(args, &trace).await?.good(limit(args)));
+        return Ok(replay_once(args, &trace).await?.good(args));
     }
     println!("--- memory alone");
     let alone = replay_once(&Args { disk_blocks: None, ..args.clone() }, &trace).await?;
@@ -68,11 +76,37 @@ async fn replay(args: &Args) -> Result<bool, String> {
             "FAILED: hit rate more than {BEHIND} behind, or memory hits more than {SLOWER} times as slow"
         );
     }
-    Ok(kept_up && alone.good(limit(args)) && both.good(limit(args)))
+    Ok(kept_up && alone.good(args) && both.good(args))
 }
 
-fn limit(args: &Args) -> Duration {
-    Duration::from_secs_f64(args.limit)
+/// Replays the trace with each size of memory, and compares with a master alone.
+async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
+    let processes = u64::from(args.processes);
+    let (mut is_good, mut rows) = (true, Vec::new());
+    for &blocks in &args.blocks {
+        let capacity = blocks.div_ceil(processes) * processes * args.replicas * args.block_bytes;
+        let args = Args { capacity, ..args.clone() };
+        has_room(&args, trace)?;
+        println!("--- {} blocks", grouped(blocks));
+        let alone = ratio_of_master(&args, args.policy, blocks, trace).map_err(|e| e.to_string())?;
+        let totals = replay_once(&args, trace).await?;
+        let cluster = totals.hit_rate();
+        is_good &= totals.good(&args) && (cluster - alone).abs() <= APART;
+        rows.push(format!(
+            "| {} | {} | {} | {:+.4} | {} |",
+            grouped(blocks),
+            short(alone),
+            short(cluster),
+            cluster - alone,
+            totals.mismatches()
+        ));
+    }
+    println!("\n| blocks of memory | master alone | cluster | difference | mismatches |");
+    println!("|---|---|---|---|---|\n{}", rows.join("\n"));
+    if !is_good {
+        println!("FAILED: a failure above, or a hit ratio more than {APART} apart");
+    }
+    Ok(is_good)
 }
 
 async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
@@ -85,6 +119,11 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
         Some(ms) => Duration::from_millis(ms),
         None => scaled_lease(trace.span_s(), expected),
     };
+    let silence = if kill_at.is_some() { lease.clamp(SILENCE, LEASE) } else { LEASE };
+    let args = &Args {
+        role: RoleArgs { silence_ms: silence.as_millis() as u64, ..args.role.clone() },
+        ..args.clone()
+    };
     println!(
         "{total} requests, {blocks} blocks, {distinct} distinct; the trace covers {:.0} s",
         trace.span_s()
@@ -95,6 +134,7 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
     let address = master.ready().await?;
     let disks = args.disk_blocks.map(|_| folder(args)).transpose()?;
     let mut workers = Workers::start(args, &address, disks.as_ref().map(TempDir::path)).await?;
+    let mut is_killed = false;
     let bar = progress(total);
     let started = clock.now();
     let mut totals = Totals::new(args.block_bytes);
@@ -122,8 +162,12 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
             }
             Event::Gone(lost) => lost.into_iter().rev().for_each(|index| todo.push_front(index)),
         }
-        if kill_at.is_some_and(|at| totals.requests as usize >= at) {
+        if !is_killed && kill_at.is_some_and(|at| totals.requests as usize >= at) {
+            is_killed = true;
             workers.kill_one(&bar);
+            if args.replace_killed {
+                workers.add(args, &address, disks.as_ref().map(TempDir::path)).await?;
+            }
         }
     }
     let elapsed = clock.now().since(started);
@@ -138,7 +182,7 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
         LEASE.as_secs(),
         lease.as_millis()
     );
-    if !totals.good(limit(args)) {
+    if !totals.good(args) {
         println!("FAILED: a mismatch, a failure that is not a miss, or a wait over {} s", args.limit);
     }
     Ok(totals)
@@ -163,15 +207,18 @@ fn folder(args: &Args) -> Result<TempDir, String> {
 /// Loads the requested trace. An empty trace is an error.
 pub(crate) fn load(args: &Args) -> Result<Trace, String> {
     let mut trace = match &args.trace {
-        Some(path) => Trace::read(path)?,
-        None => Trace::generate(args.requests.unwrap_or(2000), args.seed),
+        Some(path) => Trace::read(path, &args.field)?,
+        None => match args.workload {
+            Some(workload) => Trace::with_pauses(workload.requests(args.seed)),
+            None => Trace::generate(args.requests.unwrap_or(2000), args.seed),
+        },
     };
     trace.requests.truncate(args.requests.unwrap_or(usize::MAX));
     if trace.requests.is_empty() { Err("the trace has no requests".into()) } else { Ok(trace) }
 }
 
 fn has_room(args: &Args, trace: &Trace) -> Result<(), String> {
-    let longest = trace.requests.iter().map(|r| r.hash_ids.len()).max().unwrap_or(0) as u64;
+    let longest = trace.requests.iter().map(|r| r.ids.len()).max().unwrap_or(0) as u64;
     if args.capacity / u64::from(args.processes) < longest * args.block_bytes {
         return Err(format!(
             "a request has up to {longest} blocks; raise --capacity so that each process has space for that many"
@@ -226,7 +273,9 @@ enum Event {
 struct Workers {
     members: Vec<ClientProcess>,
     events: mpsc::UnboundedReceiver<(usize, Option<Outcome>)>,
-    killed: bool,
+    sender: mpsc::UnboundedSender<(usize, Option<Outcome>)>,
+    /// Number of the client that was killed.
+    killed: Option<usize>,
 }
 
 struct ClientProcess {
@@ -239,20 +288,27 @@ struct ClientProcess {
 impl Workers {
     async fn start(args: &Args, master: &str, disks: Option<&Path>) -> Result<Self, String> {
         let (sender, events) = mpsc::unbounded_channel();
-        let mut members = Vec::new();
-        for number in 0..usize::from(args.processes) {
-            let mut words = vec!["--master-at".into(), master.into()];
-            if let Some(disks) = disks {
-                let disk = disks.join(number.to_string());
-                words.extend(["--disk-at".into(), disk.to_string_lossy().into_owned()]);
-            }
-            let mut process = Process::start("client", args, &words)?;
-            process.ready().await?;
-            let Process { child, input, lines } = process;
-            tokio::spawn(forward(number, lines, sender.clone()));
-            members.push(ClientProcess { child, input, busy: Vec::new(), alive: true });
+        let mut workers = Self { members: Vec::new(), events, sender, killed: None };
+        for _ in 0..args.processes {
+            workers.add(args, master, disks).await?;
         }
-        Ok(Self { members, events, killed: false })
+        Ok(workers)
+    }
+
+    /// Starts a client process.
+    async fn add(&mut self, args: &Args, master: &str, disks: Option<&Path>) -> Result<(), String> {
+        let number = self.members.len();
+        let mut words = vec!["--master-at".into(), master.into()];
+        if let Some(disks) = disks {
+            let disk = disks.join(number.to_string());
+            words.extend(["--disk-at".into(), disk.to_string_lossy().into_owned()]);
+        }
+        let mut process = Process::start("client", args, &words)?;
+        process.ready().await?;
+        let Process { child, input, lines } = process;
+        tokio::spawn(forward(number, lines, self.sender.clone()));
+        self.members.push(ClientProcess { child, input, busy: Vec::new(), alive: true });
+        Ok(())
     }
 
     /// Passes requests to free workers, in the order of the trace.
@@ -274,7 +330,7 @@ impl Workers {
             };
             todo.pop_front();
             member.busy.push(index);
-            let line = format!("{}\n", json!({"index": index, "ids": trace.requests[index].hash_ids}));
+            let line = format!("{}\n", json!({"index": index, "ids": trace.requests[index].ids}));
             // The end of its output reports the end of a worker; its requests come back then.
             let _ = member.input.write_all(line.as_bytes()).await;
         }
@@ -282,17 +338,19 @@ impl Workers {
 
     async fn next(&mut self) -> Result<Event, String> {
         let Some((number, outcome)) = self.events.recv().await else {
-            return Err("every client process has ended".into());
+            return Err("the channel of the client processes is closed".into());
         };
-        let member = &mut self.members[number];
         match outcome {
             Some(outcome) => {
-                member.busy.retain(|&index| index != outcome.index);
+                self.members[number].busy.retain(|&index| index != outcome.index);
                 Ok(Event::Done(Box::new(outcome)))
             }
             None => {
-                member.alive = false;
-                if !self.killed {
+                self.members[number].alive = false;
+                if !self.members.iter().any(|member| member.alive) {
+                    return Err("every client process has ended".into());
+                }
+                if self.killed != Some(number) {
                     return Err(format!("client process {number} ended unexpectedly"));
                 }
                 Ok(Event::Gone(std::mem::take(&mut self.members[number].busy)))
@@ -301,10 +359,7 @@ impl Workers {
     }
 
     fn kill_one(&mut self, bar: &ProgressBar) {
-        if self.killed {
-            return;
-        }
-        self.killed = true;
+        self.killed = self.members.len().checked_sub(1);
         if let Some(member) = self.members.last_mut() {
             bar.suspend(|| println!("kill -9 {}", member.child.id().unwrap_or(0)));
             let _ = member.child.start_kill();
@@ -356,6 +411,7 @@ impl Process {
             .args(["--replicas", &args.replicas.to_string()])
             .args(["--watermark", &args.watermark.to_string()])
             .args(["--limit", &args.limit.to_string()])
+            .args(["--silence-ms", &args.role.silence_ms.to_string()])
             .args(args.disk_blocks.iter().flat_map(|blocks| ["--disk-blocks".into(), blocks.to_string()]))
             .args(args.offload_on_evict.then_some("--offload-on-evict"))
             .args(args.protocol.iter().flat_map(|protocol| ["--protocol", protocol]))

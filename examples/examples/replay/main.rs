@@ -11,22 +11,32 @@
 //! of the same shape from `--seed`.
 //!
 //! With `--policies` it starts no process: it prints the share of the blocks that each eviction
-//! policy of the master finds at each size in `--blocks`, beside exact LRU.
+//! policy finds at each size in `--blocks`, beside Belady's bound, by exact simulation and through
+//! a master. `--svg` draws the simulated ones. The trace may be any JSON lines that list blocks
+//! (`--field`), or a made workload (`--workload`).
+//!
+//! With `--blocks` alone the cluster replays the trace with each size of memory, and must find what
+//! a master alone finds, within a hundredth. `--kill-one-after 20% --replace-killed` kills one
+//! client on the way, and starts another one.
 //!
 //! With `--disk-blocks` the clients also keep that many blocks on disks. `--beside-memory` replays
 //! once without disks and once with them, and compares: the hit rate must be within a hundredth of
 //! that of an unbounded cache, and the slowest hundredth of memory hits at most 1.3 times as slow.
 //!
 //! The exit status is 0 only if all bytes were right, every failure was a miss, and no operation
-//! took longer than `--limit`. With `--policies`, it is 0 if the default policy is nowhere behind
-//! exact LRU by more than a hundredth.
+//! took longer than `--limit`. Blocks of a killed client are misses if they have no other copy. With
+//! `--policies`, it is 0 if the default policy is nowhere behind exact LRU by more than a
+//! hundredth.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints to its terminal")]
 
 mod args;
 mod coordinator;
+mod hot_cache;
 mod policies;
 mod report;
 mod roles;
+mod svg;
+mod table;
 mod trace;
 
 use std::process::ExitCode;

@@ -1,19 +1,20 @@
-//! Hit rates of the eviction policies, beside exact LRU, Belady's bound and an unbounded cache. The
-//! last column is the share of the gap between LRU and Belady that the best policy closes.
+//! Hit ratios of the eviction policies: by exact simulation, beside Belady's bound and an unbounded
+//! cache, and through a master.
 //!
-//! The master itself runs the policy, called in process under a clock that follows the trace.
-//! Shards, leases, placement and eviction are the real ones; only the bytes are left out.
+//! The simulated cache has no leases. Through the master, shards, leases, placement and eviction
+//! are the real ones: the master is called in process, under a clock that follows the trace. Only
+//! the bytes are left out.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::ManualClock;
-use mooncake_core::evict::PolicyKind;
+use mooncake_core::evict::{Fifo, Gittins, Lru, MergeableOrder, PolicyKind, S3Fifo, Tenure};
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
-use mooncake_core::testkit::simulate::{Belady, hit_rate};
+use mooncake_core::testkit::policies::{AdaptiveReplacement, Lirs, Sieve, TinyLfu};
+use mooncake_core::testkit::simulate::{Belady, Calls, PolicyCache, hit_rate};
 use mooncake_core::{ErrorKind, Result};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::call::Handle;
@@ -21,60 +22,121 @@ use mooncake_store::protocol::message::{BatchExistKey, BatchGetReplicaList, Batc
 use mooncake_store::protocol::wire::EndItem;
 
 use crate::args::Args;
+use crate::hot_cache;
+use crate::svg;
+use crate::table::{Row, Table};
 use crate::trace::{Request, Trace, key};
 
-/// Maximum difference of the default policy from exact LRU. The policy is nowhere behind on the
-/// public traces. On generated traces, where the recurring conversations are random, leases and
-/// chance cost up to half a hundredth.
+/// Maximum difference of the default policy from LRU. The policy is nowhere behind on the public
+/// traces. On generated traces, where the recurring conversations are random, leases and chance
+/// cost up to half a hundredth.
 const SLACK: f64 = 0.01;
 
-/// Prints a table. Returns whether the default policy kept up with exact LRU in each row.
+/// Sizes of memory in blocks, unless others are requested.
+const SIZES: [u64; 4] = [1_000, 5_000, 10_000, 30_000];
+
+/// Returns the hit ratio of a policy on a trace, with so many blocks of memory. Only a policy that
+/// knows chains heeds the calls.
+type Simulate = fn(&Trace, usize, Calls) -> f64;
+
+const SIMULATED: [(&str, Simulate); 10] = [
+    ("lru", by_use::<Lru>),
+    ("fifo", by_use::<Fifo>),
+    ("s3fifo", by_use::<S3Fifo>),
+    ("sieve", by_use::<Sieve>),
+    ("arc", by_use::<AdaptiveReplacement>),
+    ("lirs", by_use::<Lirs>),
+    ("w-tinylfu", by_use::<TinyLfu>),
+    ("tenure", by_use::<Tenure>),
+    ("gittins", |trace, blocks, calls| simulate::<Gittins>(trace, blocks, 1, calls)),
+    ("gittins, 64 shards", |trace, blocks, calls| simulate::<Gittins>(trace, blocks, 64, calls)),
+];
+
+/// Prints the tables, and draws the first one if requested. Returns whether the default policy kept
+/// up with LRU at each size.
 pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, String> {
+    let sizes = if args.blocks.is_empty() { SIZES.to_vec() } else { args.blocks.clone() };
     let (blocks, distinct) = trace.blocks();
-    let rate = |hits: u64| hits as f64 / blocks as f64;
     println!("{} requests, {blocks} blocks, {distinct} distinct", trace.requests.len());
-    println!("share of blocks found, one lookup of the longest cached prefix per request\n");
-    let mut header: Vec<String> = vec!["blocks of memory".into(), "exact LRU".into()];
-    for kind in PolicyKind::ALL {
-        let default = if *kind == PolicyKind::default() { " (default)" } else { "" };
-        header.push(format!("`{kind}`{default}"));
+    if args.hot_cache {
+        println!("share of the reads that the hot cache of one client serves\n");
+        println!("{}", hot_cache::compare(trace, &sizes));
+        return Ok(true);
     }
-    header.extend(["Belady".into(), "unbounded".into(), "gap closed".into()]);
-    println!("| {} |\n|{}", header.join(" | "), "---|".repeat(header.len()));
+    println!("share of blocks found, one lookup of the longest cached prefix per request");
+    println!("in brackets: share of the gap between `lru` and Belady that a policy closes\n");
+    println!("exact simulation\n");
+    let simulated = simulate_all(args, trace, sizes);
+    println!("{simulated}");
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg::chart(&simulated))
+            .map_err(|e| format!("cannot write the chart: {e}. path={}", path.display()))?;
+    }
+    if args.simulation_only {
+        return Ok(true);
+    }
+    println!("through the master: 64 shards, leases, puts that make room\n");
+    let (through, is_good) = through_master(args, trace, &simulated).map_err(|e| e.to_string())?;
+    println!("{through}");
+    if !is_good {
+        println!("the default policy is behind LRU");
+    }
+    Ok(is_good)
+}
+
+fn simulate_all(args: &Args, trace: &Trace, sizes: Vec<u64>) -> Table {
+    let calls = Calls {
+        keys: args.call_keys.map_or(usize::MAX, |keys| keys as usize),
+        linked: args.link_calls,
+        ..Calls::default()
+    };
+    let at_each = |ratio: &dyn Fn(usize) -> f64| sizes.iter().map(|size| ratio(*size as usize)).collect();
+    let mut rows: Vec<Row> = Vec::new();
+    for (name, simulate) in SIMULATED {
+        let ratios = at_each(&|size| simulate(trace, size, calls));
+        rows.push(Row { name: format!("`{name}`"), ratios, is_bound: false });
+    }
+    let belady = at_each(&|size| hit_rate(&mut Belady::new(size, trace.chains()), trace.chains()));
+    rows.push(Row { name: "Belady".into(), ratios: belady, is_bound: true });
     let endless = endless(trace);
-    let mut good = true;
-    for &room in &args.blocks {
-        let exact = rate(ExactLru::new(room).replay(trace));
-        let mut row = vec![room.to_string(), format!("{exact:.4}")];
-        let chains = || trace.requests.iter().map(|request| &request.hash_ids[..]);
-        let belady = hit_rate(&mut Belady::new(room as usize, chains()), chains());
-        let mut best = exact;
-        for kind in PolicyKind::ALL {
-            let reached = rate(replay(args, *kind, room, trace).map_err(|e| e.to_string())?);
-            best = best.max(reached);
-            row.push(format!("{reached:.4}"));
-            good &= *kind != PolicyKind::default() || reached >= exact - SLACK;
-        }
-        row.extend([format!("{belady:.4}"), format!("{endless:.4}")]);
-        row.push(match belady - exact {
-            gap if gap > 0.0 => format!("{:.0} %", 100.0 * (best - exact) / gap),
-            _ => "-".into(),
-        });
-        println!("| {} |", row.join(" | "));
-    }
-    if !good {
-        println!("\nthe default policy is behind exact LRU");
-    }
-    Ok(good)
+    rows.push(Row { name: "unbounded".into(), ratios: at_each(&|_| endless), is_bound: true });
+    Table { sizes, rows }
+}
+
+/// Simulates a policy that gets the blocks of a request one after the other, from the first on.
+fn by_use<P: MergeableOrder>(trace: &Trace, blocks: usize, _: Calls) -> f64 {
+    simulate::<P>(trace, blocks, 1, Calls { deepest_oldest: false, ..Calls::default() })
+}
+
+fn simulate<P: MergeableOrder>(trace: &Trace, blocks: usize, shards: usize, calls: Calls) -> f64 {
+    hit_rate(&mut PolicyCache::<P>::new(&P::Config::default(), blocks, shards, calls), trace.chains())
 }
 
 /// Returns the share of the blocks that an unbounded cache finds.
 pub(crate) fn endless(trace: &Trace) -> f64 {
-    ExactLru::new(u64::MAX).replay(trace) as f64 / trace.blocks().0.max(1) as f64
+    by_use::<Lru>(trace, trace.blocks().1.max(1) as usize, Calls::default())
 }
 
-/// Returns the hits of a master with space for so many blocks.
-fn replay(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<u64> {
+/// Returns the table of the policies of the master, with `lru` and Belady of the simulation, and
+/// whether the default policy kept up with that LRU.
+fn through_master(args: &Args, trace: &Trace, simulated: &Table) -> Result<(Table, bool)> {
+    let exact = simulated.ratios_of("`lru`");
+    let mut rows = vec![Row { name: "exact LRU".into(), ratios: exact.clone(), is_bound: true }];
+    let mut is_good = true;
+    for kind in PolicyKind::ALL {
+        let is_default = *kind == PolicyKind::default();
+        let ratio = |size: &u64| ratio_of_master(args, *kind, *size, trace);
+        let ratios: Vec<f64> = simulated.sizes.iter().map(ratio).collect::<Result<_>>()?;
+        is_good &= !is_default || ratios.iter().zip(&exact).all(|(of, exact)| *of >= exact - SLACK);
+        let name = format!("`{kind}`{}", if is_default { " (default)" } else { "" });
+        rows.push(Row { name, ratios, is_bound: false });
+    }
+    rows.push(Row { name: "Belady".into(), ratios: simulated.ratios_of("Belady"), is_bound: true });
+    Ok((Table { sizes: simulated.sizes.clone(), rows }, is_good))
+}
+
+/// Returns the hit ratio of a master with space for so many blocks.
+pub(crate) fn ratio_of_master(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<f64> {
     let clock = Arc::new(ManualClock::new());
     let options = MasterOptions {
         high_watermark: args.watermark,
@@ -108,12 +170,12 @@ fn replay(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<u64
         }
         hits += one_request(&master, member, args.block_bytes, request)?;
     }
-    Ok(hits)
+    Ok(hits as f64 / trace.blocks().0.max(1) as f64)
 }
 
 /// Handles one request like a client: looks all blocks up, reads the present prefix, puts the rest.
 fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -> Result<u64> {
-    let keys: Vec<Vec<u8>> = request.hash_ids.iter().map(|&id| key(id)).collect();
+    let keys: Vec<Vec<u8>> = request.ids.iter().map(|&id| key(id)).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let there = master.handle(BatchExistKey { keys: Cow::Borrowed(&keys), tenant: "" });
     let prefix = there.iter().take_while(|there| matches!(there, Ok(true))).count();
@@ -139,40 +201,4 @@ fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -
         BatchPutEnd { client: member, items: Cow::Borrowed(&items), replicas: ReplicaType::All, tenant: "" };
     master.handle(ended).into_iter().collect::<Result<Vec<_>>>()?;
     Ok(prefix as u64)
-}
-
-/// Exact LRU: one order over all blocks, without leases.
-struct ExactLru {
-    room: u64,
-    used: HashMap<u64, u64>,
-    order: BTreeMap<u64, u64>,
-    uses: u64,
-}
-
-impl ExactLru {
-    fn new(room: u64) -> Self {
-        Self { room, used: HashMap::new(), order: BTreeMap::new(), uses: 0 }
-    }
-
-    /// Returns the hits of a whole trace.
-    fn replay(&mut self, trace: &Trace) -> u64 {
-        let mut hits = 0;
-        for Request { hash_ids, .. } in &trace.requests {
-            hits += hash_ids.iter().take_while(|id| self.used.contains_key(id)).count() as u64;
-            hash_ids.iter().for_each(|id| self.use_block(*id));
-        }
-        hits
-    }
-
-    fn use_block(&mut self, id: u64) {
-        self.uses += 1;
-        if let Some(before) = self.used.insert(id, self.uses) {
-            self.order.remove(&before);
-        } else if self.used.len() as u64 > self.room
-            && let Some((_, oldest)) = self.order.pop_first()
-        {
-            self.used.remove(&oldest);
-        }
-        self.order.insert(self.uses, id);
-    }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::args::Args;
+
 /// Outcome of one request, as its worker reports it to the coordinator.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Outcome {
@@ -24,6 +26,8 @@ pub(crate) struct Outcome {
     pub(crate) lost: u64,
     /// Number of blocks without space.
     pub(crate) no_room: u64,
+    /// Number of blocks whose owner could not be reached.
+    pub(crate) unreachable: u64,
     /// Number of blocks that owners of disks have read for it.
     pub(crate) from_disk: u64,
     /// Failures that are not misses, by message.
@@ -75,6 +79,7 @@ impl Totals {
             (&mut sum.existed, one.existed),
             (&mut sum.lost, one.lost),
             (&mut sum.no_room, one.no_room),
+            (&mut sum.unreachable, one.unreachable),
             (&mut sum.from_disk, one.from_disk),
         ] {
             *to += from;
@@ -103,8 +108,13 @@ impl Totals {
     }
 
     /// Returns whether the run passes: right bytes, misses at worst, and no wait beyond the limit.
-    pub(crate) fn good(&self, limit: Duration) -> bool {
-        self.sum.mismatches == 0 && self.sum.failures.is_empty() && self.longest() <= limit
+    /// Only blocks of a killed client without another copy may be unreachable.
+    pub(crate) fn good(&self, args: &Args) -> bool {
+        let may_lose = args.kill_one_after.is_some() && args.replicas == 1;
+        self.sum.mismatches == 0
+            && self.sum.failures.is_empty()
+            && (may_lose || self.sum.unreachable == 0)
+            && self.longest() <= Duration::from_secs_f64(args.limit)
     }
 
     pub(crate) fn mismatches(&self) -> u64 {
@@ -128,6 +138,7 @@ impl Totals {
         row("of these from disks", format!("{} blocks", sum.from_disk));
         row("misses after match", sum.lost.to_string());
         row("no space", sum.no_room.to_string());
+        row("owner unreachable", sum.unreachable.to_string());
         row(
             "payload moved",
             format!(

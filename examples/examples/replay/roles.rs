@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::SystemClock;
 use mooncake_core::{Clock, Error, ErrorKind};
-use mooncake_store::client::{Client, OffloadConfig, PutOptions, PutOutcome};
+use mooncake_store::client::{Client, ClientConfig, OffloadConfig, PutOptions, PutOutcome};
 use mooncake_store::config::MasterConfig;
 use mooncake_store::master::DiskOptions;
 use mooncake_store::server::MasterServer;
@@ -74,6 +74,7 @@ async fn master(args: &Args) -> Result<(), String> {
     };
     config.options.lease_ttl = Duration::from_millis(args.lease_ms.unwrap_or(10_000));
     config.options.high_watermark = args.watermark;
+    config.options.client_ttl = Duration::from_millis(args.role.silence_ms);
     config.eviction = args.policy.into();
     config.options.disks =
         args.disk_blocks.map(|_| DiskOptions { on_evict: args.offload_on_evict, ..DiskOptions::default() });
@@ -103,7 +104,10 @@ struct Task {
 }
 
 async fn client(args: &Args) -> Result<(), String> {
+    let config = ClientConfig::default();
+    let silence = Duration::from_millis(args.role.silence_ms);
     let mut client = Client::builder()
+        .config(ClientConfig { ping_interval: config.ping_interval.min(silence / 5), ..config })
         .master(args.role.master_at.as_str())
         .local_hostname("127.0.0.1")
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())
@@ -255,6 +259,7 @@ impl Worker {
                     // A response after its lease counts as a miss.
                     match error.kind() {
                         ErrorKind::Expired => outcome.lost += 1,
+                        ErrorKind::Unavailable => outcome.unreachable += 1,
                         _ => outcome.failed("get", &error),
                     }
                     unbroken = false;
@@ -286,6 +291,7 @@ impl Worker {
                     outcome.existed += 1;
                 }
                 Err(error) if error.kind() == ErrorKind::NoSpace => outcome.no_room += 1,
+                Err(error) if error.kind() == ErrorKind::Unavailable => outcome.unreachable += 1,
                 Err(error) => outcome.failed("put", error),
             }),
             Err(error) => outcome.failed("put", &error),
