@@ -45,7 +45,9 @@ impl EvictionPolicy for AdaptiveReplacement {
     }
 
     fn remove(&mut self, slot: SlotId) {
-        self.held.iter_mut().for_each(|list| drop(list.remove(slot)));
+        for list in &mut self.held {
+            list.remove(slot);
+        }
         self.keys.remove(&slot);
     }
 
@@ -56,7 +58,9 @@ impl EvictionPolicy for AdaptiveReplacement {
             if let Some(slot) = victim {
                 self.held[list].remove(slot);
                 if let Some(key) = self.keys.remove(&slot) {
-                    self.gone.iter_mut().for_each(|gone| drop(gone.remove(key)));
+                    for gone in &mut self.gone {
+                        gone.remove(key);
+                    }
                     self.gone[list].push(key);
                 }
                 return Some(slot);

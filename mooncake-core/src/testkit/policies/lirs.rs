@@ -150,7 +150,9 @@ impl Lirs {
             match entry {
                 Entry::Held(slot) if self.states.get(&slot).is_some_and(|state| state.is_lir) => return,
                 Entry::Held(_) => {}
-                Entry::Gone(key) => drop(self.gone.remove(key)),
+                Entry::Gone(key) => {
+                    self.gone.remove(key);
+                }
             }
             self.stack.pop();
         }
