@@ -81,6 +81,11 @@ impl Batch {
         }
     }
 
+    /// Returns the hash of the key at an index.
+    pub fn hash(&self, at: usize) -> u64 {
+        self.hashes[at]
+    }
+
     /// Returns the chain up to the last key of the batch.
     pub fn end(&self) -> ChainEnd {
         let goes_on = self.before.last == 0 || self.before.is_known;

@@ -8,7 +8,7 @@
 //! | folder | subject | main types |
 //! |---|---|---|
 //! | `model/` | options, segments, disks, copy jobs, tenants, groups, snapshots | [`MasterOptions`], `MountedSegment`, `CopyJobs` |
-//! | `directory/` | objects by key, in shards; order of eviction | `Directory`, `Shard`, `Object` |
+//! | `directory/` | objects by key, in shards; order of eviction; why objects left | `Directory`, `Shard`, `Object` |
 //! | `space/` | placement, leases, quarantine, eviction | `Space` |
 //! | `jobs/` | tasks, copies, drains, hot replicas, offload, recovery | `Jobs` |
 //! | `calls/` | the public methods, by subject, and the handlers of the RPCs | [`Master`] |
@@ -46,6 +46,7 @@ pub use self::calls::put::Put;
 pub use self::calls::tick::TickReport;
 pub use self::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::model::journal::Journal;
+pub use self::model::misses::{MissCause, MissCounts};
 pub use self::model::options::{
     DiskOptions, FileOptions, HotOptions, MasterOptions, ParsePlacementError, Placement, PromotionOptions,
     TaskOptions,

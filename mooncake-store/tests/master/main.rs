@@ -21,6 +21,7 @@ mod gittins;
 mod groups;
 mod hot_replicas;
 mod inventory;
+mod misses;
 mod model;
 mod placement;
 mod prefix;

@@ -109,6 +109,9 @@ fn add_reads(families: &mut Families, stats: &Stats) {
     ] {
         families.counter(name, help, value);
     }
+    let help = "Keys that requests asked for and could not use, by cause";
+    let misses = stats.misses.iter().map(|(cause, count)| ([("cause", cause.name())], count));
+    families.counters("master_misses_total", help, misses);
 }
 
 fn add_evictions(families: &mut Families, stats: &Stats) {
@@ -196,4 +199,9 @@ fn add_tenants(families: &mut Families, tenants: &[TenantInfo], capacity: u64) {
     families.counters("mooncake_tenant_quota_reject_total", "Puts refused because of a quota", rejected);
     let evicted = tenants.iter().map(|at| ([("tenant_id", &*at.name)], at.evicted));
     families.counters("mooncake_tenant_evict_bytes_total", "Bytes evicted because of a quota", evicted);
+    let misses = tenants.iter().flat_map(|at| {
+        at.misses.iter().map(|(cause, count)| ([("tenant_id", &*at.name), ("cause", cause.name())], count))
+    });
+    let help = "Keys that requests of a tenant asked for and could not use, by cause";
+    families.counters("mooncake_tenant_misses_total", help, misses);
 }

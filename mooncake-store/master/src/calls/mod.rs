@@ -18,6 +18,7 @@ mod journal;
 mod lookup;
 pub(crate) mod master;
 mod metrics;
+mod misses;
 mod promises;
 mod promotions;
 pub(crate) mod put;

@@ -10,6 +10,7 @@ use mooncake_core::ids::SlotId;
 use mooncake_core::replica::Segment;
 
 use super::master::Master;
+use crate::model::misses::MissCause;
 
 /// Time between two searches for abandoned writes.
 const ABANDONED_EVERY: Duration = Duration::from_secs(1);
@@ -86,7 +87,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                     self.space().counters.released();
                     self.space().quarantine_write(write, now);
                 }
-                shard.remove_if_empty(slot);
+                shard.remove_if_empty(slot, MissCause::PutFailed);
             }
         }
     }

@@ -31,8 +31,10 @@ pub(crate) enum OrderPosition {
     Policy,
     /// Among the soft-pinned.
     Pinned,
-    /// Among those whose soft pin has ended, or that were recovered, and that were not used since.
+    /// Among those whose soft pin has ended, and that were not used since.
     Unpinned,
+    /// Beside those, because the object was recovered and was not used since.
+    Recovered,
 }
 
 /// State of one key.

@@ -11,6 +11,7 @@ pub(crate) mod drain;
 pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod ledger;
+pub(crate) mod misses;
 pub(crate) mod options;
 pub mod pattern;
 pub(crate) mod promise;

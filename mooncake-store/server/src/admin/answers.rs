@@ -143,6 +143,21 @@ pub(super) struct Leases {
     pub(super) lease_ms: BTreeMap<String, u64>,
 }
 
+/// State of a key.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Explained {
+    /// True.
+    pub(super) success: bool,
+    /// True if the object can be read.
+    pub(super) readable: bool,
+    /// Cause of a miss, as in the label `cause` of `master_misses_total`.
+    pub(super) cause: Option<&'static str>,
+    /// Cause of a miss in words.
+    pub(super) explanation: Option<&'static str>,
+    /// Time in milliseconds until the last lease on the object ends; 0 without a lease.
+    pub(super) lease_ms: u64,
+}
+
 /// Number of removed objects.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Removed {

@@ -47,6 +47,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(objects::query_key))
         .routes(routes!(objects::batch_query_keys))
         .routes(routes!(objects::leases))
+        .routes(routes!(objects::explain))
         .routes(routes!(objects::all_keys))
         .routes(routes!(objects::remove_all))
         .routes(routes!(segments::all_segments))

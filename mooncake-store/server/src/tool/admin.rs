@@ -8,6 +8,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use serde::Deserialize;
 
 use super::args::To;
+use super::misses::untold;
 
 /// Default port of the admin endpoints.
 const ADMIN_PORT: u16 = 9003;
@@ -52,6 +53,15 @@ struct Queried {
 #[derive(Deserialize)]
 struct Leases {
     lease_ms: BTreeMap<String, u64>,
+}
+
+/// Response of `/api/v1/explain`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Explained {
+    pub(super) readable: bool,
+    pub(super) cause: Option<String>,
+    pub(super) explanation: Option<String>,
+    pub(super) lease_ms: u64,
 }
 
 #[derive(Deserialize)]
@@ -159,6 +169,12 @@ impl Admin {
         let path = format!("/api/v1/leases?keys={}&tenant_id={}", list.join(","), escaped(tenant));
         let leases: Leases = self.document(&path)?;
         Ok(leases.lease_ms.into_iter().map(|(key, ms)| (key, Duration::from_millis(ms))).collect())
+    }
+
+    /// Returns whether a key can be read, and why not.
+    pub(super) fn explain(&self, tenant: &str, key: &str) -> Result<Explained> {
+        let path = format!("/api/v1/explain?key={}&tenant_id={}", escaped(key), escaped(tenant));
+        self.document(&path).map_err(untold)
     }
 
     /// Returns the values of metrics without labels, and the sums of metrics with labels.

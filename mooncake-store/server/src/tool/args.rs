@@ -95,6 +95,8 @@ pub(super) enum Task {
     Put(Put),
     /// Objects: remove keys
     Rm(Rm),
+    /// Objects: tell whether a key can be read, and why not
+    Explain(Explain),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -183,6 +185,12 @@ pub(super) struct Rm {
     /// Remove all keys (--all) without asking
     #[arg(long, short)]
     pub(super) yes: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Explain {
+    /// Key of the object
+    pub(super) key: String,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod finding;
 mod local;
+mod misses;
 mod objects;
 mod output;
 mod progress;
@@ -68,6 +69,7 @@ fn run_task(session: &Session, task: Task) -> Result<bool> {
         Task::Status => status::show(session).map(|()| true),
         Task::Ls(args) => objects::list(session, &args).map(|()| true),
         Task::Get(args) => objects::get(session, &args).map(|()| true),
+        Task::Explain(args) => misses::explain(session, &args).map(|()| true),
         Task::Put(args) => objects::put(session, &args).map(|()| true),
         Task::Rm(args) => objects::remove(session, &args),
         Task::Top(args) => top::show(session, &args).map(|()| true),
