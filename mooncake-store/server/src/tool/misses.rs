@@ -65,11 +65,8 @@ impl Admin {
             }
         }
         let all = samples(&page, ALL);
-        let mut all = all.filter_map(|(labels, count)| Some((label(labels, "cause")?.to_owned(), count)));
-        Ok((
-            sorted(all.by_ref().collect()),
-            tenants.into_iter().map(|(name, of)| (name, sorted(of))).collect(),
-        ))
+        let all = all.filter_map(|(labels, count)| Some((label(labels, "cause")?.to_owned(), count)));
+        Ok((sorted(all.collect()), tenants.into_iter().map(|(name, of)| (name, sorted(of))).collect()))
     }
 }
 
@@ -94,7 +91,7 @@ fn sorted(mut misses: Misses) -> Misses {
 }
 
 /// Formats the sum and the most frequent causes.
-pub(super) fn line(misses: &Misses) -> String {
+pub(super) fn line(misses: &[(String, u64)]) -> String {
     let sum = misses.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
     let causes = misses.iter().take(SHOWN).map(|(cause, count)| {
         let words = MissCause::named(cause).map_or(cause.as_str(), words);

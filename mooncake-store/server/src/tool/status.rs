@@ -65,6 +65,6 @@ pub(super) fn show(session: &Session) -> Result<()> {
     say(format_args!("\n{}", table(&rows).trim_end()))
 }
 
-fn by_cause(misses: &misses::Misses) -> Value {
+fn by_cause(misses: &[(String, u64)]) -> Value {
     misses.iter().map(|(cause, count)| (cause.clone(), json!(count))).collect::<Map<_, _>>().into()
 }
