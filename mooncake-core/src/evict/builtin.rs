@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use super::{
-    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, Lru, MergeableOrder, Place,
+    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, KeySample, Lru, MergeableOrder, Place,
     S3Fifo, S3FifoConfig, Tenure, TenureConfig,
 };
 use crate::ids::SlotId;
@@ -172,6 +173,14 @@ impl MergeableOrder for BuiltinPolicy {
         BuiltinPolicyConfig {
             gittins: Gittins::for_one_cache(&config.gittins),
             custom: config.custom.as_ref().map(CustomPolicy::for_one_cache),
+            ..config.clone()
+        }
+    }
+
+    fn for_sample(config: &BuiltinPolicyConfig, sample: &Arc<KeySample>) -> BuiltinPolicyConfig {
+        BuiltinPolicyConfig {
+            gittins: Gittins::for_sample(&config.gittins, sample),
+            custom: config.custom.as_ref().map(|custom| custom.for_sample(sample)),
             ..config.clone()
         }
     }

@@ -16,7 +16,7 @@ use self::values::Values;
 use super::chain::Place;
 use super::ghost::fingerprint;
 use super::rings::Rings;
-use super::{EvictionPolicy, MergeableOrder};
+use super::{EvictionPolicy, KeySample, MergeableOrder};
 use crate::ids::SlotId;
 
 /// Options of [`Gittins`].
@@ -206,6 +206,10 @@ impl EvictionPolicy for Gittins {
 impl MergeableOrder for Gittins {
     fn for_one_cache(config: &GittinsConfig) -> GittinsConfig {
         GittinsConfig { learner: Some(config.learner.clone().unwrap_or_default()) }
+    }
+
+    fn for_sample(_config: &GittinsConfig, sample: &Arc<KeySample>) -> GittinsConfig {
+        GittinsConfig { learner: Some(Arc::new(Learner::of_sample(sample.clone()))) }
     }
 
     fn insert_hashed(&mut self, slot: SlotId, _bytes: u64, key_hash: u64) {
