@@ -90,9 +90,10 @@ impl UseFeed {
         }
     }
 
-    /// Notes a use of a key. `bytes` is the memory that its object takes.
-    pub fn note_use(&self, hash: u64, bytes: u64, place: &Place) {
+    /// Notes a use of a key. `bytes` returns the memory that its object takes.
+    pub fn note_use(&self, hash: u64, place: &Place, bytes: impl FnOnce() -> u64) {
         if self.sample.contains(hash) {
+            let bytes = bytes();
             let mut queue = self.queue.lock();
             let parent = match queue.ancestors.get(index(hash)) {
                 Some(&(key, ancestor)) if key == hash => ancestor,
@@ -171,7 +172,7 @@ mod tests {
             let before = ChainEnd { last, ..ChainEnd::default() };
             let batch = Batch::new(hashes.clone(), 8, before, |_| true);
             feed.note_chain(&batch);
-            (0..4).for_each(|at| feed.note_use(hashes[at], 1, &batch.place(at)));
+            (0..4).for_each(|at| feed.note_use(hashes[at], &batch.place(at), || 1));
         }
         assert_eq!(uses(&feed), (vec![(a, 0), (c, a), (e, c), (g, e)], 0));
         feed.note_removal(a);
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn a_full_feed_counts_what_it_drops() {
         let feed = UseFeed::new();
-        (1..=MAX_EVENTS as u64 + 5).for_each(|hash| feed.note_use(hash, 1, &Place::numbered(hash)));
+        (1..=MAX_EVENTS as u64 + 5).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), || 1));
         let (taken, lost) = uses(&feed);
         assert_eq!((taken.len(), lost), (MAX_EVENTS, 5));
         assert_eq!(uses(&feed), (Vec::new(), 0));

@@ -151,12 +151,12 @@ mod tests {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 40, 100);
         for number in 0..60 {
-            feed.note_use(1 + number % 6, 10, &Place::numbered(number));
+            feed.note_use(1 + number % 6, &Place::numbered(number), || 10);
         }
         follow(&mut curve, &feed);
         assert_eq!(curve.misses(), [60.0, 60.0, 6.0, 6.0]);
         feed.note_removal(3);
-        feed.note_use(3, 10, &Place::numbered(60));
+        feed.note_use(3, &Place::numbered(60), || 10);
         follow(&mut curve, &feed);
         assert_eq!(curve.misses(), [61.0, 61.0, 7.0, 7.0], "what was removed is gone at each size");
     }
@@ -169,7 +169,8 @@ mod tests {
             for part in 0..100 {
                 (0..100).for_each(|at| {
                     let number = from + part * 100 + at;
-                    feed.note_use((number + 1).wrapping_mul(0xd6e8_feb8_6659_fd93), 10, &Place::numbered(number));
+                    let hash = (number + 1).wrapping_mul(0xd6e8_feb8_6659_fd93);
+                    feed.note_use(hash, &Place::numbered(number), || 10);
                 });
                 follow(curve, &feed);
             }
@@ -177,7 +178,11 @@ mod tests {
         use_all(&mut curve, 0);
         assert_eq!(feed.sample().shift(), 4, "10,000 objects fit, and at most 1000 are watched");
         assert!(curve.miniatures[ACTUAL].len() <= 1000);
-        assert!(curve.misses().iter().all(|misses| (misses - 10_000.0).abs() < 800.0), "{:?}", curve.misses());
+        assert!(
+            curve.misses().iter().all(|misses| (misses - 10_000.0).abs() < 800.0),
+            "{:?}",
+            curve.misses()
+        );
         assert!(!curve.grow_sample(), "the limit is near");
         curve.set_memory(10_000);
         assert!(curve.miniatures[ACTUAL].len() <= 1000 >> 4);
@@ -190,7 +195,7 @@ mod tests {
     fn lost_events_count_as_the_others() {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 40, 100);
-        (1..=8192).for_each(|hash| feed.note_use(hash, 10, &Place::numbered(hash)));
+        (1..=8192).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), || 10));
         follow(&mut curve, &feed);
         assert_eq!(curve.misses(), [8192.0; 4]);
     }
