@@ -7,6 +7,7 @@ mod custom;
 mod fifo;
 mod ghost;
 mod gittins;
+mod learned;
 mod lru;
 mod notes;
 mod rings;
@@ -20,6 +21,7 @@ pub use self::curve::{CURVE_HALVES, CURVE_OBJECTS, CacheEvent, CacheEvents, KeyU
 pub use self::custom::{CustomOrder, CustomPolicy};
 pub use self::fifo::Fifo;
 pub use self::gittins::{Gittins, GittinsConfig, Learner};
+pub use self::learned::Learned;
 pub use self::lru::Lru;
 pub use self::notes::VictimNotes;
 pub use self::s3fifo::{S3Fifo, S3FifoConfig};
@@ -85,6 +87,12 @@ pub trait MergeableOrder: EvictionPolicy {
     fn for_sample(config: &Self::Config, sample: &Arc<KeySample>) -> Self::Config {
         let _ = sample;
         Self::for_one_cache(config)
+    }
+
+    /// Returns what the policies with these options have learned together. The default is nothing.
+    fn learned(config: &Self::Config) -> Option<Arc<dyn Learned>> {
+        let _ = config;
+        None
     }
 
     /// Inserts like [`insert`](EvictionPolicy::insert), with a hash of the key of the object. A

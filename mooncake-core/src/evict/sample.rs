@@ -54,7 +54,11 @@ mod tests {
         for shift in [0, 1, 3, 5] {
             sample.set_shift(shift);
             let held: Vec<u64> = hashes.iter().copied().filter(|hash| sample.contains(*hash)).collect();
-            assert!(held.len().abs_diff(4096 >> shift) <= (4096 >> shift) / 4, "{} of 4096 at {shift}", held.len());
+            assert!(
+                held.len().abs_diff(4096 >> shift) <= (4096 >> shift) / 4,
+                "{} of 4096 at {shift}",
+                held.len()
+            );
             assert!(held.iter().all(|hash| before.contains(hash)));
             before = held;
         }

@@ -39,7 +39,7 @@ fn check(name: &str, policy: PolicyKind, requests: &Requests, blocks: u64) {
     }
 }
 
-const USES: usize = 40_000;
+const USES: usize = 30_000;
 
 #[test]
 fn popular_keys() {

@@ -181,7 +181,14 @@ impl Learner {
     pub(super) fn change_held(&self, before: usize, now: usize) {
         let change = (now as u64).wrapping_sub(before as u64);
         let held = self.held.fetch_add(change, Relaxed).wrapping_add(change);
-        let wanted = self.of_all_keys(held).saturating_mul(8).div_ceil(RING).max(1).next_power_of_two().ilog2().min(31);
+        let wanted = self
+            .of_all_keys(held)
+            .saturating_mul(8)
+            .div_ceil(RING)
+            .max(1)
+            .next_power_of_two()
+            .ilog2()
+            .min(31);
         // Keys that are no longer in the sample will not be used again.
         let wanted = self.sample.as_ref().map_or(wanted, |sample| wanted.max(sample.shift()));
         let thinning = self.thinning.load(Relaxed);
@@ -219,6 +226,18 @@ impl Learner {
             values.clone_from(&self.values.lock());
             *edition = latest;
         }
+    }
+
+    /// Returns the uses of each class.
+    pub(super) fn counts(&self) -> Box<[Counts; CLASSES]> {
+        self.watched.lock().classes.clone()
+    }
+
+    /// Replaces the uses of each class, and computes the values.
+    pub(super) fn replace_counts(&self, classes: Box<[Counts; CLASSES]>) {
+        *self.values.lock() = Arc::new(Values::compute(&classes));
+        self.watched.lock().classes = classes;
+        self.edition.fetch_add(1, Relaxed);
     }
 
     /// Returns the latest values.

@@ -47,6 +47,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         add_evictions(families, &stats);
         add_disks(families, &stats.disks);
         add_tenants(families, &self.tenants(), stats.capacity());
+        let learned = self.space().directory.learned.as_ref().map_or(0, |learned| learned.uses());
+        let help = "Watched uses that the eviction policy has learned from";
+        families.gauge("master_eviction_learned_uses", help, learned);
         add_curve(families, &self.memory_curve());
     }
 }
