@@ -113,6 +113,7 @@ fn the_conversation_trace() {
     let Some(requests) = trace("conversation_trace.jsonl") else { return };
     for kind in [PolicyKind::Gittins, PolicyKind::Lru, PolicyKind::Tenure] {
         check("conversation trace", kind, &requests, 30_000, CURVE_OBJECTS);
+        check("conversation trace", kind, &requests, 10_000, CURVE_OBJECTS);
         check("conversation trace", kind, &requests, 10_000, 2048);
     }
 }

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::{
-    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, KeySample, Learned, Lru, MergeableOrder,
-    Place, S3Fifo, S3FifoConfig, Tenure, TenureConfig,
+    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, KeySample, Learned, Lru,
+    MergeableOrder, Place, S3Fifo, S3FifoConfig, Tenure, TenureConfig,
 };
 use crate::ids::SlotId;
 
