@@ -247,8 +247,7 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     all_back(&clients, 0..OBJECTS).await;
 }
 
-/// What the policy has learned outlives the master. A snapshot of a policy that learns nothing is
-/// no harm.
+/// The learned values of the policy outlive the master. A snapshot of another policy has none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn learned_values_outlive_a_killed_master() {
     let mut master = Master::start();
@@ -257,7 +256,7 @@ async fn learned_values_outlive_a_killed_master() {
     put(&member, 0..OBJECTS, 1, member.hostname()).await;
     assert_eq!(learned(&master), 0, "the default policy learns nothing");
     master.snapshot().await;
-    for (uses, stored) in [(0, OBJECTS..2 * OBJECTS), (OBJECTS, 2 * OBJECTS..3 * OBJECTS)] {
+    for (uses, stored) in [(0, OBJECTS..2 * OBJECTS), (OBJECTS / 3, 2 * OBJECTS..3 * OBJECTS)] {
         master.kill();
         master.run(&["--eviction_policy=gittins"]);
         eventually("the pages", PATIENCE, async || metric(master.pages, LEARNED).is_some()).await;
@@ -268,7 +267,8 @@ async fn learned_values_outlive_a_killed_master() {
         .await;
         put(&member, stored, 1, member.hostname()).await;
         let now = learned(&master);
-        assert!(now >= uses + OBJECTS, "{now} uses");
+        // The policy does not order pinned objects.
+        assert!(now >= uses + OBJECTS / 3, "{now} uses");
         master.snapshot().await;
     }
 }
@@ -314,7 +314,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
     let before = count(masters[0].1);
     let learned = |pages: u16| metric(pages, LEARNED).unwrap_or(0);
     let uses = learned(masters[0].1);
-    assert!(uses >= OBJECTS && learned(masters[1].1) == 0, "{uses} uses");
+    assert!(uses >= OBJECTS / 3 && learned(masters[1].1) == 0, "{uses} uses");
     eventually("two snapshots", PATIENCE, async || count(masters[0].1) >= before + 2).await;
     masters.remove(0).0.kill();
     let known = async || {

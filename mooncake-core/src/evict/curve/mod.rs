@@ -28,8 +28,8 @@ const ACTUAL: usize = 1;
 /// few, so the count of misses varies less with the sample. (Waldspurger et al., "Cache modeling
 /// and optimization using miniature simulations", 2017.)
 ///
-/// The blocks of a prefix are hits by themselves exactly if they are hits as a prefix, as long as no
-/// parent is evicted before its children. So each key is sampled by its own hash.
+/// The blocks of a prefix are hits by themselves exactly if they are hits as a prefix, as long as
+/// no parent is evicted before its children. So each key is sampled by its own hash.
 #[derive(Debug)]
 pub struct MemoryCurve<P> {
     sample: Arc<KeySample>,

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::backoff::EvictionBackoff;
 use super::client_disks::ClientDisks;
-use super::curve::SpaceCurve;
+use super::curve_state::SpaceCurve;
 use super::hot_table::HotTable;
 #[cfg(feature = "testkit")]
 use super::injected_bug::InjectedBug;
