@@ -109,12 +109,12 @@ mod tests {
         let (longer, nan) = ([&whole[..], &[0]].concat(), [&whole[..10], &[0xff; 4], &whole[14..]].concat());
         for (bytes, why) in [
             (&b""[..], "another version"),
-            (&with(7, b'2'), "another version"),
-            (&with(8, 45), "another version"),
+            (&with(7, b'2')[..], "another version"),
+            (&with(8, 45)[..], "another version"),
             (&whole[..whole.len() - 1], "cut off"),
-            (&longer, "too long"),
-            (&nan, "out of range"),
-            (&with(13, 0x80 | 0x3f), "out of range"),
+            (&longer[..], "too long"),
+            (&nan[..], "out of range"),
+            (&with(13, 0x80 | 0x3f)[..], "out of range"),
         ] {
             let error = learner.load(bytes).unwrap_err();
             assert!(error.message().contains(why), "{error}");

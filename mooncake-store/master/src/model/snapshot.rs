@@ -39,7 +39,7 @@ impl Snapshot {
         let refuse =
             |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("cannot read snapshot: {why}")));
         let unknown = "unknown version or not a snapshot";
-        let Some((version, mut rest)) = bytes.split_first_chunk() else { return refuse(unknown) };
+        let Some((version, mut rest)) = bytes.split_first_chunk::<8>() else { return refuse(unknown) };
         let first = version == FIRST;
         let head = match version {
             MAGIC => next::<SnapshotHead>(&mut rest),
