@@ -166,9 +166,6 @@ fn learned_values_go_on_in_the_next_master() {
     }
     assert_eq!(learned_uses(&rig), 100.0);
     let bytes = bytes_of(&rig);
-    if let Ok(folder) = std::env::var("DUMP") {
-        std::fs::write(format!("{folder}/learned"), &bytes).unwrap();
-    }
     let (next, uses) = next_learner(&bytes);
     assert_eq!(uses, 100.0);
     assert_eq!(next_learner(&bytes_of(&next)).1, 100.0, "a master without uses passes them on");

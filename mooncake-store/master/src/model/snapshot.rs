@@ -353,8 +353,5 @@ mod tests {
         let read = Snapshot::read(&bytes).unwrap();
         assert_eq!(read.head, SnapshotHead { uses: 3, horizons, promise_ms: 4, learned: Vec::new() });
         assert_eq!(Snapshot::read(&read.write()).unwrap(), read);
-        if let Ok(folder) = std::env::var("DUMP") {
-            std::fs::write(format!("{folder}/third"), &bytes).unwrap();
-        }
     }
 }
