@@ -28,7 +28,7 @@
 //!    table of hot objects; the recovered state; the table of disks, then one disk.
 //! 4. The registry of segments.
 //! 5. The space of one segment.
-//! 6. A ledger, and the table of tenants.
+//! 6. A ledger, and the table of tenants; the queue of the curve of hits by memory.
 //!
 //! The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method
 //! is synchronous and short; [`Master::tick`] does the work that takes longer.
@@ -44,6 +44,7 @@ mod space;
 pub use self::calls::Master;
 pub use self::calls::put::Put;
 pub use self::calls::tick::TickReport;
+pub use self::model::curve::{CurvePoint, CurveReport};
 pub use self::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::model::journal::Journal;
 pub use self::model::misses::{MissCause, MissCounts};

@@ -11,6 +11,7 @@ mod common {
 
 mod calls;
 mod copies;
+mod curve;
 mod disks;
 mod drain;
 mod drain_support;

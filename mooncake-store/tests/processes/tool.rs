@@ -108,6 +108,26 @@ fn tool(arguments: &[&str], input: &[u8]) -> Said {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_curve_is_drawn() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let drawn = cluster.tool(&["curve"], b"");
+    assert!(drawn.status == 0 && drawn.text().starts_with("no uses yet"), "{}", drawn.text());
+    assert_eq!(cluster.tool(&["put", "a"], b"value").status, 0);
+    assert_eq!(cluster.tool(&["get", "a"], b"").status, 0);
+    let drawn = cluster.tool(&["curve"], b"").text();
+    for part in ["x 0.5", "x 4", "50.0 %", "now", "█", "Estimate from 2 uses"] {
+        assert!(drawn.contains(part), "no {part:?} in {drawn}");
+    }
+    let curve = cluster.tool(&["curve", "--json"], b"").json();
+    let factors: Vec<f64> =
+        curve["points"].as_array().unwrap().iter().map(|point| point["factor"].as_f64().unwrap()).collect();
+    assert_eq!(factors, [0.5, 1.0, 2.0, 4.0]);
+    assert_eq!(curve["uses"].as_u64(), Some(2));
+    assert_eq!(curve["points"][3]["hit_rate"].as_f64(), Some(0.5));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_come_and_go() {
     let cluster = Cluster::start(MasterOptions::default()).await;
     let binary: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();

@@ -4,6 +4,7 @@ mod ages;
 mod class;
 mod ghosts;
 mod learner;
+mod saved;
 mod values;
 
 pub use self::learner::Learner;
@@ -16,7 +17,7 @@ use self::values::{Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
 use super::rings::{Link, Linked, Rings};
-use super::{EvictionPolicy, MergeableOrder};
+use super::{EvictionPolicy, KeySample, Learned, MergeableOrder};
 use crate::ids::SlotId;
 
 /// Options of [`Gittins`].
@@ -217,6 +218,14 @@ impl EvictionPolicy for Gittins {
 impl MergeableOrder for Gittins {
     fn for_one_cache(config: &GittinsConfig) -> GittinsConfig {
         GittinsConfig { learner: Some(config.learner.clone().unwrap_or_default()) }
+    }
+
+    fn for_sample(_config: &GittinsConfig, sample: &Arc<KeySample>) -> GittinsConfig {
+        GittinsConfig { learner: Some(Arc::new(Learner::of_sample(sample.clone()))) }
+    }
+
+    fn learned(config: &GittinsConfig) -> Option<Arc<dyn Learned>> {
+        config.learner.clone().map(|learner| learner as Arc<dyn Learned>)
     }
 
     fn insert_hashed(&mut self, slot: SlotId, _bytes: u64, key_hash: u64) {

@@ -71,7 +71,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let directory = &self.space().directory;
         directory.links.as_ref()?;
         let (tenant, hashes) = self.hashes(tenant, keys)?;
-        Some(directory.batch(tenant, hashes, ChainEnd::default(), false))
+        let batch = directory.batch(tenant, hashes, ChainEnd::default(), false);
+        self.space().curve.feed.note_chain(&batch);
+        Some(batch)
     }
 
     /// Returns the chain of keys that a call of `client` stores, if the policy has a use for it.
@@ -83,6 +85,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let before = links.before(client, *hashes.first()?, now);
         let batch = directory.batch(tenant, hashes, before, true);
         links.record_stored(client, batch.end(), now);
+        self.space().curve.feed.note_chain(&batch);
         Some(batch)
     }
 

@@ -221,6 +221,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         object.grant_lease(self.space().lease_from(now));
         let place = call.place().unwrap_or_else(|| self.space().next_place());
         self.space().directory.touch(&mut shard, slot, &place);
+        self.space().curve.feed.note_use(hash, &place, || shard[slot].memory_bytes());
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {

@@ -9,6 +9,7 @@ use mooncake_protocol::metrics::{Families, collector};
 use prometheus::core::Collector;
 
 use super::master::Master;
+use crate::model::curve::CurveReport;
 use crate::model::stats::{DiskStats, SegmentStats, Stats};
 use crate::model::tenants::TenantInfo;
 
@@ -46,6 +47,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         add_evictions(families, &stats);
         add_disks(families, &stats.disks);
         add_tenants(families, &self.tenants(), stats.capacity());
+        let learned = self.space().directory.learned.as_ref().map_or(0, |learned| learned.uses());
+        let help = "Watched uses that the eviction policy has learned from";
+        families.gauge("master_eviction_learned_uses", help, learned);
+        add_curve(families, &self.memory_curve());
     }
 }
 
@@ -167,6 +172,18 @@ fn add_disks(families: &mut Families, disks: &DiskStats) {
     ] {
         families.counter(&format!("master_promotion_{what}_total"), help, value);
     }
+}
+
+fn add_curve(families: &mut Families, curve: &CurveReport) {
+    let help = "Reads that found their object, and puts that stored one";
+    families.counter("master_memory_curve_uses_total", help, curve.total_uses);
+    let factors: Vec<String> = curve.points.iter().map(|point| point.factor.to_string()).collect();
+    let points = factors.iter().zip(&curve.points);
+    let misses = points.map(|(factor, point)| ([("memory", factor.as_str())], point.total_misses));
+    let help = "Estimated uses that miss, with so many times the memory";
+    families.counters("master_memory_curve_misses_total", help, misses);
+    let help = "Number of keys of which one is watched for the curve of hits by memory";
+    families.gauge("master_memory_curve_keys_for_each_sampled", help, curve.keys_for_each_sampled);
 }
 
 fn add_tenants(families: &mut Families, tenants: &[TenantInfo], capacity: u64) {

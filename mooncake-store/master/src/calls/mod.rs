@@ -5,6 +5,7 @@ mod chains;
 mod client_table;
 mod clients;
 mod copies;
+mod curve;
 mod disk_work;
 mod disks;
 mod drains;

@@ -454,6 +454,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         shard[slot].drop_disk_replicas();
         let old = self.space().directory.put_value(shard, slot, value, &place);
+        let object = &shard[slot];
+        self.space().curve.feed.note_use(object.hash, &place, || object.memory_bytes());
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
         }

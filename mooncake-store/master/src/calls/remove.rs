@@ -139,6 +139,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = self.space().in_use_until(&shard[slot]);
         shard[slot].drop_disk_replicas();
+        self.space().curve.feed.note_removal(shard[slot].hash);
         shard.forget_expired(slot);
         if let Some(value) = shard.take_value(slot) {
             value.quarantine(self.space().quarantine_end(lease), now);

@@ -40,7 +40,7 @@ pub(crate) enum OrderPosition {
 /// State of one key.
 pub(crate) struct Object<A> {
     pub(crate) key: ObjectKey,
-    pub(super) hash: u64,
+    pub(crate) hash: u64,
     /// End of the latest lease on the current value.
     pub(crate) lease: Moment,
     /// End of the soft pin; zero for none.
@@ -164,6 +164,13 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(crate) fn tenant(&self) -> u32 {
         self.tenant
+    }
+
+    /// Returns the bytes that the readable value takes in memory, or would take.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let on_disk = self.disk().map_or(0, |disk| disk.len);
+        let of_value = |value: &Value<A>| value.replicas.iter().map(|held| held.extent.len).sum();
+        self.value.as_ref().map_or(on_disk, of_value)
     }
 
     /// Returns the bytes that the tenant is charged: those of every replica that exists or is being

@@ -70,6 +70,11 @@ impl Counters {
         self.value_bytes.fetch_add(len, Relaxed);
     }
 
+    /// Returns the number of completed values.
+    pub(crate) fn values(&self) -> u64 {
+        self.value_sizes.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
     /// Copies the counters into `stats`.
     pub(crate) fn fill(&self, stats: &mut Stats) {
         let read = |counter: &AtomicU64| counter.load(Relaxed);

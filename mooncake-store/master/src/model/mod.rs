@@ -5,6 +5,7 @@
 
 pub(crate) mod copy_jobs;
 pub(crate) mod counters;
+pub(crate) mod curve;
 pub(crate) mod disk;
 pub(crate) mod disk_replicas;
 pub(crate) mod drain;

@@ -3,6 +3,7 @@
 
 mod answers;
 mod cluster;
+mod curve;
 mod drain;
 mod objects;
 mod query;
@@ -44,6 +45,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(cluster::leader))
         .routes(routes!(cluster::metrics))
         .routes(routes!(cluster::metrics_summary))
+        .routes(routes!(curve::memory_curve))
         .routes(routes!(objects::query_key))
         .routes(routes!(objects::batch_query_keys))
         .routes(routes!(objects::leases))

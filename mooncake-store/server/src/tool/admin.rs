@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::args::To;
 use super::misses::untold;
@@ -43,6 +43,23 @@ struct Segments {
 pub(super) struct Replica {
     pub(super) size_: u64,
     pub(super) transport_endpoint_: String,
+}
+
+/// Response of `/api/v1/memory_curve`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Curve {
+    pub(super) span_seconds: f64,
+    pub(super) uses: u64,
+    pub(super) keys_for_each_sampled: u64,
+    pub(super) points: Vec<CurvePoint>,
+}
+
+/// Size of memory with its hit rate.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct CurvePoint {
+    pub(super) factor: f64,
+    pub(super) bytes: u64,
+    pub(super) hit_rate: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -145,6 +162,11 @@ impl Admin {
 
     pub(super) fn segments(&self) -> Result<Vec<Segment>> {
         Ok(self.document::<Segments>("/get_segments_detail")?.segments)
+    }
+
+    /// Returns how often objects would be found at several sizes of memory.
+    pub(super) fn curve(&self) -> Result<Curve> {
+        self.document("/api/v1/memory_curve")
     }
 
     /// Returns all keys of a tenant in ascending order.

@@ -82,6 +82,8 @@ pub(super) enum Task {
     Status,
     /// Cluster: show status and activity, refreshed periodically
     Top(Top),
+    /// Cluster: show how often objects would be found with less or more memory
+    Curve,
     /// Cluster: diagnose the setup and print fixes
     Doctor(Doctor),
     /// Cluster: measure puts and gets of keys under `mooncake-bench/`; the keys are removed at the

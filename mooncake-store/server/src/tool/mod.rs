@@ -4,6 +4,7 @@
 mod admin;
 mod args;
 mod bench;
+mod curve;
 mod doctor;
 mod finding;
 mod local;
@@ -72,6 +73,7 @@ fn run_task(session: &Session, task: Task) -> Result<bool> {
         Task::Explain(args) => misses::explain(session, &args).map(|()| true),
         Task::Put(args) => objects::put(session, &args).map(|()| true),
         Task::Rm(args) => objects::remove(session, &args),
+        Task::Curve => curve::show(session).map(|()| true),
         Task::Top(args) => top::show(session, &args).map(|()| true),
         Task::Bench(args) => bench::run(session, &args).map(|()| true),
         Task::Doctor(args) => doctor::examine(session, &args),
