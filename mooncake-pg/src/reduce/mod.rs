@@ -209,7 +209,7 @@ narrow_elements! {
 }
 
 /// Rounds to nearest, ties to even. Written without a branch, so that it vectorises.
-fn to_bf16(value: f32) -> [u8; 2] {
+pub(crate) fn to_bf16(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let quiet = bits | 0x40_0000;
