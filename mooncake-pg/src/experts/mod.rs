@@ -9,12 +9,14 @@
 //! of its token and the token's index at the sender. Each token follows once, as one row.
 
 mod layout;
+mod quantize;
 mod routes;
 mod sum;
 
 use mooncake_core::{Error, Result};
 
 pub use layout::{Layout, Part};
+pub use quantize::quantize;
 pub use routes::{Routes, Run};
 pub use sum::add_up;
 

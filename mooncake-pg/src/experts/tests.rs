@@ -227,6 +227,63 @@ proptest! {
     }
 }
 
+/// Returns the value of a code of `e4m3fn`.
+fn value_of(code: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+    let magnitude =
+        if exponent == 0 { fraction * 2f32.powi(-6) } else { (1.0 + fraction) * 2f32.powi(exponent - 7) };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn quantized_values_are_near(
+        tokens in prop::collection::vec(prop::collection::vec(-1.0f32..1.0, 2 * BLOCK), 0..4),
+        exponent in -20i32..20, threads in 1..4usize,
+    ) {
+        let sizes = Sizes::new(1, 1, 4, 2 * BLOCK, true).unwrap();
+        let values: Vec<_> =
+            tokens.iter().flatten().map(|value| half::bf16::from_f32(value * 2f32.powi(exponent))).collect();
+        let memory: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let mut rows = vec![7; tokens.len() * sizes.width()];
+        quantize(&sizes, &memory, &mut rows, NonZero::new(threads).unwrap()).unwrap();
+        for (values, row) in values.chunks(2 * BLOCK).zip(rows.chunks(sizes.width())) {
+            let (elements, scales) = row.split_at(2 * BLOCK);
+            let blocks = values.chunks(BLOCK).zip(elements.chunks(BLOCK)).zip(scales.as_chunks::<4>().0);
+            for ((values, codes), scale) in blocks {
+                let most = values.iter().map(|value| value.to_f32().abs()).fold(1e-4, f32::max);
+                let scale = f32::from_ne_bytes(*scale);
+                prop_assert_eq!(scale, most / 448.0);
+                for (value, code) in values.iter().zip(codes) {
+                    let away = (value_of(*code) * scale - value.to_f32()).abs();
+                    // Half of the last of three bits, and half of the least code.
+                    prop_assert!(away <= value.to_f32().abs() / 15.9 + scale / 1000.0, "{value} {code}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_spoil_their_block_only() {
+    let sizes = Sizes::new(1, 1, 1, 2 * BLOCK, true).unwrap();
+    for (value, is_nan) in [(f32::NAN, true), (f32::INFINITY, false)] {
+        let mut values = vec![half::bf16::ONE; 2 * BLOCK];
+        values[5] = half::bf16::from_f32(value);
+        let memory: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let mut rows = vec![7; sizes.width()];
+        quantize(&sizes, &memory, &mut rows, NonZero::<usize>::MIN).unwrap();
+        let (elements, scales) = rows.split_at(2 * BLOCK);
+        assert_eq!(elements[5] & 0x7f, 0x7f);
+        assert_eq!(elements[6] & 0x7f, if is_nan { 0x7f } else { 0 });
+        assert!(elements[BLOCK..].iter().all(|element| *element == 0x7e));
+        assert!(!f32::from_ne_bytes(scales.as_chunks::<4>().0[0]).is_finite());
+    }
+    assert!(quantize(&sizes, &[0; 2 * BLOCK], &mut [0; 264], NonZero::<usize>::MIN).is_err());
+}
+
 #[test]
 fn wrong_choices_are_refused() {
     for (topk, text) in

@@ -1,6 +1,7 @@
 """Rows of tokens: packed for dispatch, placed for the experts, and added up.
 
-Rows in host memory are copied and added up by the native half, with the threads of torch. Rows on
+Rows in host memory are converted, copied and added up by the native half, with as many threads as
+torch has. Rows on
 a GPU are left to torch.
 """
 
@@ -21,20 +22,24 @@ _LARGEST = 448.0
 _NOTHING = (0, 0)
 
 
-def packed(x: Any, is_fp8: bool) -> Any:
-    """Returns rows of bytes with the elements of each token, and with `is_fp8` as `float8_e4m3fn`
-    followed by the scales of their blocks.
+def packed(x: Any, sizes: _mooncake.ExpertSizes, is_fp8: bool) -> Any:
+    """Returns rows of bytes in host memory with the elements of each token, and with `is_fp8` as
+    `float8_e4m3fn` followed by the scales of their blocks.
     """
-    if not is_fp8:
-        return x.view(torch.uint8)
     tokens, hidden = x.shape
+    if not is_fp8:
+        return x.view(torch.uint8).cpu()
+    if x.device.type == "cpu":
+        rows = torch.empty((tokens, sizes.width()), dtype=torch.uint8)
+        sizes.quantize(_span(x), _span(rows), torch.get_num_threads())
+        return rows
     blocks = x.view(tokens, hidden // BLOCK, BLOCK).float()
     greatest = blocks.abs().amax(2, keepdim=True).clamp_(min=1e-4)
     rows = torch.empty((tokens, hidden + hidden // 32), dtype=torch.uint8, device=x.device)
     # No product exceeds the greatest element of the type after rounding.
     rows[:, :hidden] = blocks.mul_(_LARGEST / greatest).to(torch.float8_e4m3fn).view(tokens, hidden).view(torch.uint8)
     rows[:, hidden:] = (greatest / _LARGEST).view(tokens, hidden // BLOCK).view(torch.uint8)
-    return rows
+    return rows.cpu()
 
 
 def place(layout: _mooncake.ExpertLayout, rows: Any, recv_x: Any, scales: Any) -> None:

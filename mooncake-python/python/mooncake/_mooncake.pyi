@@ -989,6 +989,10 @@ class ExpertSizes:
     def __new__(cls, ranks: int, experts: int, tokens: int, hidden: int, is_fp8: bool) -> Self: ...
     def width(self, /) -> int:
         """Returns the bytes of a row."""
+    def quantize(self, /, tokens: _Span, rows: _Span, threads: int) -> None:
+        """Writes each token of `bfloat16` as a row: elements of `float8_e4m3fn`, then the scales of
+        their blocks. At most that many threads work.
+        """
     def space(self, /, choices: int) -> int:
         """Returns the largest number of rows of a message whose tokens have `choices` experts
         each.

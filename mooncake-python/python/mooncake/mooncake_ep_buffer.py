@@ -107,7 +107,7 @@ class Buffer:
         routes = _routes(topk_idx, ranks, num_experts)
         is_active, written = self._mask(active_ranks)
 
-        rows = packed(x, is_fp8).cpu()
+        rows = packed(x, sizes, is_fp8)
         numbers = routes.fronts(sizes, is_active)
         fronts = torch.empty((sum(numbers), sizes.width()), dtype=torch.uint8)
         messages, first = [], 0

@@ -4,7 +4,7 @@
 use std::num::NonZero;
 
 use mooncake_core::{Error, Result};
-use mooncake_pg::experts::{Layout, Part, Routes, Sizes, add_up};
+use mooncake_pg::experts::{Layout, Part, Routes, Sizes, add_up, quantize};
 use pyo3::prelude::*;
 
 use super::arguments::Span;
@@ -80,6 +80,13 @@ impl ExpertSizes {
     /// Returns the bytes of a row.
     fn width(&self) -> usize {
         self.sizes.width()
+    }
+
+    /// Writes each token of `bfloat16` as a row of elements and scales, with at most that many
+    /// threads.
+    fn quantize(&self, py: Python<'_>, tokens: Span, rows: Span, threads: usize) -> PyResult<()> {
+        let threads = self::threads(threads);
+        run(py, || quantize(&self.sizes, input(tokens)?, output(rows)?, threads))
     }
 
     /// Returns the largest number of rows of a message whose tokens have `choices` experts each.
