@@ -7,6 +7,8 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="process groups need torch")
 
 import torch.distributed as dist
-from ranks import World
+from ranks import World, note
 from torch import nn
 
 SIZE = 3
 # Seconds from a failure to the next step of the survivors. The window of the tests takes 1 s.
 RECOVERY = 5.0
+# Steps after a rank has joined.
+FURTHER = 40
 
 
 def network(seed: int) -> Any:
@@ -155,3 +159,240 @@ def test_ddp_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     slowest = max(results[rank][1] for rank in survivors)
     print(f"slowest step {slowest:.2f} s")
     assert slowest < RECOVERY
+
+
+@dataclass(frozen=True)
+class Good:
+    """State after a step in which no rank failed: the next step, and whole tensors. Every rank has
+    it, so that the loss of a rank loses nothing.
+    """
+
+    step: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Line of the log."""
+
+    number: int
+    members: tuple[int, ...]
+    loss: float
+
+
+class Fsdp:
+    """Training with FSDP2 among some ranks, in a group of their own."""
+
+    def __init__(self, members: Sequence[int], good: Good | None) -> None:
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        self.members = members
+        self.group = dist.new_group(list(members), use_local_synchronization=True)
+        try:
+            mesh = DeviceMesh.from_group(self.group, "cpu")
+            self.model = network(7)
+            fully_shard(self.model[0], mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.5)
+            self.number = 0 if good is None else good.step
+            if good is not None:
+                given = {"model_state_dict": good.model, "optim_state_dict": good.optimizer}
+                set_state_dict(self.model, self.optimizer, **given, options=whole())
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self) -> tuple[float, Good]:
+        """Makes a step, and returns the own loss and the state after it."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        self.optimizer.zero_grad()
+        loss = backward(self.model, self.number)
+        self.optimizer.step()
+        self.number += 1
+        return loss, Good(self.number, *get_state_dict(self.model, self.optimizer, options=whole()))
+
+    def close(self) -> None:
+        """Leaves the group. Ranks that wait for this one in a step go on without it."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+            self.group = None
+
+
+def whole() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True)
+
+
+def active() -> tuple[int, ...]:
+    from mooncake import pg
+
+    return tuple(pg.get_active_ranks(dist.group.WORLD).nonzero().flatten().tolist())
+
+
+class Fault:
+    """Raises an error in a step of this rank, once, or ends its process."""
+
+    def __init__(self, step: int, is_error: bool, delay: float) -> None:
+        self.step, self.is_error, self.delay = step, is_error, delay
+
+    def attach(self, training: Fsdp) -> None:
+        if training.number != self.step:
+            return
+        self.step = -1
+        if not self.is_error:
+            return die_soon(self.delay)
+
+        def fail(*_: Any) -> None:
+            handle.remove()
+            raise ValueError("an error of this rank only")
+
+        # The second layer fails after the others have begun to gather its parameters.
+        handle = training.model[2].register_forward_hook(fail)
+
+
+def train_fsdp(
+    good: Good | None, end: int | None, joiner: int | None, fault: Fault | None = None
+) -> tuple[list[Step], float]:
+    """Trains until the step `end`, or `FURTHER` steps after a rank has joined. A step fails if
+    anything goes wrong on any rank. Then all ranks that are left go back to the last good state.
+    Returns the log, and the longest time between two good steps in which no rank joined.
+    """
+    from mooncake import pg
+
+    world, log, slowest, begin = dist.group.WORLD, [], 0.0, time.monotonic()
+    members, training = active(), None
+    while good is None or end is None or good.step < end:
+        loss, state, is_good = 0.0, None, False
+        try:
+            if training is None:
+                training = Fsdp(members, good)
+            if fault is not None:
+                fault.attach(training)
+            loss, state = training.step()
+            is_good = True
+        except Exception as error:
+            note(f"step failed: {error!r}"[:200])
+            # Ranks that wait for this one in the step go on without it.
+            if training is not None:
+                training.close()
+        waits = joiner is not None and joiner not in members and all(pg.get_peer_state(world, [joiner]))
+        # Who is here, whose step was good, the losses, and whether rank 0 sees the joiner.
+        told = torch.zeros(2 * SIZE + 2)
+        told[dist.get_rank()], told[SIZE + dist.get_rank()], told[-2] = 1.0, float(is_good), loss
+        told[-1] = float(waits and dist.get_rank() == 0)
+        dist.all_reduce(told)
+        if all(told[rank] and told[SIZE + rank] for rank in members):
+            assert state is not None
+            good = state
+            log.append(Step(good.step - 1, members, told[-2].item() / len(members)))
+            slowest = max(slowest, time.monotonic() - begin)
+            begin = time.monotonic()
+        elif training is not None:
+            training.close()
+            training = None
+        if told[-1]:
+            assert joiner is not None
+            admit(joiner)
+            if training is not None:
+                training.close()
+                training = None
+            good = received(good)
+            assert good is not None
+            end = good.step + FURTHER
+            begin = time.monotonic()
+        members = active()
+    if training is not None:
+        # No rank waits for data of this one any more.
+        dist.barrier()
+        training.close()
+    return log, slowest
+
+
+def received(good: Good | None) -> Good | None:
+    """Returns the state of rank 0."""
+    given = [good]
+    dist.broadcast_object_list(given, 0)
+    return given[0]
+
+
+def replace_in_fsdp() -> tuple[list[Step], float]:
+    from mooncake import pg
+
+    pg.join_group(dist.group.WORLD)
+    good = received(None)
+    assert good is not None
+    return train_fsdp(good, good.step + FURTHER, None)
+
+
+def repeat_with_gloo(log: list[Step]) -> list[float]:
+    """Makes the same steps with the same ranks over gloo, and returns the losses."""
+    good, losses, training, members = None, [], None, ()
+    for step in log:
+        if step.members != members:
+            if training is not None:
+                training.close()
+            members, training = step.members, None
+            good = received(good)
+            if dist.get_rank() in members:
+                training = Fsdp(members, good)
+        told = torch.zeros(1)
+        if training is not None:
+            assert training.number == step.number
+            told[0], good = training.step()
+        dist.all_reduce(told)
+        losses.append(told.item() / len(members))
+    return losses
+
+
+def check_fsdp(logs: dict[int, list[Step]]) -> None:
+    """Compares the logs of the ranks with each other, and with the same steps over gloo."""
+    log = logs[0]
+    assert [step.number for step in log] == list(range(len(log)))
+    for rank, own in logs.items():
+        assert own == log[-len(own) :], f"rank {rank}"
+    with World(SIZE, backend="gloo") as world:
+        for losses in world.all(repeat_with_gloo, log):
+            assert losses == pytest.approx([step.loss for step in log], rel=1e-4)
+
+
+def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
+    victim, death, delay = random.randrange(1, SIZE), random.randrange(2, 60), random.uniform(0, 0.05)
+    print(f"victim={victim} death={death} delay={delay}")
+    with World(SIZE) as world:
+        for rank in range(SIZE):
+            fault = Fault(death, False, delay) if rank == victim else None
+            world.ranks[rank].begin(train_fsdp, None, None, victim, fault)
+        world.ranks.pop(victim).process.join(120)
+        world.start([victim])
+        world.initialize([victim], options={"is_extension": True})
+        world.ranks[victim].begin(replace_in_fsdp)
+        results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
+    survivors, whole_world = [rank for rank in range(SIZE) if rank != victim], tuple(range(SIZE))
+    log = results[0][0]
+    sizes = [len(step.members) for step in log]
+    alone = sizes.count(SIZE - 1)
+    before = len(log) - alone - FURTHER
+    assert all(step.members in (whole_world, tuple(survivors)) for step in log)
+    assert sizes == [SIZE] * before + [SIZE - 1] * alone + [SIZE] * FURTHER
+    assert alone > 0 and before >= death and len(results[victim][0]) == FURTHER
+    slowest = max(results[rank][1] for rank in survivors)
+    print(f"before={before} alone={alone} slowest step {slowest:.2f} s")
+    assert slowest < RECOVERY
+    check_fsdp({rank: one for rank, (one, _) in results.items()})
+
+
+def test_fsdp2_repeats_a_step_that_fails_on_one_rank() -> None:
+    steps, victim, at = 30, random.randrange(SIZE), random.randrange(2, 25)
+    print(f"victim={victim} at={at}")
+    with World(SIZE) as world:
+        for rank in range(SIZE):
+            world.ranks[rank].begin(train_fsdp, None, steps, None, Fault(at, True, 0) if rank == victim else None)
+        logs = {rank: world.ranks[rank].result()[0] for rank in range(SIZE)}
+    assert all(step.members == tuple(range(SIZE)) for step in logs[0])
+    assert len(logs[0]) == steps
+    check_fsdp(logs)
