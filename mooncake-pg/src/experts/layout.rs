@@ -5,7 +5,7 @@ use std::thread;
 
 use mooncake_core::{Error, Result};
 
-use super::{HEADER, MARK, NAMES, Sizes, WORD};
+use super::{HEADER, MARK, NAMES, Routes, Rows, Sizes, WORD};
 
 /// Part of a memory that has the messages of all ranks: first row, and length in bytes. A longer
 /// message than its part is there only in part.
@@ -24,18 +24,16 @@ pub struct Layout {
     sizes: Sizes,
     /// Number of tokens of each local expert from each rank, by expert.
     counts: Vec<usize>,
-    /// Row of each token in the memory of the messages, and its index at its source.
+    /// Row of each token, and its index at its source.
     tokens: Vec<(usize, i32)>,
     missing: Vec<usize>,
 }
 
-/// Pairs of one message.
-struct Message<'a> {
-    counts: &'a [[u8; WORD]],
-    rows: &'a [[u8; WORD]],
-    tokens: &'a [[u8; WORD]],
-    /// First row of a token.
-    first: usize,
+/// Pairs of one source.
+struct Pairs {
+    counts: Vec<usize>,
+    /// Row of each token, and its index.
+    tokens: Vec<(usize, i32)>,
 }
 
 fn number(word: [u8; WORD]) -> usize {
@@ -48,56 +46,68 @@ fn malformed(rank: usize) -> Error {
 }
 
 impl Layout {
-    /// Reads the messages of the ranks in `memory`. `space` has the largest number of rows of each
-    /// message, or `None` for a rank from which none is wanted.
+    /// Reads the messages of the other ranks in `rows`, and takes the own tokens by `routes`. An own
+    /// row has the index of its token. `space` has the largest number of rows of each message, or
+    /// `None` for a rank from which no tokens are wanted.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if a rank has other sizes, or a message is malformed.
     pub fn read(
         sizes: Sizes,
-        memory: &[u8],
+        routes: &Routes,
+        rows: Rows<'_>,
         parts: &[Option<Part>],
         space: &[Option<usize>],
     ) -> Result<Self> {
-        if parts.len() != sizes.ranks || space.len() != sizes.ranks {
+        let fits = routes.fits(&sizes) && rows.width() == sizes.width();
+        if !fits || parts.len() != sizes.ranks || space.len() != sizes.ranks {
             return Err(Error::invalid("cannot dispatch: the numbers of messages do not fit"));
         }
-        let mut messages = Vec::new();
-        let mut missing = Vec::new();
+        let (own, own_counts, own_tokens) = routes.own();
+        let mut own_tokens = Some(own_tokens);
+        let (mut sources, mut missing) = (Vec::new(), Vec::new());
         for (rank, (part, space)) in parts.iter().zip(space).enumerate() {
-            let message = match (part, space) {
-                (_, None) => None,
-                (None, Some(_)) => {
+            let pairs = match (part, space, own_tokens.take_if(|_| rank == own)) {
+                (_, None, _) => None,
+                (_, Some(_), Some(tokens)) => Some(Pairs {
+                    counts: own_counts.to_vec(),
+                    tokens: tokens.map(|token| (rows.split() + token, token as i32)).collect(),
+                }),
+                (None, Some(_), None) => {
                     missing.push(rank);
                     None
                 }
-                (Some(part), Some(space)) => {
-                    let message = read(&sizes, memory, *part, *space, rank)?;
-                    if message.is_none() {
+                (Some(part), Some(space), None) => {
+                    let pairs = read(&sizes, rows.received(), *part, *space, rank)?;
+                    if pairs.is_none() {
                         missing.push(rank);
                     }
-                    message
+                    pairs
                 }
             };
-            messages.push(message);
+            sources.push(pairs);
         }
+        let mut rest: Vec<&[(usize, i32)]> =
+            sources.iter().map(|pairs| pairs.as_ref().map_or(&[][..], |pairs| &pairs.tokens[..])).collect();
         let (mut counts, mut tokens) = (Vec::new(), Vec::new());
-        let mut taken = vec![0; sizes.ranks];
         for expert in 0..sizes.local() {
-            for (rank, message) in messages.iter().enumerate() {
-                let Some(message) = message else {
-                    counts.push(0);
-                    continue;
-                };
-                let count = number(message.counts[expert]);
-                let range = taken[rank]..taken[rank] + count;
-                taken[rank] = range.end;
+            for (pairs, rest) in sources.iter().zip(&mut rest) {
+                let count = pairs.as_ref().map_or(0, |pairs| pairs.counts[expert]);
+                let (taken, left) = rest.split_at(count);
+                *rest = left;
                 counts.push(count);
-                let rows = message.rows[range.clone()].iter().map(|row| message.first + number(*row));
-                tokens.extend(rows.zip(message.tokens[range].iter().map(|token| i32::from_ne_bytes(*token))));
+                tokens.extend_from_slice(taken);
             }
         }
+        if tokens.iter().any(|(row, _)| *row >= rows.count()) {
+            return Err(Error::invalid("cannot dispatch: a row is not there"));
+        }
         Ok(Self { sizes, counts, tokens, missing })
+    }
+
+    /// Returns the bytes of a row.
+    pub fn width(&self) -> usize {
+        self.sizes.width()
     }
 
     /// Returns the ranks whose message is missing, and those that have left this rank out.
@@ -110,7 +120,7 @@ impl Layout {
         self.counts.chunks(self.sizes.ranks).map(|counts| counts.iter().sum()).collect()
     }
 
-    /// Returns the row of each token in the memory of the messages.
+    /// Returns the row of each token.
     pub fn rows(&self) -> impl Iterator<Item = usize> {
         self.tokens.iter().map(|(row, _)| *row)
     }
@@ -145,21 +155,26 @@ impl Layout {
         Ok(())
     }
 
-    /// Copies the tokens out of `memory` to the rows of their experts, with at most that many
-    /// threads. `scales` is empty without scales.
+    /// Copies the tokens to the rows of their experts, with at most that many threads. `scales` is
+    /// empty without scales.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` if a length does not fit.
+    /// `INVALID_PARAMS` if a length does not fit, or a row is not there.
     pub fn place(
         &self,
-        memory: &[u8],
+        rows: Rows<'_>,
         elements: &mut [u8],
         scales: &mut [u8],
         threads: NonZero<usize>,
     ) -> Result<()> {
         let sizes = &self.sizes;
         let (of_expert, of_scales) = (sizes.slots() * sizes.elements(), sizes.slots() * sizes.scales());
-        if elements.len() != sizes.local() * of_expert || scales.len() != sizes.local() * of_scales {
+        let are_there = self.tokens.iter().all(|(row, _)| *row < rows.count());
+        if rows.width() != sizes.width()
+            || !are_there
+            || elements.len() != sizes.local() * of_expert
+            || scales.len() != sizes.local() * of_scales
+        {
             return Err(Error::invalid("cannot dispatch: the lengths of the results do not fit"));
         }
         if of_expert == 0 {
@@ -183,7 +198,7 @@ impl Layout {
                 let (own, others) = std::mem::take(&mut elements).split_at_mut(number * of_expert);
                 let (own_scales, other_scales) = std::mem::take(&mut scales).split_at_mut(number * of_scales);
                 (counts, tokens, elements, scales) = (other_counts, other_tokens, others, other_scales);
-                let work = move || self.copy(memory, own_counts, own_tokens, own, own_scales);
+                let work = move || self.copy(rows, own_counts, own_tokens, own, own_scales);
                 if threads == 1 {
                     work();
                 } else {
@@ -196,18 +211,17 @@ impl Layout {
 
     fn copy(
         &self,
-        memory: &[u8],
+        rows: Rows<'_>,
         counts: &[usize],
         tokens: &[(usize, i32)],
         elements: &mut [u8],
         scales: &mut [u8],
     ) {
-        let (width, bytes, scale) = (self.sizes.width(), self.sizes.elements(), self.sizes.scales());
+        let (bytes, scale) = (self.sizes.elements(), self.sizes.scales());
         let mut tokens = tokens.iter();
         for (expert, count) in counts.iter().enumerate() {
             for (slot, (row, _)) in tokens.by_ref().take(*count).enumerate() {
-                let (from, to) =
-                    (&memory[row * width..(row + 1) * width], expert * self.sizes.slots() + slot);
+                let (from, to) = (rows.row(*row), expert * self.sizes.slots() + slot);
                 elements[to * bytes..(to + 1) * bytes].copy_from_slice(&from[..bytes]);
                 scales[to * scale..(to + 1) * scale].copy_from_slice(&from[bytes..]);
             }
@@ -221,13 +235,7 @@ pub(super) fn threads_for(threads: NonZero<usize>, bytes: usize) -> usize {
 }
 
 /// Reads a message. Returns `None` if its sender has left this rank out.
-fn read<'a>(
-    sizes: &Sizes,
-    memory: &'a [u8],
-    part: Part,
-    space: usize,
-    rank: usize,
-) -> Result<Option<Message<'a>>> {
+fn read(sizes: &Sizes, memory: &[u8], part: Part, space: usize, rank: usize) -> Result<Option<Pairs>> {
     let start = part.first.checked_mul(sizes.width()).and_then(|start| memory.get(start..));
     let len = usize::try_from(part.len).unwrap_or(usize::MAX);
     let part_of = start.map(|start| &start[..start.len().min(len)]).ok_or_else(|| malformed(rank))?;
@@ -264,8 +272,12 @@ fn read<'a>(
     // An expert has no more tokens of a rank than its rows there.
     let fits =
         is_within(counts, sizes.tokens + 1) && is_within(rows, tokens) && is_within(indices, sizes.tokens);
-    if !fits || counts.iter().map(|count| number(*count)).sum::<usize>() != pairs {
+    let counts: Vec<_> = counts.iter().map(|count| number(*count)).collect();
+    if !fits || counts.iter().sum::<usize>() != pairs {
         return Err(malformed(rank));
     }
-    Ok(Some(Message { counts, rows, tokens: indices, first: part.first + front }))
+    let first = part.first + front;
+    let tokens =
+        rows.iter().zip(indices).map(|(row, index)| (first + number(*row), i32::from_ne_bytes(*index)));
+    Ok(Some(Pairs { counts, tokens: tokens.collect() }))
 }

@@ -6,11 +6,13 @@
 //!
 //! A message of tokens from one rank to another is made of rows of equal length. Its first rows,
 //! the *front*, have the sizes, the number of pairs of each local expert, and for each pair the row
-//! of its token and the token's index at the sender. Each token follows once, as one row.
+//! of its token and the token's index at the sender. Each token follows once, as one row. A rank
+//! sends no message to itself: its own rows stay where they are.
 
 mod layout;
 mod quantize;
 mod routes;
+mod rows;
 mod sum;
 
 use mooncake_core::{Error, Result};
@@ -18,6 +20,7 @@ use mooncake_core::{Error, Result};
 pub use layout::{Layout, Part};
 pub use quantize::quantize;
 pub use routes::{Routes, Run};
+pub use rows::Rows;
 pub use sum::add_up;
 
 use crate::view::MAX_RANKS;

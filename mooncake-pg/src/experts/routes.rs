@@ -19,6 +19,8 @@ pub struct Run {
 pub struct Routes {
     choices: usize,
     ranks: usize,
+    /// This rank.
+    own: usize,
     tokens: usize,
     /// Number of pairs of each expert.
     counts: Vec<usize>,
@@ -27,13 +29,13 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Reads the experts of each token; -1 stands for none.
+    /// Reads the experts of each token of the rank `own`; -1 stands for none.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for an expert that does not exist, or that a token names twice.
-    pub fn new(topk: &[i64], choices: usize, ranks: usize, experts: usize) -> Result<Self> {
+    pub fn new(topk: &[i64], choices: usize, ranks: usize, experts: usize, own: usize) -> Result<Self> {
         let shares = (1..=MAX_RANKS).contains(&ranks) && experts.is_multiple_of(ranks);
-        if !shares || !topk.len().is_multiple_of(choices) {
+        if !shares || own >= ranks || !topk.len().is_multiple_of(choices) {
             return Err(Error::invalid("cannot route tokens: the numbers do not fit"));
         }
         let mut counts = vec![0; experts];
@@ -66,7 +68,7 @@ impl Routes {
             pairs[at] = choice;
             next[expert] += 1;
         }
-        Ok(Self { choices, ranks, tokens: topk.len() / choices.max(1), counts, pairs })
+        Ok(Self { choices, ranks, own, tokens: topk.len() / choices.max(1), counts, pairs })
     }
 
     fn local(&self) -> usize {
@@ -78,10 +80,29 @@ impl Routes {
         self.counts.chunks(self.local().max(1)).map(|counts| counts.iter().sum()).collect()
     }
 
-    /// Returns the number of rows of each rank's front. A rank that is not active gets no tokens.
+    /// Returns this rank, the number of pairs of each of its experts, and the token of each pair.
+    pub(super) fn own(&self) -> (usize, &[usize], impl Iterator<Item = usize>) {
+        let first = self.own * self.local();
+        let counts = &self.counts[first..first + self.local()];
+        let pairs = self.counts[..first].iter().sum::<usize>();
+        let pairs = &self.pairs[pairs..pairs + counts.iter().sum::<usize>()];
+        (self.own, counts, pairs.iter().map(|choice| choice / self.choices))
+    }
+
+    /// Returns whether the ranks and experts are those of the sizes.
+    pub(super) fn fits(&self, sizes: &Sizes) -> bool {
+        self.ranks == sizes.ranks && self.counts.len() == sizes.experts && self.tokens <= sizes.tokens
+    }
+
+    /// Returns the number of rows of each rank's front. A rank that is not active gets no tokens,
+    /// and this rank no message.
     pub fn fronts(&self, sizes: &Sizes, is_active: &[bool]) -> Vec<usize> {
-        let active = self.pairs().into_iter().zip(is_active);
-        active.map(|(pairs, active)| sizes.front(if *active { pairs } else { 0 })).collect()
+        let active = self.pairs().into_iter().zip(is_active).enumerate();
+        let rows = active.map(|(rank, (pairs, active))| match rank == self.own {
+            true => 0,
+            false => sizes.front(if *active { pairs } else { 0 }),
+        });
+        rows.collect()
     }
 
     /// Writes the fronts of the messages to all ranks, one after the other. Returns the tokens that
@@ -92,12 +113,8 @@ impl Routes {
     /// tokens than the sizes allow.
     pub fn write_fronts(&self, sizes: &Sizes, is_active: &[bool], space: &mut [u8]) -> Result<Vec<Vec<Run>>> {
         let rows = self.fronts(sizes, is_active);
-        let fits = self.ranks == sizes.ranks && self.counts.len() == sizes.experts;
-        if !fits
-            || is_active.len() != self.ranks
-            || self.tokens > sizes.tokens
-            || space.len() != rows.iter().sum::<usize>() * sizes.width()
-        {
+        let bytes = rows.iter().sum::<usize>() * sizes.width();
+        if !self.fits(sizes) || is_active.len() != self.ranks || space.len() != bytes {
             return Err(Error::invalid("cannot route tokens: the sizes do not fit"));
         }
         let (mut space, mut pairs) = (space, &self.pairs[..]);
@@ -110,6 +127,7 @@ impl Routes {
             let (own, others) = pairs.split_at(of_rank);
             pairs = others;
             runs.push(match is_active[rank] {
+                _ if rank == self.own => Vec::new(),
                 true => self.write_front(sizes, counts, own, front),
                 false => {
                     write(front, header(sizes, false, 0, 0));
@@ -145,23 +163,29 @@ impl Routes {
         runs
     }
 
-    /// Writes for each choice the row of its pair, if the pairs of each rank lie one after the
-    /// other from the row in `firsts` on. -1 stands for no expert, and for an expert of a rank
-    /// without rows.
+    /// Writes for each choice the row of its pair. The pairs of another rank lie one after the other
+    /// from its row in `firsts` on, and those of each expert of this rank from its row in `own` on.
+    /// -1 stands for no expert, and for an expert of a rank without rows.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` if `rows` does not have the number of choices.
-    pub fn rows(&self, firsts: &[Option<usize>], rows: &mut [i64]) -> Result<()> {
-        if rows.len() != self.tokens * self.choices || firsts.len() != self.ranks {
+    /// `INVALID_PARAMS` if a length does not fit.
+    pub fn rows(&self, firsts: &[Option<usize>], own: Option<&[usize]>, rows: &mut [i64]) -> Result<()> {
+        let is_whole = rows.len() == self.tokens * self.choices && firsts.len() == self.ranks;
+        if !is_whole || own.is_some_and(|own| own.len() != self.local()) {
             return Err(Error::invalid("cannot route tokens: the numbers do not fit"));
         }
         rows.fill(-1);
-        let mut pairs = &self.pairs[..];
-        for (count, first) in self.pairs().into_iter().zip(firsts) {
-            let (own, others) = pairs.split_at(count);
-            pairs = others;
-            for (row, choice) in first.iter().flat_map(|first| *first..).zip(own) {
-                rows[*choice] = row as i64;
+        let mut pairs = self.pairs.iter();
+        for (rank, (counts, first)) in self.counts.chunks(self.local().max(1)).zip(firsts).enumerate() {
+            let mut next = first.filter(|_| rank != self.own);
+            for (expert, count) in counts.iter().enumerate() {
+                if rank == self.own {
+                    next = own.map(|own| own[expert]);
+                }
+                for choice in pairs.by_ref().take(*count) {
+                    rows[*choice] = next.map_or(-1, |row| row as i64);
+                    next = next.map(|row| row + 1);
+                }
             }
         }
         Ok(())

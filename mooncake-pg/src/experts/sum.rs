@@ -5,6 +5,7 @@ use std::thread;
 
 use mooncake_core::{Error, Result};
 
+use super::Rows;
 use super::layout::threads_for;
 use crate::reduce::to_bf16;
 
@@ -17,25 +18,24 @@ const ELEMENT: usize = 2;
 /// once. At most that many threads work.
 ///
 /// # Errors
-/// `INVALID_PARAMS` if a length does not fit, or a row is not in the memory.
+/// `INVALID_PARAMS` if a length does not fit, or a row is not there.
 pub fn add_up(
-    memory: &[u8],
+    memory: Rows<'_>,
     rows: &[i64],
     weights: &[f32],
-    tokens: usize,
     out: &mut [u8],
     threads: NonZero<usize>,
 ) -> Result<()> {
-    let wrong = || Error::invalid("cannot combine: the lengths of the arguments do not fit");
-    if tokens == 0 || out.is_empty() {
+    let width = memory.width();
+    let tokens = out.len() / width;
+    if tokens == 0 {
         return Ok(());
     }
-    let (width, choices) = (out.len() / tokens, rows.len() / tokens);
+    let choices = rows.len() / tokens;
     let is_whole = out.len() == width * tokens && rows.len() == choices * tokens;
-    let there = memory.len() / width.max(1);
-    let is_there = |row: &i64| *row < 0 || usize::try_from(*row).is_ok_and(|row| row < there);
+    let is_there = |row: &i64| *row < 0 || usize::try_from(*row).is_ok_and(|row| row < memory.count());
     if !is_whole || rows.len() != weights.len() || width % ELEMENT != 0 || !rows.iter().all(is_there) {
-        return Err(wrong());
+        return Err(Error::invalid("cannot combine: the lengths of the arguments do not fit"));
     }
     if choices == 0 {
         out.fill(0);
@@ -62,15 +62,14 @@ pub fn add_up(
     Ok(())
 }
 
-fn add_up_token(memory: &[u8], rows: &[i64], weights: &[f32], out: &mut [u8]) {
-    let width = out.len();
+fn add_up_token(memory: Rows<'_>, rows: &[i64], weights: &[f32], out: &mut [u8]) {
     let (out, _) = out.as_chunks_mut::<ELEMENT>();
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [0f32; BLOCK];
         let sums = &mut sums[..out.len()];
         for (row, weight) in rows.iter().zip(weights).filter(|(row, _)| **row >= 0) {
-            let start = *row as usize * width + block * BLOCK * ELEMENT;
-            let (elements, _) = memory[start..start + sums.len() * ELEMENT].as_chunks::<ELEMENT>();
+            let (elements, _) = memory.row(*row as usize).as_chunks::<ELEMENT>();
+            let elements = &elements[block * BLOCK..][..sums.len()];
             for (sum, element) in sums.iter_mut().zip(elements) {
                 *sum += weight * f32::from_bits(u32::from(u16::from_ne_bytes(*element)) << 16);
             }

@@ -45,7 +45,7 @@ fn world() -> impl Strategy<Value = World> {
 
 impl World {
     fn routes(&self, rank: usize) -> Routes {
-        Routes::new(&self.topk[rank], self.choices, self.sizes.ranks, self.sizes.experts).unwrap()
+        Routes::new(&self.topk[rank], self.choices, self.sizes.ranks, self.sizes.experts, rank).unwrap()
     }
 
     /// Returns the bytes of a token.
@@ -69,18 +69,22 @@ impl World {
         messages
     }
 
-    /// Returns the memory of a rank with the messages of all ranks, and their parts in it.
-    fn received(&self, rank: usize) -> (Vec<u8>, Vec<Option<Part>>, Vec<Option<usize>>) {
+    /// Returns the memory of a rank with the messages of the others, their parts in it, and its own
+    /// tokens.
+    fn received(&self, rank: usize) -> Received {
         let space = self.sizes.space(self.choices);
         let (mut memory, mut parts) = (Vec::new(), Vec::new());
         for source in 0..self.sizes.ranks {
             let message = self.messages(source).swap_remove(rank);
-            parts.push(Some(Part { first: memory.len() / self.sizes.width(), len: message.len() as u64 }));
+            let part = Part { first: memory.len() / self.sizes.width(), len: message.len() as u64 };
+            parts.push((source != rank).then_some(part));
             assert!(message.len() <= space * self.sizes.width());
             memory.extend(message);
         }
         let wanted = self.is_active.iter().map(|active| active.then_some(space)).collect();
-        (memory, parts, wanted)
+        let tokens = self.topk[rank].len() / self.choices;
+        let own = (0..tokens).flat_map(|token| self.row(rank, token)).collect();
+        Received { routes: self.routes(rank), memory, own, parts, wanted }
     }
 
     /// Returns the tokens of a source for an expert of a rank.
@@ -94,6 +98,25 @@ impl World {
     }
 }
 
+/// What a rank has before it reads the layout.
+struct Received {
+    routes: Routes,
+    memory: Vec<u8>,
+    own: Vec<u8>,
+    parts: Vec<Option<Part>>,
+    wanted: Vec<Option<usize>>,
+}
+
+impl Received {
+    fn rows(&self, sizes: &Sizes) -> Rows<'_> {
+        Rows::new(sizes.width(), &self.memory, &self.own).unwrap()
+    }
+
+    fn layout(&self, sizes: Sizes) -> Result<Layout> {
+        Layout::read(sizes, &self.routes, self.rows(&sizes), &self.parts, &self.wanted)
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -101,8 +124,8 @@ proptest! {
     fn every_expert_gets_its_tokens(world in world(), threads in 1..4usize) {
         let sizes = world.sizes;
         for rank in 0..sizes.ranks {
-            let (memory, parts, wanted) = world.received(rank);
-            let layout = Layout::read(sizes, &memory, &parts, &wanted).unwrap();
+            let received = world.received(rank);
+            let layout = received.layout(sizes).unwrap();
             let missing: Vec<_> = (0..sizes.ranks).filter(|one| world.is_active[*one] && !world.is_active[rank]).collect();
             prop_assert_eq!(layout.missing(), missing);
             let (local, slots) = (sizes.local(), sizes.slots());
@@ -111,7 +134,7 @@ proptest! {
             layout.write(&mut count, &mut ranges, &mut sources).unwrap();
             let mut elements = vec![7; local * slots * sizes.elements()];
             let mut scales = vec![7; local * slots * sizes.scales()];
-            layout.place(&memory, &mut elements, &mut scales, NonZero::new(threads).unwrap()).unwrap();
+            layout.place(received.rows(&sizes), &mut elements, &mut scales, NonZero::new(threads).unwrap()).unwrap();
             for expert in 0..local {
                 let mut at = 0;
                 for source in 0..sizes.ranks {
@@ -141,8 +164,9 @@ proptest! {
                 let pairs = tokens.len();
                 tokens.sort_unstable();
                 tokens.dedup();
-                // A rank that counts as failed for itself sends to the others.
-                if world.is_active[source] {
+                if source == rank {
+                    prop_assert_eq!(message.len(), 0);
+                } else if world.is_active[source] {
                     let rows = world.sizes.front(pairs) + tokens.len();
                     prop_assert_eq!(message.len(), rows * world.sizes.width());
                 }
@@ -154,18 +178,21 @@ proptest! {
     fn a_damaged_message_is_refused_or_read(
         world in world(), rank in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), byte: u8, cut: u8,
     ) {
-        let (mut memory, mut parts, wanted) = world.received(rank.index(world.sizes.ranks));
-        let at = at.index(memory.len());
-        memory[at] = byte;
+        let mut received = world.received(rank.index(world.sizes.ranks));
+        if !received.memory.is_empty() {
+            let at = at.index(received.memory.len());
+            received.memory[at] = byte;
+        }
         if cut > 200 {
-            parts[0] = parts[0].map(|part| Part { len: part.len.saturating_sub(u64::from(cut)), ..part });
+            received.parts[0] =
+                received.parts[0].map(|part| Part { len: part.len.saturating_sub(u64::from(cut)), ..part });
         }
         // A message is read without a panic, whatever its bytes are.
-        if let Ok(layout) = Layout::read(world.sizes, &memory, &parts, &wanted) {
+        if let Ok(layout) = received.layout(world.sizes) {
             let slots = world.sizes.local() * world.sizes.slots();
             let mut elements = vec![0; slots * world.sizes.elements()];
             let mut scales = vec![0; slots * world.sizes.scales()];
-            layout.place(&memory, &mut elements, &mut scales, NonZero::<usize>::MIN).unwrap();
+            layout.place(received.rows(&world.sizes), &mut elements, &mut scales, NonZero::<usize>::MIN).unwrap();
             let (mut count, mut ranges) = (vec![0; world.sizes.local()], vec![0; world.sizes.local() * world.sizes.ranks]);
             layout.write(&mut count, &mut ranges, &mut vec![0; slots]).unwrap();
         }
@@ -173,16 +200,21 @@ proptest! {
 
     #[test]
     fn rows_come_back_to_their_choices(world in world(), lost in any::<u8>()) {
-        let routes = world.routes(0);
+        let own = world.sizes.ranks - 1;
+        let routes = world.routes(own);
         let pairs = routes.pairs();
         let firsts: Vec<_> = (0..world.sizes.ranks).map(|rank| (lost >> rank & 1 == 0).then_some(100 * rank)).collect();
-        let mut rows = vec![7; world.topk[0].len()];
-        routes.rows(&firsts, &mut rows).unwrap();
-        // In the order of a rank's pairs, the rows count up.
+        let own_firsts: Vec<_> = (0..world.sizes.local()).map(|expert| 1000 * (expert + 1)).collect();
+        let mut rows = vec![7; world.topk[own].len()];
+        routes.rows(&firsts, firsts[own].map(|_| &own_firsts[..]), &mut rows).unwrap();
+        // In the order of a rank's pairs, and of those of an own expert, the rows count up.
         let mut next: Vec<_> = (0..world.sizes.ranks as i64).map(|rank| 100 * rank).collect();
         for expert in 0..world.sizes.experts {
             let rank = expert / world.sizes.local();
-            for (choice, _) in world.topk[0].iter().enumerate().filter(|(_, one)| **one == expert as i64) {
+            if rank == own {
+                next[rank] = own_firsts[expert % world.sizes.local()] as i64;
+            }
+            for (choice, _) in world.topk[own].iter().enumerate().filter(|(_, one)| **one == expert as i64) {
                 if firsts[rank].is_some() {
                     prop_assert_eq!(rows[choice], next[rank]);
                     next[rank] += 1;
@@ -191,14 +223,14 @@ proptest! {
                 }
             }
         }
-        prop_assert!(world.topk[0].iter().zip(&rows).all(|(expert, row)| *expert >= 0 || *row == -1));
-        prop_assert_eq!(pairs.iter().sum::<usize>(), world.topk[0].iter().filter(|expert| **expert >= 0).count());
+        prop_assert!(world.topk[own].iter().zip(&rows).all(|(expert, row)| *expert >= 0 || *row == -1));
+        prop_assert_eq!(pairs.iter().sum::<usize>(), world.topk[own].iter().filter(|expert| **expert >= 0).count());
     }
 
     #[test]
     fn sums_are_rounded_once(
         tokens in 1..5usize, choices in 0..4usize, hidden in prop::sample::select(vec![1usize, 130, 1200]),
-        seed in any::<u64>(), threads in 1..4usize,
+        split in 0..8usize, seed in any::<u64>(), threads in 1..4usize,
     ) {
         let mut random = seed;
         let mut next = || {
@@ -211,7 +243,9 @@ proptest! {
         let rows: Vec<i64> = (0..tokens * choices).map(|_| i64::from(next() % 8) - 1).collect();
         let weights: Vec<f32> = rows.iter().map(|_| next() as f32 / 1e9).collect();
         let mut out = vec![7; tokens * hidden * 2];
-        add_up(&memory, &rows, &weights, tokens, &mut out, NonZero::new(threads).unwrap()).unwrap();
+        let (received, own) = memory.split_at(split * 2 * hidden);
+        let memory = Rows::new(2 * hidden, received, own).unwrap();
+        add_up(memory, &rows, &weights, &mut out, NonZero::new(threads).unwrap()).unwrap();
         for token in 0..tokens {
             for element in 0..hidden {
                 let mut sum = 0f32;
@@ -289,10 +323,11 @@ fn wrong_choices_are_refused() {
     for (topk, text) in
         [(&[0, 4][..], "out of range"), (&[-2, 0][..], "out of range"), (&[3, 3][..], "twice")]
     {
-        assert!(Routes::new(topk, 2, 2, 4).unwrap_err().to_string().contains(text));
+        assert!(Routes::new(topk, 2, 2, 4, 0).unwrap_err().to_string().contains(text));
     }
-    assert!(Routes::new(&[0, 1, 2], 2, 2, 4).is_err());
-    assert!(Routes::new(&[0, 1], 2, 3, 4).is_err());
+    assert!(Routes::new(&[0, 1, 2], 2, 2, 4, 0).is_err());
+    assert!(Routes::new(&[0, 1], 2, 3, 4, 0).is_err());
+    assert!(Routes::new(&[0, 1], 2, 2, 4, 2).is_err());
     for (ranks, experts, hidden) in
         [(0, 4, 128), (65, 65, 128), (3, 4, 128), (2, 0, 128), (2, 4, 0), (2, 4, 200)]
     {
@@ -311,12 +346,15 @@ fn ranks_with_other_sizes_are_named() {
         (Sizes::new(2, 6, 4, 256, false).unwrap(), "num_experts"),
     ];
     for (there, name) in others {
-        let routes = Routes::new(&[0, 1], 2, 2, there.experts).unwrap();
-        let rows = routes.fronts(&there, &[true, true]);
-        let mut memory = vec![0; rows.iter().sum::<usize>() * there.width()];
+        let routes = Routes::new(&[0, 1], 2, 2, there.experts, 1).unwrap();
+        let fronts = routes.fronts(&there, &[true, true]);
+        let mut memory = vec![0; fronts.iter().sum::<usize>() * there.width()];
         routes.write_fronts(&there, &[true, true], &mut memory).unwrap();
+        memory.resize(memory.len().next_multiple_of(here.width()), 0);
+        let routes = Routes::new(&[0, 1], 2, 2, 4, 1).unwrap();
+        let rows = Rows::new(here.width(), &memory, &[]).unwrap();
         let parts = [Some(Part { first: 0, len: 4096 }), None];
-        let error = Layout::read(here, &memory, &parts, &[Some(9), None]).unwrap_err();
+        let error = Layout::read(here, &routes, rows, &parts, &[Some(9), None]).unwrap_err();
         assert!(error.to_string().contains(&format!("do not agree on {name}. ")), "{error}");
     }
 }

@@ -7,13 +7,11 @@ a GPU are left to torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from mooncake import _mooncake
-from mooncake._ep_links import Message
 from mooncake._pg_work import _span
 
 # Elements of a token that share a scale, and the greatest `float8_e4m3fn`.
@@ -42,13 +40,13 @@ def packed(x: Any, sizes: _mooncake.ExpertSizes, is_fp8: bool) -> Any:
     return rows.cpu()
 
 
-def place(layout: _mooncake.ExpertLayout, rows: Any, recv_x: Any, scales: Any) -> None:
-    """Copies received tokens to their experts."""
+def place(layout: _mooncake.ExpertLayout, received: Any, own: Any, recv_x: Any, scales: Any) -> None:
+    """Copies received and own tokens to their experts."""
     if recv_x.device.type == "cpu":
         of_scales = _NOTHING if scales is None else _span(scales)
-        layout.place(_span(rows), _span(recv_x), of_scales, torch.get_num_threads())
+        layout.place(_span(received), _span(own), _span(recv_x), of_scales, torch.get_num_threads())
         return
-    hidden, rows = recv_x.size(2), rows.to(recv_x.device)
+    hidden, rows = recv_x.size(2), torch.cat((received, own)).to(recv_x.device)
     chosen = torch.tensor(layout.rows(), device=recv_x.device)
     target = recv_x.view(torch.uint8)
     first = 0
@@ -60,12 +58,14 @@ def place(layout: _mooncake.ExpertLayout, rows: Any, recv_x: Any, scales: Any) -
         first += count
 
 
-def returned(x: Any, layout_range: Any, is_active: Sequence[bool]) -> list[Message]:
-    """Returns messages with the rows of the experts, for the ranks that have sent the tokens."""
+def returned(x: Any, layout_range: Any) -> tuple[Any, list[list[tuple[int, int]]]]:
+    """Returns rows of bytes in host memory with those of the experts. For each rank that has sent
+    tokens, and each expert, it returns the first row and the number of rows.
+    """
     local, slots, hidden = x.shape
     begin, counts = layout_range >> 32, layout_range & 0xFFFFFFFF
     rows = x.view(local * slots, hidden)
-    first = begin + torch.arange(local).view(-1, 1) * slots
+    first = begin + torch.arange(0, local * slots, slots).view(-1, 1)
     if x.device.type != "cpu":
         # Only rows in use leave the device, in the order of the messages.
         number = counts.t().reshape(-1)
@@ -73,23 +73,19 @@ def returned(x: Any, layout_range: Any, is_active: Sequence[bool]) -> list[Messa
         at = torch.arange(int(number.sum())) + (first.t().reshape(-1) - before).repeat_interleave(number)
         rows = rows.index_select(0, at.to(x.device)).cpu()
         first = before.view(-1, local).t()
-    rows = rows.view(torch.uint8)
-    messages = []
-    for active, firsts, numbers in zip(is_active, first.t().tolist(), counts.t().tolist(), strict=True):
-        runs = [(rows, first, number) for first, number in zip(firsts, numbers, strict=True) if number]
-        messages.append(Message(runs if active else []))
-    return messages
+    numbers = zip(first.t().tolist(), counts.t().tolist(), strict=True)
+    return rows.view(torch.uint8), [list(zip(*of_rank, strict=True)) for of_rank in numbers]
 
 
-def add_up(rows: Any, row_of: Any, weights: Any, out: Any) -> None:
+def add_up(received: Any, own: Any, row_of: Any, weights: Any, out: Any) -> None:
     """Adds up the rows of each token with its weights, in `float32` and the order of its choices.
-    In `row_of`, -1 stands for no row.
+    In `row_of`, -1 stands for no row, and own rows come after the received ones.
     """
     if out.device.type == "cpu":
-        given = _span(rows), _span(row_of), _span(weights), out.size(0), _span(out)
-        _mooncake.add_up_rows(*given, torch.get_num_threads())
+        given = (_span(one) for one in (received, own, row_of, weights, out))
+        _mooncake.add_up_rows(2 * out.size(1), *given, torch.get_num_threads())
         return
-    rows, row_of = rows.view(torch.bfloat16).to(out.device), row_of.to(out.device)
+    rows, row_of = torch.cat((received, own)).view(torch.bfloat16).to(out.device), row_of.to(out.device)
     total = torch.zeros(out.shape, device=out.device)
     for chosen, weight in zip(row_of.unbind(1), weights.unbind(1), strict=True):
         at = (chosen >= 0).nonzero().view(-1)

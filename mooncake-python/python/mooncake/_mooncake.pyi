@@ -1004,7 +1004,7 @@ class ExpertRoutes:
     address; the caller keeps it during the call.
     """
 
-    def __new__(cls, topk: _Span, choices: int, ranks: int, experts: int) -> Self: ...
+    def __new__(cls, topk: _Span, choices: int, ranks: int, experts: int, own: int) -> Self: ...
     def pairs(self, /) -> list[int]:
         """Returns for each rank the number of tokens and their experts there."""
     def fronts(self, /, sizes: ExpertSizes, is_active: Sequence[bool]) -> list[int]:
@@ -1015,9 +1015,9 @@ class ExpertRoutes:
         """Writes these rows of all ranks, one after the other. Returns for each rank the tokens
         that follow, as first tokens and numbers.
         """
-    def rows(self, /, firsts: Sequence[int | None], rows: _Span) -> None:
-        """Writes for each choice its row, or -1, if the rows of each rank lie one after the other
-        from the row in `firsts` on.
+    def rows(self, /, firsts: Sequence[int | None], own: Sequence[int] | None, rows: _Span) -> None:
+        """Writes for each choice its row, or -1. The rows of another rank lie one after the other
+        from its row in `firsts` on, and those of each own expert from its row in `own` on.
         """
 
 @final
@@ -1027,7 +1027,9 @@ class ExpertLayout:
     def __new__(
         cls,
         sizes: ExpertSizes,
-        memory: _Span,
+        routes: ExpertRoutes,
+        received: _Span,
+        own: _Span,
         parts: Sequence[tuple[int, int] | None],
         space: Sequence[int | None],
     ) -> Self: ...
@@ -1036,15 +1038,17 @@ class ExpertLayout:
     def counts(self, /) -> list[int]:
         """Returns the number of tokens of each local expert."""
     def rows(self, /) -> list[int]:
-        """Returns the row of each token in the memory of the messages."""
+        """Returns the row of each token: a received one, or after all of them an own one."""
     def write(self, /, count: _Span, ranges: _Span, sources: _Span) -> None:
         """Writes the number of tokens of each local expert, the rows of each rank there, and the
         index of each token at its source.
         """
-    def place(self, /, memory: _Span, elements: _Span, scales: _Span, threads: int) -> None:
+    def place(self, /, received: _Span, own: _Span, elements: _Span, scales: _Span, threads: int) -> None:
         """Copies the tokens to the rows of their experts, with at most that many threads."""
 
-def add_up_rows(memory: _Span, rows: _Span, weights: _Span, tokens: int, out: _Span, threads: int) -> None:
-    """Adds up rows of `bfloat16` for each token, with a row and a weight for each of its choices. A
-    negative row stands for none.
+def add_up_rows(
+    width: int, received: _Span, own: _Span, rows: _Span, weights: _Span, out: _Span, threads: int
+) -> None:
+    """Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for each
+    of its choices. A negative row stands for none.
     """

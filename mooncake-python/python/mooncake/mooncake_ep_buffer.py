@@ -104,15 +104,15 @@ class Buffer:
         self._check_size(limit, hidden, num_experts)
         is_fp8 = True if use_fp8 is None else use_fp8
         sizes = _mooncake.ExpertSizes(ranks, num_experts, limit, hidden, is_fp8)
-        routes = _routes(topk_idx, ranks, num_experts)
+        routes = _routes(topk_idx, ranks, num_experts, self.rank)
         is_active, written = self._mask(active_ranks)
 
-        rows = packed(x, sizes, is_fp8)
+        own = packed(x, sizes, is_fp8)
         numbers = routes.fronts(sizes, is_active)
         fronts = torch.empty((sum(numbers), sizes.width()), dtype=torch.uint8)
         messages, first = [], 0
         for number, runs in zip(numbers, routes.write_fronts(sizes, is_active, _span(fronts)), strict=True):
-            messages.append(Message([(fronts, first, number), *((rows, *run) for run in runs)]))
+            messages.append(Message([(fronts, first, number), *((own, *run) for run in runs)]))
             first += number
         most = sizes.space(topk_idx.size(1))
         space = [most if active else None for active in is_active]
@@ -136,11 +136,12 @@ class Buffer:
 
         def finish() -> None:
             received = receive()
-            layout = _mooncake.ExpertLayout(sizes, _span(received.rows), received.places, space)
+            given = _span(received.rows), _span(own)
+            layout = _mooncake.ExpertLayout(sizes, routes, *given, received.places, space)
             for rank in layout.missing():
                 if written is not None:
                     written[rank] = 0
-            place(layout, received.rows, recv_x, scales)
+            place(layout, received.rows, own, recv_x, scales)
             results = recv_count, layout_range, src_info
             on_host = [one.cpu() for one in results]
             layout.write(*(_span(one) for one in on_host))
@@ -189,12 +190,17 @@ class Buffer:
         if out is None:
             out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
         _check_matrix("out", out, torch.bfloat16, tokens, hidden)
-        routes = _routes(topk_idx, ranks, experts)
+        routes = _routes(topk_idx, ranks, experts, self.rank)
         is_active, written = self._mask(active_ranks)
 
+        own, runs = returned(x, layout_range.cpu())
+        messages = [
+            Message([(own, *run) for run in of_rank if run[1]] if active and rank != self.rank else [])
+            for rank, (active, of_rank) in enumerate(zip(is_active, runs, strict=True))
+        ]
         pairs = routes.pairs()
         space = [pairs[rank] if is_active[rank] else None for rank in range(ranks)]
-        receive = self._start(returned(x, layout_range.cpu(), is_active), space, 2 * hidden, timeout_us)
+        receive = self._start(messages, space, 2 * hidden, timeout_us)
 
         def finish() -> None:
             received = receive()
@@ -203,11 +209,13 @@ class Buffer:
                 # A rank that has left this one out sends no rows.
                 if part is not None and part[1] == 2 * hidden * pairs[rank]:
                     firsts[rank] = part[0]
-                elif is_active[rank] and written is not None:
+                elif rank != self.rank and is_active[rank] and written is not None:
                     written[rank] = 0
+            split = received.rows.size(0)
+            own_firsts = [split + first for first, _ in runs[self.rank]] if is_active[self.rank] else None
             row_of = torch.empty(topk_idx.shape, dtype=torch.int64)
-            routes.rows(firsts, _span(row_of))
-            add_up(received.rows, row_of, topk_weights, out)
+            routes.rows(firsts, own_firsts, _span(row_of))
+            add_up(received.rows, own, row_of, topk_weights, out)
 
         event, hook = self._settle(finish, async_finish, return_recv_hook, (x, topk_idx, topk_weights, layout_range, out))
         return out, event, hook
@@ -248,10 +256,11 @@ class Buffer:
         return [bool(one) for one in active_ranks.tolist()], active_ranks
 
     def _start(self, messages: Sequence[Message], space: Sequence[int | None], width: int, timeout_us: int) -> Any:
-        """Starts an exchange. At most the one before is in progress."""
+        """Starts an exchange with the other ranks. At most the one before is in progress."""
         self._finish(1)
         if self._link is None:
             raise RuntimeError("cannot use buffer: it is not connected; call connect")
+        space = [None if rank == self.rank else one for rank, one in enumerate(space)]
         return self._link.exchange(messages, space, width, None if timeout_us < 0 else timeout_us / 1e6)
 
     def _finish(self, left: int) -> None:
@@ -273,10 +282,10 @@ class Buffer:
         return EventOverlap(EventHandle._of(pending) if async_finish else None, kept), pending if return_recv_hook else None
 
 
-def _routes(topk_idx: Any, ranks: int, experts: int) -> _mooncake.ExpertRoutes:
+def _routes(topk_idx: Any, ranks: int, experts: int, own: int) -> _mooncake.ExpertRoutes:
     topk = topk_idx.cpu()
     try:
-        return _mooncake.ExpertRoutes(_span(topk), topk.size(1), ranks, experts)
+        return _mooncake.ExpertRoutes(_span(topk), topk.size(1), ranks, experts, own)
     except RuntimeError as error:
         raise AssertionError(str(error)) from None
 

@@ -4,7 +4,7 @@
 use std::num::NonZero;
 
 use mooncake_core::{Error, Result};
-use mooncake_pg::experts::{Layout, Part, Routes, Sizes, add_up, quantize};
+use mooncake_pg::experts::{Layout, Part, Routes, Rows, Sizes, add_up, quantize};
 use pyo3::prelude::*;
 
 use super::arguments::Span;
@@ -104,8 +104,15 @@ pub(super) struct ExpertRoutes {
 #[pymethods]
 impl ExpertRoutes {
     #[new]
-    fn new(py: Python<'_>, topk: Span, choices: usize, ranks: usize, experts: usize) -> PyResult<Self> {
-        Ok(Self { routes: run(py, || Routes::new(input(topk)?, choices, ranks, experts))? })
+    fn new(
+        py: Python<'_>,
+        topk: Span,
+        choices: usize,
+        ranks: usize,
+        experts: usize,
+        own: usize,
+    ) -> PyResult<Self> {
+        Ok(Self { routes: run(py, || Routes::new(input(topk)?, choices, ranks, experts, own))? })
     }
 
     /// Returns the number of pairs of each rank.
@@ -131,10 +138,16 @@ impl ExpertRoutes {
         Ok(runs.into_iter().map(|of_one| of_one.iter().map(|run| (run.first, run.count)).collect()).collect())
     }
 
-    /// Writes for each choice the row of its pair, or -1, if the pairs of each rank lie one after
-    /// the other from the row in `firsts` on.
-    fn rows(&self, py: Python<'_>, firsts: Vec<Option<usize>>, rows: Span) -> PyResult<()> {
-        run(py, || self.routes.rows(&firsts, output(rows)?))
+    /// Writes for each choice the row of its pair, or -1. The pairs of another rank lie one after
+    /// the other from its row in `firsts` on, and those of each own expert from its row in `own` on.
+    fn rows(
+        &self,
+        py: Python<'_>,
+        firsts: Vec<Option<usize>>,
+        own: Option<Vec<usize>>,
+        rows: Span,
+    ) -> PyResult<()> {
+        run(py, || self.routes.rows(&firsts, own.as_deref(), output(rows)?))
     }
 }
 
@@ -146,19 +159,25 @@ pub(super) struct ExpertLayout {
 
 #[pymethods]
 impl ExpertLayout {
-    /// Reads the messages of the ranks: the first row and the length of each, and the largest
-    /// number of rows.
+    /// Reads the messages of the other ranks: the first row and the length of each, and the largest
+    /// number of rows. Takes the own tokens by the routes.
     #[new]
     fn new(
         py: Python<'_>,
         sizes: &ExpertSizes,
-        memory: Span,
+        routes: &ExpertRoutes,
+        received: Span,
+        own: Span,
         parts: Vec<Option<(usize, u64)>>,
         space: Vec<Option<usize>>,
     ) -> PyResult<Self> {
         let parts: Vec<_> =
             parts.into_iter().map(|part| part.map(|(first, len)| Part { first, len })).collect();
-        Ok(Self { layout: run(py, || Layout::read(sizes.sizes, input(memory)?, &parts, &space))? })
+        let layout = run(py, || {
+            let rows = Rows::new(sizes.sizes.width(), input(received)?, input(own)?)?;
+            Layout::read(sizes.sizes, &routes.routes, rows, &parts, &space)
+        });
+        Ok(Self { layout: layout? })
     }
 
     /// Returns the ranks whose message is missing.
@@ -171,7 +190,7 @@ impl ExpertLayout {
         self.layout.counts()
     }
 
-    /// Returns the row of each token in the memory of the messages.
+    /// Returns the row of each token: a received one, or after all of them an own one.
     fn rows(&self) -> Vec<usize> {
         self.layout.rows().collect()
     }
@@ -186,28 +205,37 @@ impl ExpertLayout {
     fn place(
         &self,
         py: Python<'_>,
-        memory: Span,
+        received: Span,
+        own: Span,
         elements: Span,
         scales: Span,
         threads: usize,
     ) -> PyResult<()> {
         let threads = self::threads(threads);
-        run(py, || self.layout.place(input(memory)?, output(elements)?, output(scales)?, threads))
+        run(py, || {
+            let rows = Rows::new(self.layout.width(), input(received)?, input(own)?)?;
+            self.layout.place(rows, output(elements)?, output(scales)?, threads)
+        })
     }
 }
 
-/// Adds up rows of `bfloat16` for each token, with a row and a weight for each of its choices. A
-/// negative row stands for none.
+/// Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for each of
+/// its choices. A negative row stands for none.
 #[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one call is one sum")]
 pub(super) fn add_up_rows(
     py: Python<'_>,
-    memory: Span,
+    width: usize,
+    received: Span,
+    own: Span,
     rows: Span,
     weights: Span,
-    tokens: usize,
     out: Span,
     threads: usize,
 ) -> PyResult<()> {
     let threads = self::threads(threads);
-    run(py, || add_up(input(memory)?, input(rows)?, input(weights)?, tokens, output(out)?, threads))
+    run(py, || {
+        let memory = Rows::new(width, input(received)?, input(own)?)?;
+        add_up(memory, input(rows)?, input(weights)?, output(out)?, threads)
+    })
 }
