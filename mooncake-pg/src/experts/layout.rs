@@ -198,7 +198,7 @@ impl Layout {
                 let (own, others) = std::mem::take(&mut elements).split_at_mut(number * of_expert);
                 let (own_scales, other_scales) = std::mem::take(&mut scales).split_at_mut(number * of_scales);
                 (counts, tokens, elements, scales) = (other_counts, other_tokens, others, other_scales);
-                let work = move || self.copy(rows, own_counts, own_tokens, own, own_scales);
+                let mut work = move || self.copy(rows, own_counts, own_tokens, own, own_scales);
                 if threads == 1 {
                     work();
                 } else {
