@@ -24,6 +24,8 @@ SIZE = 3
 RECOVERY = 5.0
 # Steps after a rank has joined.
 FURTHER = 40
+# Failed steps of one rank.
+MOST_FAILURES = 5
 
 
 def network(seed: int) -> Any:
@@ -181,6 +183,27 @@ class Step:
     loss: float
 
 
+# Number of groups that this rank has made.
+MADE = 0
+
+
+def make_group(members: Sequence[int]) -> Any:
+    """Makes a group. Only its members call this."""
+    global MADE
+    MADE += 1
+    return dist.new_group(list(members), use_local_synchronization=True)
+
+
+def level() -> None:
+    """Makes groups until all ranks have made as many. Torch names a group by the number of those
+    before, and a rank that has joined has made none.
+    """
+    most = torch.tensor([MADE])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    while most.item() > MADE:
+        dist.destroy_process_group(make_group([dist.get_rank()]))
+
+
 class Fsdp:
     """Training with FSDP2 among some ranks, in a group of their own."""
 
@@ -190,9 +213,10 @@ class Fsdp:
         from torch.distributed.fsdp import fully_shard
 
         self.members = members
-        self.group = dist.new_group(list(members), use_local_synchronization=True)
+        self.group = make_group(members)
         try:
-            mesh = DeviceMesh.from_group(self.group, "cpu")
+            # Torch keeps meshes, and takes one with the same ranks and names for the same.
+            mesh = DeviceMesh.from_group(self.group, "cpu", mesh_dim_names=(f"group{MADE}",))
             self.model = network(7)
             fully_shard(self.model[0], mesh=mesh)
             fully_shard(self.model, mesh=mesh)
@@ -265,7 +289,7 @@ def train_fsdp(
     from mooncake import pg
 
     world, log, slowest, begin = dist.group.WORLD, [], 0.0, time.monotonic()
-    members, training = active(), None
+    members, training, failures = active(), None, 0
     while good is None or end is None or good.step < end:
         loss, state, is_good = 0.0, None, False
         try:
@@ -277,6 +301,9 @@ def train_fsdp(
             is_good = True
         except Exception as error:
             note(f"step failed: {error!r}"[:200])
+            failures += 1
+            if failures > MOST_FAILURES:
+                raise
             # Ranks that wait for this one in the step go on without it.
             if training is not None:
                 training.close()
@@ -289,8 +316,10 @@ def train_fsdp(
         if all(told[rank] and told[SIZE + rank] for rank in members):
             assert state is not None
             good = state
+            if log:
+                # The first step imports modules.
+                slowest = max(slowest, time.monotonic() - begin)
             log.append(Step(good.step - 1, members, told[-2].item() / len(members)))
-            slowest = max(slowest, time.monotonic() - begin)
             begin = time.monotonic()
         elif training is not None:
             training.close()
@@ -314,7 +343,8 @@ def train_fsdp(
 
 
 def received(good: Good | None) -> Good | None:
-    """Returns the state of rank 0."""
+    """Returns the state of rank 0. All ranks call this before they make a group again."""
+    level()
     given = [good]
     dist.broadcast_object_list(given, 0)
     return given[0]
