@@ -280,7 +280,7 @@ class Fault:
 
 
 def train_fsdp(
-    good: Good | None, end: int | None, joiner: int | None, fault: Fault | None = None
+    good: Good | None, end: int | None, fault: Fault | None = None
 ) -> tuple[list[Step], float]:
     """Trains until the step `end`, or `FURTHER` steps after a rank has joined. A step fails if
     anything goes wrong on any rank. Then all ranks that are left go back to the last good state.
@@ -307,13 +307,22 @@ def train_fsdp(
             # Ranks that wait for this one in the step go on without it.
             if training is not None:
                 training.close()
-        waits = joiner is not None and joiner not in members and all(pg.get_peer_state(world, [joiner]))
-        # Who is here, whose step was good, the losses, and whether rank 0 sees the joiner.
+        others = [rank for rank in range(SIZE) if rank not in members and all(pg.get_peer_state(world, [rank]))]
+        # Who is here, whose step was good, the losses, and a rank that waits, as rank 0 sees it.
         told = torch.zeros(2 * SIZE + 2)
         told[dist.get_rank()], told[SIZE + dist.get_rank()], told[-2] = 1.0, float(is_good), loss
-        told[-1] = float(waits and dist.get_rank() == 0)
-        dist.all_reduce(told)
-        if all(told[rank] and told[SIZE + rank] for rank in members):
+        told[-1] = others[0] if others and dist.get_rank() == 0 else 0
+        try:
+            dist.all_reduce(told)
+            joiner = int(told[-1])
+        except RuntimeError as error:
+            note(f"left out: {error!r}"[:200])
+            pg.join_group(world)
+            joiner = dist.get_rank()
+        if joiner == dist.get_rank():
+            # This rank has left the others waiting.
+            pass
+        elif all(told[rank] and told[SIZE + rank] for rank in members):
             assert state is not None
             good = state
             if log:
@@ -324,9 +333,9 @@ def train_fsdp(
         elif training is not None:
             training.close()
             training = None
-        if told[-1]:
-            assert joiner is not None
-            admit(joiner)
+        if joiner:
+            if joiner != dist.get_rank():
+                admit(joiner)
             if training is not None:
                 training.close()
                 training = None
@@ -356,7 +365,7 @@ def replace_in_fsdp() -> tuple[list[Step], float]:
     pg.join_group(dist.group.WORLD)
     good = received(None)
     assert good is not None
-    return train_fsdp(good, good.step + FURTHER, None)
+    return train_fsdp(good, good.step + FURTHER)
 
 
 def repeat_with_gloo(log: list[Step]) -> list[float]:
@@ -379,12 +388,21 @@ def repeat_with_gloo(log: list[Step]) -> list[float]:
     return losses
 
 
-def check_fsdp(logs: dict[int, list[Step]]) -> None:
+def check_fsdp(results: dict[int, tuple[list[Step], float]], victim: int, fault: int) -> None:
     """Compares the logs of the ranks with each other, and with the same steps over gloo."""
-    log = logs[0]
+    log = results[0][0]
     assert [step.number for step in log] == list(range(len(log)))
-    for rank, own in logs.items():
-        assert own == log[-len(own) :], f"rank {rank}"
+    for rank, (own, _) in results.items():
+        shared = [step for step in log if rank in step.members]
+        # The process of the victim may be another one.
+        assert own == shared[-len(own) :] and len(own) >= (FURTHER if rank == victim else len(log))
+    sizes = [len(step.members) for step in log]
+    alone = sizes.count(SIZE - 1)
+    before = len(log) - alone - FURTHER
+    assert sizes == [SIZE] * before + [SIZE - 1] * alone + [SIZE] * FURTHER and before >= fault
+    slowest = max(spent for rank, (_, spent) in results.items() if rank != victim)
+    print(f"before={before} alone={alone} slowest step {slowest:.2f} s")
+    assert slowest < RECOVERY
     with World(SIZE, backend="gloo") as world:
         for losses in world.all(repeat_with_gloo, log):
             assert losses == pytest.approx([step.loss for step in log], rel=1e-4)
@@ -396,33 +414,21 @@ def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     with World(SIZE) as world:
         for rank in range(SIZE):
             fault = Fault(death, False, delay) if rank == victim else None
-            world.ranks[rank].begin(train_fsdp, None, None, victim, fault)
+            world.ranks[rank].begin(train_fsdp, None, None, fault)
         world.ranks.pop(victim).process.join(120)
         world.start([victim])
         world.initialize([victim], options={"is_extension": True})
         world.ranks[victim].begin(replace_in_fsdp)
         results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
-    survivors, whole_world = [rank for rank in range(SIZE) if rank != victim], tuple(range(SIZE))
-    log = results[0][0]
-    sizes = [len(step.members) for step in log]
-    alone = sizes.count(SIZE - 1)
-    before = len(log) - alone - FURTHER
-    assert all(step.members in (whole_world, tuple(survivors)) for step in log)
-    assert sizes == [SIZE] * before + [SIZE - 1] * alone + [SIZE] * FURTHER
-    assert alone > 0 and before >= death and len(results[victim][0]) == FURTHER
-    slowest = max(results[rank][1] for rank in survivors)
-    print(f"before={before} alone={alone} slowest step {slowest:.2f} s")
-    assert slowest < RECOVERY
-    check_fsdp({rank: one for rank, (one, _) in results.items()})
+    check_fsdp(results, victim, death)
 
 
-def test_fsdp2_repeats_a_step_that_fails_on_one_rank() -> None:
-    steps, victim, at = 30, random.randrange(SIZE), random.randrange(2, 25)
+def test_fsdp2_goes_on_when_a_step_fails_on_one_rank() -> None:
+    """The others leave that rank out, because it leaves them in the middle of a step. It joins."""
+    victim, at = random.randrange(1, SIZE), random.randrange(2, 60)
     print(f"victim={victim} at={at}")
     with World(SIZE) as world:
         for rank in range(SIZE):
-            world.ranks[rank].begin(train_fsdp, None, steps, None, Fault(at, True, 0) if rank == victim else None)
-        logs = {rank: world.ranks[rank].result()[0] for rank in range(SIZE)}
-    assert all(step.members == tuple(range(SIZE)) for step in logs[0])
-    assert len(logs[0]) == steps
-    check_fsdp(logs)
+            world.ranks[rank].begin(train_fsdp, None, None, Fault(at, True, 0) if rank == victim else None)
+        results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
+    check_fsdp(results, victim, at)

@@ -58,7 +58,8 @@ fn quantize_token(token: &[u8], (elements, scales): (&mut [u8], &mut [u8])) {
         let most = values.iter().fold(0, |most: i16, value| most.max(i16::from_ne_bytes(*value) & i16::MAX));
         let most = f32::from_bits(u32::from(most.cast_unsigned()) << 16);
         let most = if most < LEAST { LEAST } else { most };
-        let factor = GREATEST / most;
+        // As torch divides a number by a tensor.
+        let factor = most.recip() * GREATEST;
         for (element, value) in elements.iter_mut().zip(values) {
             // No product exceeds the greatest element after rounding.
             *element = to_e4m3fn(f32::from_bits(u32::from(u16::from_ne_bytes(*value)) << 16) * factor);
