@@ -252,12 +252,6 @@ def whole() -> Any:
     return StateDictOptions(full_state_dict=True)
 
 
-def active() -> tuple[int, ...]:
-    from mooncake import pg
-
-    return tuple(pg.get_active_ranks(dist.group.WORLD).nonzero().flatten().tolist())
-
-
 class Fault:
     """Raises an error in a step of this rank, once, or ends its process."""
 
@@ -280,7 +274,7 @@ class Fault:
 
 
 def train_fsdp(
-    good: Good | None, end: int | None, fault: Fault | None = None
+    good: Good | None, members: tuple[int, ...], end: int | None, fault: Fault | None = None
 ) -> tuple[list[Step], float]:
     """Trains until the step `end`, or `FURTHER` steps after a rank has joined. A step fails if
     anything goes wrong on any rank. Then all ranks that are left go back to the last good state.
@@ -289,7 +283,7 @@ def train_fsdp(
     from mooncake import pg
 
     world, log, slowest, begin = dist.group.WORLD, [], 0.0, time.monotonic()
-    members, training, failures = active(), None, 0
+    training, failures = None, 0
     while good is None or end is None or good.step < end:
         loss, state, is_good = 0.0, None, False
         try:
@@ -308,21 +302,20 @@ def train_fsdp(
             if training is not None:
                 training.close()
         others = [rank for rank in range(SIZE) if rank not in members and all(pg.get_peer_state(world, [rank]))]
-        # Who is here, whose step was good, the losses, and a rank that waits, as rank 0 sees it.
+        # Who is here, whose step was good, the losses, and a rank that waits, as rank 0 sees it; 0
+        # stands for none.
         told = torch.zeros(2 * SIZE + 2)
         told[dist.get_rank()], told[SIZE + dist.get_rank()], told[-2] = 1.0, float(is_good), loss
         told[-1] = others[0] if others and dist.get_rank() == 0 else 0
         try:
             dist.all_reduce(told)
-            joiner = int(told[-1])
+            # All ranks have the same list, other than that of the active ranks, which may change.
+            here, joiner = tuple(told[:SIZE].nonzero().flatten().tolist()), int(told[-1])
         except RuntimeError as error:
             note(f"left out: {error!r}"[:200])
             pg.join_group(world)
-            joiner = dist.get_rank()
-        if joiner == dist.get_rank():
-            # This rank has left the others waiting.
-            pass
-        elif all(told[rank] and told[SIZE + rank] for rank in members):
+            here, joiner = (), dist.get_rank()
+        if here and all(told[rank] and told[SIZE + rank] for rank in members):
             assert state is not None
             good = state
             if log:
@@ -339,11 +332,10 @@ def train_fsdp(
             if training is not None:
                 training.close()
                 training = None
-            good = received(good)
-            assert good is not None
+            good, here = received(good, tuple(sorted({*here, joiner})))
             end = good.step + FURTHER
             begin = time.monotonic()
-        members = active()
+        members = here
     if training is not None:
         # No rank waits for data of this one any more.
         dist.barrier()
@@ -351,10 +343,12 @@ def train_fsdp(
     return log, slowest
 
 
-def received(good: Good | None) -> Good | None:
-    """Returns the state of rank 0. All ranks call this before they make a group again."""
+def received(good: Good | None, members: tuple[int, ...]) -> Any:
+    """Returns the state and the ranks of rank 0. All ranks call this before they make a group
+    again.
+    """
     level()
-    given = [good]
+    given = [(good, members)]
     dist.broadcast_object_list(given, 0)
     return given[0]
 
@@ -363,9 +357,8 @@ def replace_in_fsdp() -> tuple[list[Step], float]:
     from mooncake import pg
 
     pg.join_group(dist.group.WORLD)
-    good = received(None)
-    assert good is not None
-    return train_fsdp(good, good.step + FURTHER)
+    good, members = received(None, ())
+    return train_fsdp(good, members, good.step + FURTHER)
 
 
 def repeat_with_gloo(log: list[Step]) -> list[float]:
@@ -376,7 +369,7 @@ def repeat_with_gloo(log: list[Step]) -> list[float]:
             if training is not None:
                 training.close()
             members, training = step.members, None
-            good = received(good)
+            good, _ = received(good, members)
             if dist.get_rank() in members:
                 training = Fsdp(members, good)
         told = torch.zeros(1)
@@ -414,7 +407,7 @@ def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     with World(SIZE) as world:
         for rank in range(SIZE):
             fault = Fault(death, False, delay) if rank == victim else None
-            world.ranks[rank].begin(train_fsdp, None, None, fault)
+            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, fault)
         world.ranks.pop(victim).process.join(120)
         world.start([victim])
         world.initialize([victim], options={"is_extension": True})
@@ -429,6 +422,7 @@ def test_fsdp2_goes_on_when_a_step_fails_on_one_rank() -> None:
     print(f"victim={victim} at={at}")
     with World(SIZE) as world:
         for rank in range(SIZE):
-            world.ranks[rank].begin(train_fsdp, None, None, Fault(at, True, 0) if rank == victim else None)
+            fault = Fault(at, True, 0) if rank == victim else None
+            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, fault)
         results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
     check_fsdp(results, victim, at)
