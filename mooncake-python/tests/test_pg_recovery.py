@@ -278,11 +278,11 @@ def train_fsdp(
 ) -> tuple[list[Step], float]:
     """Trains until the step `end`, or `FURTHER` steps after a rank has joined. A step fails if
     anything goes wrong on any rank. Then all ranks that are left go back to the last good state.
-    Returns the log, and the longest time between two good steps in which no rank joined.
+    Returns the log, and the longest time from the failure of a step to the next good one.
     """
     from mooncake import pg
 
-    world, log, slowest, begin = dist.group.WORLD, [], 0.0, time.monotonic()
+    world, log, slowest, failed = dist.group.WORLD, [], 0.0, None
     training, failures = None, 0
     while good is None or end is None or good.step < end:
         loss, state, is_good = 0.0, None, False
@@ -295,6 +295,7 @@ def train_fsdp(
             is_good = True
         except Exception as error:
             note(f"step failed: {error!r}"[:200])
+            failed = failed or time.monotonic()
             failures += 1
             if failures > MOST_FAILURES:
                 raise
@@ -318,12 +319,12 @@ def train_fsdp(
         if here and all(told[rank] and told[SIZE + rank] for rank in members):
             assert state is not None
             good = state
-            if log:
-                # The first step imports modules.
-                slowest = max(slowest, time.monotonic() - begin)
             log.append(Step(good.step - 1, members, told[-2].item() / len(members)))
-            begin = time.monotonic()
+            if failed is not None:
+                slowest = max(slowest, time.monotonic() - failed)
+                failed = None
         elif training is not None:
+            failed = failed or time.monotonic()
             training.close()
             training = None
         if joiner:
@@ -333,8 +334,7 @@ def train_fsdp(
                 training.close()
                 training = None
             good, here = received(good, tuple(sorted({*here, joiner})))
-            end = good.step + FURTHER
-            begin = time.monotonic()
+            end, failed = good.step + FURTHER, None
         members = here
     if training is not None:
         # No rank waits for data of this one any more.
