@@ -94,7 +94,10 @@ fn sorted(mut misses: Misses) -> Misses {
 pub(super) fn line(misses: &[(String, u64)]) -> String {
     let sum = misses.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
     let causes = misses.iter().take(SHOWN).map(|(cause, count)| {
-        let words = MissCause::named(cause).map_or(cause.as_str(), words);
+        let words = match MissCause::named(cause) {
+            Some(known) => words(known),
+            None => cause,
+        };
         format!("{} {words}", percent(*count, sum))
     });
     let causes: Vec<_> = causes.collect();
