@@ -48,8 +48,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Figures of one run: ns of an insert, a touch and an evict, and bytes for each slot.
-type Figures = [f64; 4];
+/// Measurements of one run: ns of an insert, a touch and an evict, and bytes for each slot.
+type Measurements = [f64; 4];
 
 fn main() {
     let quick = std::env::args().any(|arg| arg == "--quick");
@@ -61,13 +61,14 @@ fn main() {
     );
     for slots in [10_000, 1_000_000] {
         for (refused, pinned) in [("none", 0), ("1 in 100", 100)] {
-            let mut runs: Vec<Vec<Figures>> = vec![Vec::new(); PolicyKind::ALL.len()];
+            let mut runs: Vec<Vec<Measurements>> = vec![Vec::new(); PolicyKind::ALL.len()];
             for turn in 0..turns {
                 for (kind, runs) in PolicyKind::ALL.iter().zip(&mut runs) {
                     runs.push(run(*kind, slots, batches, pinned, turn));
                 }
             }
-            let medians = |runs: &Vec<Figures>| [0, 1, 2, 3].map(|at| median(runs.iter().map(|run| run[at])));
+            let medians =
+                |runs: &Vec<Measurements>| [0, 1, 2, 3].map(|at| median(runs.iter().map(|run| run[at])));
             let lru = PolicyKind::ALL.iter().position(|kind| *kind == PolicyKind::Lru);
             let of_lru = lru.map_or(f64::NAN, |lru| medians(&runs[lru])[1]);
             for (kind, runs) in PolicyKind::ALL.iter().zip(&runs) {
@@ -85,7 +86,7 @@ fn main() {
 const BATCH: usize = 500;
 
 /// Runs a policy. Every `pinned`th slot is always refused, none if 0.
-fn run(kind: PolicyKind, slots: u32, batches: usize, pinned: u32, seed: u64) -> Figures {
+fn run(kind: PolicyKind, slots: u32, batches: usize, pinned: u32, seed: u64) -> Measurements {
     let mut rng = Rng::seeded(seed);
     let before = HELD.load(Relaxed);
     let mut policy = BuiltinPolicy::new(slots as usize, &kind.into());

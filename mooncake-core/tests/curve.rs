@@ -2,6 +2,7 @@
 
 // Miri would take hours, and there is no unsafe code here to check.
 #![cfg(not(miri))]
+#![allow(clippy::print_stdout, reason = "the estimates are looked at, too")]
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -188,7 +188,7 @@ MADE = 0
 
 
 def make_group(members: Sequence[int]) -> Any:
-    """Makes a group. Only its members call this."""
+    """Makes a group. Only its ranks call this."""
     global MADE
     MADE += 1
     return dist.new_group(list(members), use_local_synchronization=True)
@@ -303,8 +303,8 @@ def train_fsdp(
             if training is not None:
                 training.close()
         others = [rank for rank in range(SIZE) if rank not in members and all(pg.get_peer_state(world, [rank]))]
-        # Who is here, whose step was good, the losses, and a rank that waits, as rank 0 sees it; 0
-        # stands for none.
+        # Ranks that are here, ranks whose step was good, the losses, and a rank that waits, as rank
+        # 0 sees it; 0 stands for none.
         told = torch.zeros(2 * SIZE + 2)
         told[dist.get_rank()], told[SIZE + dist.get_rank()], told[-2] = 1.0, float(is_good), loss
         told[-1] = others[0] if others and dist.get_rank() == 0 else 0

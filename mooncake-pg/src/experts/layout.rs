@@ -46,9 +46,9 @@ fn malformed(rank: usize) -> Error {
 }
 
 impl Layout {
-    /// Reads the messages of the other ranks in `rows`, and takes the own tokens by `routes`. An own
-    /// row has the index of its token. `space` has the largest number of rows of each message, or
-    /// `None` for a rank from which no tokens are wanted.
+    /// Reads the messages of the other ranks in `rows`, and takes the own tokens by `routes`. An
+    /// own row has the index of its token. `space` has the largest number of rows of each message,
+    /// or `None` for a rank from which no tokens are wanted.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if a rank has other sizes, or a message is malformed.

@@ -163,9 +163,9 @@ impl Routes {
         runs
     }
 
-    /// Writes for each choice the row of its pair. The pairs of another rank lie one after the other
-    /// from its row in `firsts` on, and those of each expert of this rank from its row in `own` on.
-    /// -1 stands for no expert, and for an expert of a rank without rows.
+    /// Writes for each choice the row of its pair. The pairs of another rank lie one after the
+    /// other from its row in `firsts` on, and those of each expert of this rank from its row in
+    /// `own` on. -1 stands for no expert, and for an expert of a rank without rows.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if a length does not fit.

@@ -34,7 +34,11 @@ pub fn add_up(
     let choices = rows.len() / tokens;
     let is_whole = out.len() == width * tokens && rows.len() == choices * tokens;
     let is_there = |row: &i64| *row < 0 || usize::try_from(*row).is_ok_and(|row| row < memory.count());
-    if !is_whole || rows.len() != weights.len() || width % ELEMENT != 0 || !rows.iter().all(is_there) {
+    if !is_whole
+        || rows.len() != weights.len()
+        || !width.is_multiple_of(ELEMENT)
+        || !rows.iter().all(is_there)
+    {
         return Err(Error::invalid("cannot combine: the lengths of the arguments do not fit"));
     }
     if choices == 0 {

@@ -98,7 +98,7 @@ impl World {
     }
 }
 
-/// What a rank has before it reads the layout.
+/// State of a rank before it reads the layout.
 struct Received {
     routes: Routes,
     memory: Vec<u8>,

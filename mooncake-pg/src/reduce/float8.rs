@@ -84,8 +84,8 @@ impl Layout {
     }
 }
 
-/// Encodes a value as [`E4M3FN`] does. Written without a branch, so that it vectorises. Not a number
-/// keeps its sign, as in torch.
+/// Encodes a value as [`E4M3FN`] does. Written without a branch, so that it vectorises. Not a
+/// number keeps its sign, as in torch.
 pub(crate) fn to_e4m3fn(value: f32) -> u8 {
     let bits = value.to_bits();
     let (sign, magnitude) = (bits >> 24 & 0x80, bits & 0x7fff_ffff);

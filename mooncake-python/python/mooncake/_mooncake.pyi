@@ -1049,6 +1049,6 @@ class ExpertLayout:
 def add_up_rows(
     width: int, received: _Span, own: _Span, rows: _Span, weights: _Span, out: _Span, threads: int
 ) -> None:
-    """Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for each
-    of its choices. A negative row stands for none.
+    """Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for
+    each of its choices. A negative row stands for none.
     """

@@ -139,7 +139,8 @@ impl ExpertRoutes {
     }
 
     /// Writes for each choice the row of its pair, or -1. The pairs of another rank lie one after
-    /// the other from its row in `firsts` on, and those of each own expert from its row in `own` on.
+    /// the other from its row in `firsts` on, and those of each own expert from its row in `own`
+    /// on.
     fn rows(
         &self,
         py: Python<'_>,
@@ -219,8 +220,8 @@ impl ExpertLayout {
     }
 }
 
-/// Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for each of
-/// its choices. A negative row stands for none.
+/// Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for each
+/// of its choices. A negative row stands for none.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "one call is one sum")]
 pub(super) fn add_up_rows(

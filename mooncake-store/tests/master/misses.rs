@@ -109,7 +109,7 @@ impl Tried {
         let of = move |why: Option<MissCause>| {
             move |at: Key| match why {
                 Some(why) => vec![why],
-                // Which object of a group was the first is not visible.
+                // The first object of a group is not visible.
                 None => [
                     Some(MissCause::Evicted),
                     grouped.contains(&at).then_some(MissCause::EvictedWithGroup),

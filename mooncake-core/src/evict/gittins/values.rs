@@ -83,8 +83,8 @@ pub(super) const YOUNG_MARGIN: f32 = 0.98;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Values {
     classes: [[f32; BUCKETS]; CLASSES],
-    /// First bucket of each class whose value is above an earlier one by the margin; beyond the last
-    /// one if there is none.
+    /// First bucket of each class whose value is above an earlier one by the margin; beyond the
+    /// last one if there is none.
     rises_at: [u8; CLASSES],
 }
 

@@ -14,7 +14,7 @@ pub(super) struct ReadCall {
     found: usize,
 }
 
-/// What is known of a key from the call that contains it.
+/// Hash and chain of a key, known from the call that contains it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeyInCall<'c> {
     chain: Option<(&'c Batch, usize)>,

@@ -34,8 +34,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Counts the keys that a call did not look up, because it ended at the first miss.
     pub(super) fn count_rest(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
-        for at in call.found() + 1..keys.len() {
-            let Ok(key) = self.scoped(tenant, keys[at]) else {
+        for (at, key) in keys.iter().enumerate().skip(call.found() + 1) {
+            let Ok(key) = self.scoped(tenant, key) else {
                 self.space().counters.missed_without_tenant();
                 continue;
             };

@@ -37,7 +37,7 @@ impl Departed {
     /// Remembers why an object has left a shard that holds `held` others.
     pub(crate) fn remember(&mut self, hash: u64, cause: MissCause, held: usize) {
         let number = cause as u32;
-        debug_assert!((1..1 << CAUSE_BITS).contains(&number), "{cause:?} is no departure");
+        debug_assert!((1..1 << CAUSE_BITS).contains(&number), "{cause:?} is not a departure");
         let limit = held.saturating_mul(PER_OBJECT).max(FEWEST);
         // Growth in steps of an eighth takes a constant time for each departure.
         if limit.saturating_mul(8) > self.sets.len() * WAYS * 9 || self.sets.is_empty() {

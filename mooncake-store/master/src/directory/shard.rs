@@ -334,8 +334,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         Some(write)
     }
 
-    /// Removes the object if it has neither value nor write nor disk replica. `why` is remembered for
-    /// those who miss it.
+    /// Removes the object if it has neither value nor write nor disk replica. Later misses of the
+    /// key have the cause `why`.
     pub(crate) fn remove_if_empty(&mut self, slot: SlotId, why: MissCause) {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() && object.disk().is_none() {

@@ -8,7 +8,6 @@ use mooncake_core::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
 use super::args::To;
-use super::misses::untold;
 
 /// Default port of the admin endpoints.
 const ADMIN_PORT: u16 = 9003;
@@ -242,6 +241,11 @@ fn sums(text: &str) -> BTreeMap<String, f64> {
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+/// Returns the error for a master that does not tell why a key is missing.
+fn untold(error: Error) -> Error {
+    error.context("cannot explain a key: the master does not tell (Mooncake C++ and earlier versions)")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mooncake_core::{Error, Result};
+use mooncake_core::Result;
 use serde_json::json;
 
 use super::admin::Admin;
@@ -117,11 +117,6 @@ fn words(cause: MissCause) -> &'static str {
         MissCause::BehindGap => "behind a gap",
         MissCause::Unreadable => "unreadable",
     }
-}
-
-/// Returns the error for a master that does not tell why a key is missing.
-pub(super) fn untold(error: Error) -> Error {
-    error.context("cannot explain a key: the master does not tell (Mooncake C++ and earlier versions)")
 }
 
 #[cfg(test)]
