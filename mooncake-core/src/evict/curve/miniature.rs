@@ -22,7 +22,7 @@ pub(super) struct Miniature<P> {
     slots: HashTable<u32>,
     objects: Vec<MiniatureObject>,
     free: Vec<SlotId>,
-    used: u64,
+    used: u128,
 }
 
 impl<P: MergeableOrder> Miniature<P> {
@@ -48,7 +48,7 @@ impl<P: MergeableOrder> Miniature<P> {
         if let Some(slot) = self.find(one.hash) {
             self.policy.touch_at(slot, &one.place);
             let before = std::mem::replace(&mut self.objects[slot.index()].bytes, one.bytes);
-            self.used = self.used - before + one.bytes;
+            self.used = self.used - u128::from(before) + u128::from(one.bytes);
             self.shrink_to(memory);
             return true;
         }
@@ -73,14 +73,14 @@ impl<P: MergeableOrder> Miniature<P> {
         };
         let objects = &self.objects;
         self.slots.insert_unique(one.hash, slot.0, |&slot| objects[slot as usize].hash);
-        self.used += one.bytes;
+        self.used += u128::from(one.bytes);
         self.policy.insert_at(slot, one.bytes, one.hash, &one.place);
         self.change_children(one.place.parent, true);
     }
 
     /// Evicts until at most so many bytes are in use.
     pub(super) fn shrink_to(&mut self, memory: u64) {
-        while self.used > memory {
+        while self.used > u128::from(memory) {
             let Some(slot) = self.policy.evict(&mut |_| true) else { return };
             let parent = self.policy.parent(slot);
             self.free_slot(slot);
@@ -113,7 +113,7 @@ impl<P: MergeableOrder> Miniature<P> {
         let MiniatureObject { hash, bytes } = self.objects[slot.index()];
         if let Ok(entry) = self.slots.find_entry(hash, |&other| other == slot.0) {
             entry.remove();
-            self.used -= bytes;
+            self.used -= u128::from(bytes);
             self.free.push(slot);
         }
     }

@@ -192,6 +192,20 @@ mod tests {
     }
 
     #[test]
+    fn objects_may_be_as_large_as_numbers_can_say() {
+        let feed = UseFeed::new();
+        let mut curve = curve(&feed, u64::MAX, 100);
+        // The first object grows in place, beside the second one.
+        for (number, (hash, bytes)) in
+            [(1, 5), (2, u64::MAX / 2), (1, u64::MAX), (2, 5)].into_iter().enumerate()
+        {
+            feed.note_use(hash, &Place::numbered(number as u64), || bytes);
+        }
+        follow(&mut curve, &feed);
+        assert_eq!(curve.misses()[ACTUAL], 3.0, "the second object had to go");
+    }
+
+    #[test]
     fn lost_events_count_as_the_others() {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 40, 100);

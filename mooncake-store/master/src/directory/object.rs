@@ -169,7 +169,10 @@ impl<A: SegmentAllocator> Object<A> {
     /// Returns the bytes that the readable value takes in memory, or would take.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let on_disk = self.disk().map_or(0, |disk| disk.len);
-        let of_value = |value: &Value<A>| value.replicas.iter().map(|held| held.extent.len).sum();
+        // A registered segment may be larger than any memory, so the sum may be, too.
+        let of_value = |value: &Value<A>| {
+            value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len))
+        };
         self.value.as_ref().map_or(on_disk, of_value)
     }
 

@@ -70,10 +70,10 @@ mod tests {
         };
         let points = vec![point(0.5, 0.1), point(1.0, 0.25), point(2.0, 0.3025)];
         let curve = Curve { span_seconds: 90.0, uses: 1200, keys_for_each_sampled: 4, points };
-        let expected = "memory            found  points\n\
-                        512 B    x 0.5   10.0 %   -15.0  █████\n\
-                        1.0 KiB    x 1   25.0 %     now  ████████████▌\n\
-                        2.0 KiB    x 2   30.2 %    +5.2  ███████████████▏\n\
+        let expected = "memory           found  points\n\
+                        512 B    x 0.5  10.0 %   -15.0  █████\n\
+                        1.0 KiB    x 1  25.0 %     now  ████████████▌\n\
+                        2.0 KiB    x 2  30.2 %    +5.2  ███████████████▏\n\
                         Estimate from 1200 uses in 2 min, of one key in 4.\n";
         assert_eq!(plot(&curve), expected);
         let none = vec![CurvePoint { hit_rate: None, ..curve.points[1].clone() }];
