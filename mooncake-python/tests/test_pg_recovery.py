@@ -252,32 +252,11 @@ def whole() -> Any:
     return StateDictOptions(full_state_dict=True)
 
 
-class Fault:
-    """Raises an error in a step of this rank, once, or ends its process."""
-
-    def __init__(self, step: int, is_error: bool, delay: float) -> None:
-        self.step, self.is_error, self.delay = step, is_error, delay
-
-    def attach(self, training: Fsdp) -> None:
-        if training.number != self.step:
-            return
-        self.step = -1
-        if not self.is_error:
-            return die_soon(self.delay)
-
-        def fail(*_: Any) -> None:
-            handle.remove()
-            raise ValueError("an error of this rank only")
-
-        # The second layer fails after the others have begun to gather its parameters.
-        handle = training.model[2].register_forward_hook(fail)
-
-
 def train_fsdp(
-    good: Good | None, members: tuple[int, ...], end: int | None, fault: Fault | None = None
+    good: Good | None, members: tuple[int, ...], end: int | None, death: tuple[int, float] | None = None
 ) -> tuple[list[Step], float]:
-    """Trains until the step `end`, or `FURTHER` steps after a rank has joined. A step fails if
-    anything goes wrong on any rank. Then all ranks that are left go back to the last good state.
+    """Trains until the step `end`, or `FURTHER` steps after a rank has joined. This rank dies
+    `death[1]` seconds after the start of the step `death[0]`. A step in which a rank dies fails. Then all ranks that are left go back to the last good state.
     Returns the log, and the longest time from the failure of a step to the next good one.
     """
     from mooncake import pg
@@ -289,8 +268,8 @@ def train_fsdp(
         try:
             if training is None:
                 training = Fsdp(members, good)
-            if fault is not None:
-                fault.attach(training)
+            if death is not None and training.number == death[0]:
+                die_soon(death[1])
             loss, state = training.step()
             is_good = True
         except Exception as error:
@@ -299,7 +278,6 @@ def train_fsdp(
             failures += 1
             if failures > MOST_FAILURES:
                 raise
-            # Ranks that wait for this one in the step go on without it.
             if training is not None:
                 training.close()
         others = [rank for rank in range(SIZE) if rank not in members and all(pg.get_peer_state(world, [rank]))]
@@ -381,7 +359,7 @@ def repeat_with_gloo(log: list[Step]) -> list[float]:
     return losses
 
 
-def check_fsdp(results: dict[int, tuple[list[Step], float]], victim: int, fault: int) -> None:
+def check_fsdp(results: dict[int, tuple[list[Step], float]], victim: int, death: int) -> None:
     """Compares the logs of the ranks with each other, and with the same steps over gloo."""
     log = results[0][0]
     assert [step.number for step in log] == list(range(len(log)))
@@ -392,7 +370,7 @@ def check_fsdp(results: dict[int, tuple[list[Step], float]], victim: int, fault:
     sizes = [len(step.members) for step in log]
     alone = sizes.count(SIZE - 1)
     before = len(log) - alone - FURTHER
-    assert sizes == [SIZE] * before + [SIZE - 1] * alone + [SIZE] * FURTHER and before >= fault
+    assert sizes == [SIZE] * before + [SIZE - 1] * alone + [SIZE] * FURTHER and before >= death
     slowest = max(spent for rank, (_, spent) in results.items() if rank != victim)
     print(f"before={before} alone={alone} slowest step {slowest:.2f} s")
     assert slowest < RECOVERY
@@ -406,23 +384,11 @@ def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     print(f"victim={victim} death={death} delay={delay}")
     with World(SIZE) as world:
         for rank in range(SIZE):
-            fault = Fault(death, False, delay) if rank == victim else None
-            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, fault)
+            mine = (death, delay) if rank == victim else None
+            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, mine)
         world.ranks.pop(victim).process.join(120)
         world.start([victim])
         world.initialize([victim], options={"is_extension": True})
         world.ranks[victim].begin(replace_in_fsdp)
         results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
     check_fsdp(results, victim, death)
-
-
-def test_fsdp2_goes_on_when_a_step_fails_on_one_rank() -> None:
-    """The others leave that rank out, because it leaves them in the middle of a step. It joins."""
-    victim, at = random.randrange(1, SIZE), random.randrange(2, 60)
-    print(f"victim={victim} at={at}")
-    with World(SIZE) as world:
-        for rank in range(SIZE):
-            fault = Fault(at, True, 0) if rank == victim else None
-            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, fault)
-        results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
-    check_fsdp(results, victim, at)

@@ -82,8 +82,8 @@ def add_up(received: Any, own: Any, row_of: Any, weights: Any, out: Any) -> None
     In `row_of`, -1 stands for no row, and own rows come after the received ones.
     """
     if out.device.type == "cpu":
-        given = (_span(one) for one in (received, own, row_of, weights, out))
-        _mooncake.add_up_rows(2 * out.size(1), *given, torch.get_num_threads())
+        spans = _span(received), _span(own), _span(row_of), _span(weights), _span(out)
+        _mooncake.add_up_rows(2 * out.size(1), *spans, torch.get_num_threads())
         return
     rows, row_of = torch.cat((received, own)).view(torch.bfloat16).to(out.device), row_of.to(out.device)
     total = torch.zeros(out.shape, device=out.device)
