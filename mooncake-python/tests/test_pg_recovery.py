@@ -256,7 +256,9 @@ def train_fsdp(
     good: Good | None, members: tuple[int, ...], end: int | None, death: tuple[int, float] | None = None
 ) -> tuple[list[Step], float]:
     """Trains until the step `end`, or `FURTHER` steps after a rank has joined. This rank dies
-    `death[1]` seconds after the start of the step `death[0]`. A step in which a rank dies fails. Then all ranks that are left go back to the last good state.
+    `death[1]` seconds after the start of the step `death[0]`. A step in which a rank dies fails.
+    Then all ranks that are left go back to the last good state.
+
     Returns the log, and the longest time from the failure of a step to the next good one.
     """
     from mooncake import pg
