@@ -162,6 +162,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn the_sample_shrinks_and_grows() {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 100_000, 1000);
@@ -206,6 +207,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn lost_events_count_as_the_others() {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 40, 100);

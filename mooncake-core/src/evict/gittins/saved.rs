@@ -83,6 +83,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn counts_survive_with_the_values() {
         let (before, after) = (learned(), Learner::new());
         assert_eq!((before.uses(), after.uses()), (2000, 0));
@@ -99,6 +100,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn other_bytes_are_refused_and_change_nothing() {
         let (learner, whole) = (learned(), learned().save());
         let with = |at: usize, byte: u8| {
