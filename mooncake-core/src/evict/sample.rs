@@ -47,6 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn a_sample_holds_its_share_and_smaller_samples() {
         let sample = KeySample::new();
         let hashes: Vec<u64> = (1..=4096u64).map(|n| n.wrapping_mul(0xd6e8_feb8_6659_fd93)).collect();
