@@ -15,5 +15,6 @@ pub use self::sieve::Sieve;
 pub use self::tiny_lfu::TinyLfu;
 pub use crate::evict::S3Fifo;
 
-#[cfg(test)]
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
 mod scripts;

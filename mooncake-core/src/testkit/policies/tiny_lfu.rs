@@ -170,7 +170,8 @@ impl Counts {
     }
 }
 
-#[cfg(test)]
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::super::scripts::{SmallCache, play};
     use super::*;
