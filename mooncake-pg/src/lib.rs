@@ -10,6 +10,7 @@ pub mod comm;
 pub mod control;
 pub mod coordinator;
 pub mod dtype;
+pub mod experts;
 pub mod limits;
 pub mod link;
 mod message;

@@ -114,7 +114,8 @@ impl AdaptiveReplacement {
     }
 }
 
-#[cfg(test)]
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::super::scripts::{SmallCache, play, victims};
     use super::*;

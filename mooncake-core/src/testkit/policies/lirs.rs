@@ -164,7 +164,8 @@ fn max_lirs(len: usize) -> usize {
     len - (len * HIR_PERCENT / 100).max(1).min(len)
 }
 
-#[cfg(test)]
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::super::scripts::{SmallCache, play};
     use super::*;

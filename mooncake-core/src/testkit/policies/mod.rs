@@ -1,7 +1,7 @@
 //! Eviction policies of the literature, to compare with. S3-FIFO is in [`evict`](crate::evict).
 //!
 //! Each policy takes the number of slots that it holds for its capacity. A cache evicts before it
-//! inserts, so a policy chooses the victim without the key that takes its place.
+//! inserts, so a policy chooses the victim without the key that follows.
 
 mod arc;
 mod lirs;
@@ -15,5 +15,6 @@ pub use self::sieve::Sieve;
 pub use self::tiny_lfu::TinyLfu;
 pub use crate::evict::S3Fifo;
 
-#[cfg(test)]
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
 mod scripts;

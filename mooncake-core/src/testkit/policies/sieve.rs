@@ -70,7 +70,8 @@ impl EvictionPolicy for Sieve {
 
 impl MergeableOrder for Sieve {}
 
-#[cfg(test)]
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::super::scripts::{play, victims};
     use super::*;
