@@ -43,8 +43,17 @@ pub(crate) fn run(args: &Args) -> Result<bool, String> {
 }
 
 async fn replay(args: &Args) -> Result<bool, String> {
-    if !(args.limit > 0.0 && args.limit < 1e6) {
-        return Err(format!("invalid --limit `{}`: expected seconds", args.limit));
+    let processes = u64::from(args.processes);
+    if args.replicas > processes {
+        return Err(format!(
+            "cannot replicate blocks: each copy needs its own process. replicas={} processes={processes}",
+            args.replicas
+        ));
+    }
+    if args.kill_one_after.is_some() && processes == 1 && !args.replace_killed {
+        return Err("cannot kill a client: no other one would be left. processes=1; \
+                    raise --processes, or use --replace-killed"
+            .into());
     }
     let trace = load(args)?;
     if !args.blocks.is_empty() {
@@ -84,7 +93,10 @@ async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
     let processes = u64::from(args.processes);
     let (mut is_good, mut rows) = (true, Vec::new());
     for &blocks in &args.blocks {
-        let capacity = blocks.div_ceil(processes) * processes * args.replicas * args.block_bytes;
+        let copies = blocks.next_multiple_of(processes) * args.replicas;
+        let capacity = copies.checked_mul(args.block_bytes).ok_or_else(|| {
+            format!("cannot replay: memory is out of range. blocks={blocks} block_bytes={}", args.block_bytes)
+        })?;
         let args = Args { capacity, ..args.clone() };
         has_room(&args, trace)?;
         println!("--- {} blocks", grouped(blocks));
@@ -112,8 +124,8 @@ async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
 async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
     let total = trace.requests.len();
     let (blocks, distinct) = trace.blocks();
-    let kill_at = args.kill_one_after.as_deref().map(|text| kill_point(text, total)).transpose()?;
-    let slowest = args.speed.map_or(0.0, |speed| trace.span_s() / speed.max(0.001));
+    let kill_at = args.kill_one_after.map(|point| point.of(total)).transpose()?;
+    let slowest = args.speed.map_or(0.0, |speed| trace.span_s() / speed);
     let expected = expected_s(blocks, args).max(slowest);
     let lease = match args.lease_ms {
         Some(ms) => Duration::from_millis(ms),
@@ -192,7 +204,7 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
 /// due at once.
 fn due(args: &Args, trace: &Trace, index: usize) -> Duration {
     let ms = trace.requests[index].timestamp as f64;
-    args.speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(ms / 1000.0 / speed.max(0.001)))
+    args.speed.map_or(Duration::ZERO, |speed| Duration::from_secs_f64(ms / 1000.0 / speed))
 }
 
 /// Creates a folder that is removed on drop.
@@ -204,7 +216,7 @@ fn folder(args: &Args) -> Result<TempDir, String> {
     made.map_err(|e| format!("cannot create a folder for the disks: {e}"))
 }
 
-/// Loads the requested trace. An empty trace is an error.
+/// Loads the requested trace, which has at least one request.
 pub(crate) fn load(args: &Args) -> Result<Trace, String> {
     let mut trace = match &args.trace {
         Some(path) => Trace::read(path, &args.field)?,
@@ -214,14 +226,16 @@ pub(crate) fn load(args: &Args) -> Result<Trace, String> {
         },
     };
     trace.requests.truncate(args.requests.unwrap_or(usize::MAX));
-    if trace.requests.is_empty() { Err("the trace has no requests".into()) } else { Ok(trace) }
+    Ok(trace)
 }
 
 fn has_room(args: &Args, trace: &Trace) -> Result<(), String> {
     let longest = trace.requests.iter().map(|r| r.ids.len()).max().unwrap_or(0) as u64;
-    if args.capacity / u64::from(args.processes) < longest * args.block_bytes {
+    let of_each = args.capacity / u64::from(args.processes) / args.block_bytes;
+    if of_each < longest {
         return Err(format!(
-            "a request has up to {longest} blocks; raise --capacity so that each process has space for that many"
+            "cannot replay: the longest request does not fit into one process. \
+             longest={longest} fit={of_each}; raise the memory, or use fewer --processes"
         ));
     }
     Ok(())
@@ -238,21 +252,6 @@ fn expected_s(blocks: u64, args: &Args) -> f64 {
 fn scaled_lease(span_s: f64, expected_s: f64) -> Duration {
     let scale = if span_s > expected_s { expected_s / span_s } else { 1.0 };
     LEASE.mul_f64(scale).max(Duration::from_millis(50))
-}
-
-fn kill_point(text: &str, total: usize) -> Result<usize, String> {
-    let wrong = || format!("invalid --kill-one-after `{text}`: expected a count or a share such as 20%");
-    match text.strip_suffix('%') {
-        Some(share) => {
-            let share: f64 = share.parse().map_err(|_| wrong())?;
-            if (0.0..=100.0).contains(&share) {
-                Ok((total as f64 * share / 100.0) as usize)
-            } else {
-                Err(wrong())
-            }
-        }
-        None => text.parse().map_err(|_| wrong()),
-    }
 }
 
 fn progress(total: usize) -> ProgressBar {

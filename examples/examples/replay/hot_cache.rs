@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use moka::policy::EvictionPolicy as MokaPolicy;
 use moka::sync::Cache;
-use mooncake_core::evict::{EvictionPolicy, Gittins, Lru, MergeableOrder};
+use mooncake_core::evict::{Gittins, Lru, MergeableOrder};
 use mooncake_core::ids::SlotId;
 use mooncake_core::sketch::Sketch;
 use mooncake_core::testkit::policies::TinyLfu;
@@ -130,4 +130,34 @@ pub(crate) fn compare(trace: &Trace, sizes: &[u64]) -> Table {
 fn reads(trace: &Trace) -> Vec<u64> {
     let mut seen = HashSet::new();
     trace.chains().flatten().copied().filter(|id| !seen.insert(*id)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Trace;
+
+    fn found(cache: &mut dyn Reads, ids: &[u64]) -> usize {
+        ids.iter().filter(|id| cache.read(**id)).count()
+    }
+
+    #[test]
+    fn a_block_is_kept_from_a_number_of_reads_on() {
+        let reads = [1, 2, 1, 2, 1, 2];
+        assert_eq!(found(&mut Ordered::<Lru>::new(2, 1), &reads), 4);
+        assert_eq!(found(&mut Ordered::<Lru>::new(2, 2), &reads), 2);
+        assert_eq!(found(&mut Ordered::<Lru>::new(1, 1), &reads), 0);
+        assert_eq!(found(&mut Moka::new(2), &reads), 4);
+    }
+
+    #[test]
+    fn a_first_use_is_no_read() {
+        let trace = Trace::with_pauses(vec![vec![1, 2], vec![1, 3, 1]]);
+        assert_eq!(reads(&trace), [1, 1]);
+        let table = compare(&trace, &[10]);
+        assert_eq!(
+            table.rows.iter().map(|row| row.ratios[0]).collect::<Vec<_>>(),
+            [0.0, 0.0, 0.5, 0.5, 0.5, 0.5]
+        );
+    }
 }

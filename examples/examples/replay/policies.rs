@@ -13,7 +13,7 @@ use mooncake_core::clock::ManualClock;
 use mooncake_core::evict::{Fifo, Gittins, Lru, MergeableOrder, PolicyKind, S3Fifo, Tenure};
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
-use mooncake_core::testkit::policies::{AdaptiveReplacement, Lirs, Sieve, TinyLfu};
+use mooncake_core::testkit::policies::{AdaptiveReplacement, Lirs, Sieve, TinyLfu, TwoQueue};
 use mooncake_core::testkit::simulate::{Belady, Calls, PolicyCache, hit_rate};
 use mooncake_core::{ErrorKind, Result};
 use mooncake_store::master::{Master, MasterOptions};
@@ -32,6 +32,9 @@ use crate::trace::{Request, Trace, key};
 /// cost up to half a hundredth.
 const SLACK: f64 = 0.01;
 
+/// Longest time between two requests for the master, beyond a lease.
+const LONGEST_PAUSE_MS: u64 = 300_000;
+
 /// Sizes of memory in blocks, unless others are requested.
 const SIZES: [u64; 4] = [1_000, 5_000, 10_000, 30_000];
 
@@ -39,12 +42,13 @@ const SIZES: [u64; 4] = [1_000, 5_000, 10_000, 30_000];
 /// knows chains heeds the calls.
 type Simulate = fn(&Trace, usize, Calls) -> f64;
 
-const SIMULATED: [(&str, Simulate); 10] = [
+const SIMULATED: [(&str, Simulate); 11] = [
     ("lru", by_use::<Lru>),
     ("fifo", by_use::<Fifo>),
     ("s3fifo", by_use::<S3Fifo>),
     ("sieve", by_use::<Sieve>),
     ("arc", by_use::<AdaptiveReplacement>),
+    ("2q", by_use::<TwoQueue>),
     ("lirs", by_use::<Lirs>),
     ("w-tinylfu", by_use::<TinyLfu>),
     ("tenure", by_use::<Tenure>),
@@ -55,7 +59,9 @@ const SIMULATED: [(&str, Simulate); 10] = [
 /// Prints the tables, and draws the first one if requested. Returns whether the default policy kept
 /// up with LRU at each size.
 pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, String> {
-    let sizes = if args.blocks.is_empty() { SIZES.to_vec() } else { args.blocks.clone() };
+    let mut sizes = if args.blocks.is_empty() { SIZES.to_vec() } else { args.blocks.clone() };
+    sizes.sort_unstable();
+    sizes.dedup();
     let (blocks, distinct) = trace.blocks();
     println!("{} requests, {blocks} blocks, {distinct} distinct", trace.requests.len());
     if args.hot_cache {
@@ -70,7 +76,7 @@ pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, S
     println!("{simulated}");
     if let Some(path) = &args.svg {
         std::fs::write(path, svg::chart(&simulated))
-            .map_err(|e| format!("cannot write the chart: {e}. path={}", path.display()))?;
+            .map_err(|e| format!("cannot write chart: {e}. path=\"{}\"", path.display()))?;
     }
     if args.simulation_only {
         return Ok(true);
@@ -138,11 +144,9 @@ fn through_master(args: &Args, trace: &Trace, simulated: &Table) -> Result<(Tabl
 /// Returns the hit ratio of a master with space for so many blocks.
 pub(crate) fn ratio_of_master(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<f64> {
     let clock = Arc::new(ManualClock::new());
-    let options = MasterOptions {
-        high_watermark: args.watermark,
-        lease_ttl: args.lease_ms.map_or(MasterOptions::default().lease_ttl, Duration::from_millis),
-        ..MasterOptions::default()
-    };
+    let lease_ttl = args.lease_ms.map_or(MasterOptions::default().lease_ttl, Duration::from_millis);
+    let options = MasterOptions { high_watermark: args.watermark, lease_ttl, ..MasterOptions::default() };
+    let longest_pause = LONGEST_PAUSE_MS.saturating_add(lease_ttl.as_millis() as u64);
     let master: Master =
         Master::with_parts(options, &Default::default(), &kind.into(), clock.clone(), args.seed)?;
     let member = ClientId(Uuid::new(1, 1));
@@ -152,7 +156,7 @@ pub(crate) fn ratio_of_master(args: &Args, kind: PolicyKind, room: u64, trace: &
             id: SegmentId(Uuid::new(2, 1)),
             name: "member:1".into(),
             base: 1 << 40,
-            size: room * args.block_bytes,
+            size: room.saturating_mul(args.block_bytes),
             endpoint: "member:1".into(),
             protocol: "tcp".into(),
             host_id: "member".into(),
@@ -161,6 +165,7 @@ pub(crate) fn ratio_of_master(args: &Args, kind: PolicyKind, room: u64, trace: &
     let mut hits = 0;
     let mut now_ms = 0;
     for request in &trace.requests {
+        now_ms = now_ms.max(request.timestamp.saturating_sub(longest_pause));
         while now_ms < request.timestamp {
             let step = (request.timestamp - now_ms).min(1000);
             clock.advance(Duration::from_millis(step));
@@ -201,4 +206,41 @@ fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -
         BatchPutEnd { client: member, items: Cow::Borrowed(&items), replicas: ReplicaType::All, tenant: "" };
     master.handle(ended).into_iter().collect::<Result<Vec<_>>>()?;
     Ok(prefix as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn no_policy_finds_more_than_belady() {
+        let trace = Trace::generate(300, 5);
+        let args = Args::parse_from(["replay", "--policies"]);
+        let table = simulate_all(&args, &trace, vec![100, 400, 100_000]);
+        assert_eq!(table.rows.len(), SIMULATED.len() + 2);
+        let (belady, unbounded) = (table.ratios_of("Belady"), table.ratios_of("unbounded"));
+        for row in table.rows.iter().filter(|row| row.name != "unbounded") {
+            for (at, ratio) in row.ratios.iter().enumerate() {
+                assert!(*ratio <= belady[at] && *ratio <= unbounded[at], "{} {ratio}", row.name);
+            }
+            assert_eq!(row.ratios[2], unbounded[2], "everything fits for {}", row.name);
+        }
+        assert!(belady[0] < belady[1] && belady[1] < belady[2]);
+    }
+
+    #[test]
+    fn a_master_finds_what_the_simulation_of_lru_finds() {
+        let trace = Trace::generate(300, 6);
+        // Without leases, and with the pause of a day.
+        let args = Args::parse_from(["replay", "--policies", "--lease-ms", "0"]);
+        let mut late = trace.clone();
+        late.requests[150..].iter_mut().for_each(|request| request.timestamp += 86_400_000);
+        for size in [300, 1000] {
+            let master = ratio_of_master(&args, PolicyKind::Lru, size, &late).unwrap();
+            let exact = by_use::<Lru>(&trace, size as usize, Calls::default());
+            assert!((master - exact).abs() < 0.002, "{size}: {master} {exact}");
+        }
+    }
 }

@@ -31,21 +31,20 @@ impl Trace {
     /// Reads a file with one JSON object per line, which lists its blocks in `field`. The time is
     /// in `timestamp`, in milliseconds, if it is known. An error names the faulty line.
     pub(crate) fn read(path: &Path, field: &str) -> Result<Self, String> {
-        let shown = path.display();
-        let file = std::fs::File::open(path).map_err(|e| format!("cannot open the trace {shown}: {e}"))?;
+        let failed = |reason: String| format!("cannot read trace: {reason} path=\"{}\"", path.display());
+        let file = std::fs::File::open(path).map_err(|e| failed(format!("{e}.")))?;
         let mut requests = Vec::new();
-        for (number, line) in BufReader::new(file).lines().enumerate() {
-            let line = line.map_err(|e| format!("cannot read {shown}: {e}"))?;
-            if line.trim().is_empty() {
-                continue;
+        for (index, line) in BufReader::new(file).lines().enumerate() {
+            let in_line = |reason: String| failed(format!("{reason}. line={}", index + 1));
+            let line = line.map_err(|e| in_line(e.to_string()))?;
+            if !line.trim().is_empty() {
+                requests.push(parse(&line, field, requests.len() as u64).map_err(in_line)?);
             }
-            let request = parse(&line, field, requests.len() as u64)
-                .map_err(|e| format!("cannot read {shown}: {e}. line={}", number + 1))?;
-            requests.push(request);
         }
-        if requests.is_empty() {
-            return Err(format!("{shown} has no requests"));
-        }
+        let Some(first) = requests.first().map(|request: &Request| request.timestamp) else {
+            return Err(failed("it has no requests.".into()));
+        };
+        requests.iter_mut().for_each(|request| request.timestamp = request.timestamp.saturating_sub(first));
         Ok(Self { requests })
     }
 
@@ -107,9 +106,13 @@ impl Trace {
 
 /// Parses a request. `before` is the number of requests before it.
 fn parse(line: &str, field: &str, before: u64) -> Result<Request, String> {
-    let request: Value = serde_json::from_str(line).map_err(|e| format!("invalid JSON: {e}"))?;
+    let request: Value = serde_json::from_str(line).map_err(|e| {
+        let text = e.to_string();
+        let reason = text.split(" at line ").next().unwrap_or_default();
+        format!("invalid JSON at column {}: {reason}", e.column())
+    })?;
     let blocks = request.get(field).and_then(Value::as_array);
-    let blocks = blocks.ok_or_else(|| format!("no list of blocks. field={field}"))?;
+    let blocks = blocks.ok_or_else(|| format!("no list of blocks in `{field}`"))?;
     let id = |block: &Value| match block {
         Value::String(text) => {
             let mut hasher = DefaultHasher::new();
@@ -119,9 +122,12 @@ fn parse(line: &str, field: &str, before: u64) -> Result<Request, String> {
         number => number.as_u64().or_else(|| number.as_i64().map(i64::cast_unsigned)),
     };
     let ids: Option<Vec<u64>> = blocks.iter().map(id).collect();
-    let ids = ids.ok_or_else(|| format!("a block is neither a number nor a text. field={field}"))?;
-    let timestamp = request.get("timestamp").and_then(Value::as_f64);
-    Ok(Request { timestamp: timestamp.map_or(before * PAUSE_MS, |ms| ms.max(0.0) as u64), ids })
+    let ids = ids.ok_or_else(|| format!("a block in `{field}` is neither a whole number nor a text"))?;
+    let timestamp = match request.get("timestamp") {
+        None | Some(Value::Null) => before * PAUSE_MS,
+        Some(time) => time.as_f64().filter(|ms| *ms >= 0.0).ok_or("`timestamp` is not a time in ms")? as u64,
+    };
+    Ok(Request { timestamp, ids })
 }
 
 /// Fills `buffer` with the bytes of block `id`, which are always the same, so that every read can
@@ -133,4 +139,59 @@ pub(crate) fn payload(id: u64, buffer: &mut [u8]) {
 /// Returns the key of a block.
 pub(crate) fn key(id: u64) -> Vec<u8> {
     format!("block/{id}").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn read(text: &[u8], field: &str) -> Result<Trace, String> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text).unwrap();
+        let name = file.path().display().to_string();
+        Trace::read(file.path(), field).map_err(|error| error.replace(&name, "PATH"))
+    }
+
+    #[test]
+    fn lines_are_requests() {
+        let text = b"{\"timestamp\": 1700000000000, \"output_length\": 3, \"hash_ids\": [0, 7, -1]}\n\n\
+                     {\"timestamp\": 1700000000027.5, \"hash_ids\": []}\r\n{\"hash_ids\": [7]}";
+        let trace = read(text, "hash_ids").unwrap();
+        let requests = &trace.requests;
+        assert_eq!(requests.iter().map(|r| r.timestamp).collect::<Vec<_>>(), [0, 27, 0], "from the first on");
+        assert_eq!((&requests[0].ids[..], &requests[2].ids[..]), (&[0, 7, u64::MAX][..], &[7][..]));
+        assert_eq!(trace.blocks(), (4, 3));
+        let texts = read(b"{\"blocks\": [\"a\", \"b\"]}\n{\"blocks\": [\"a\"]}", "blocks").unwrap();
+        assert_eq!(texts.requests[0].ids[0], texts.requests[1].ids[0]);
+        assert_eq!((texts.blocks(), texts.requests[1].timestamp), ((3, 2), PAUSE_MS));
+    }
+
+    #[test]
+    fn an_error_names_the_file_and_the_line() {
+        for (text, reason) in [
+            (&b"\n \n"[..], "it has no requests. path=\"PATH\""),
+            (
+                b"{\"hash_ids\": [1]}\n\n{",
+                "invalid JSON at column 1: EOF while parsing an object. line=3 path=\"PATH\"",
+            ),
+            (b"[1, 2]", "no list of blocks in `hash_ids`. line=1 path=\"PATH\""),
+            (b"{\"hash_ids\": 5}", "no list of blocks in `hash_ids`. line=1 path=\"PATH\""),
+            (
+                b"{\"hash_ids\": [1.5]}",
+                "a block in `hash_ids` is neither a whole number nor a text. line=1 path=\"PATH\"",
+            ),
+            (
+                b"{\"timestamp\": -1, \"hash_ids\": []}",
+                "`timestamp` is not a time in ms. line=1 path=\"PATH\"",
+            ),
+            (b"{\"hash_ids\": []}\n\xff\n", "stream did not contain valid UTF-8. line=2 path=\"PATH\""),
+        ] {
+            assert_eq!(read(text, "hash_ids").unwrap_err(), format!("cannot read trace: {reason}"));
+        }
+        let missing = Trace::read(Path::new("/does/not/exist"), "hash_ids").unwrap_err();
+        let expected = "cannot read trace: No such file or directory (os error 2). path=\"/does/not/exist\"";
+        assert_eq!(missing, expected);
+    }
 }

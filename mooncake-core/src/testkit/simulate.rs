@@ -272,3 +272,53 @@ impl Cache for Belady {
         found
     }
 }
+
+// Miri would take long, and there is no unsafe code here to check.
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Returns the most blocks that any choice of victims finds.
+    fn most_found(requests: &[Vec<u64>], capacity: usize) -> usize {
+        let mut most = HashMap::from([(Vec::<u64>::new(), 0)]);
+        for chain in requests {
+            let mut after = HashMap::new();
+            for (held, before) in most {
+                let found = before + chain.iter().take_while(|id| held.contains(id)).count();
+                let all: BTreeSet<u64> = held.iter().chain(chain).copied().collect();
+                let len = capacity.min(all.len()) as u32;
+                for kept in (0..1u32 << all.len()).filter(|kept| kept.count_ones() == len) {
+                    let ids = all.iter().enumerate().filter(|(at, _)| kept >> at & 1 == 1);
+                    let of_kept = after.entry(ids.map(|(_, id)| *id).collect::<Vec<_>>()).or_insert(0);
+                    *of_kept = found.max(*of_kept);
+                }
+            }
+            most = after;
+        }
+        most.into_values().max().unwrap_or(0)
+    }
+
+    /// Returns the chain of a path in a binary tree. The id of a block stands for its prefix.
+    fn chain(path: Vec<bool>) -> Vec<u64> {
+        let step = |id: &mut u64, turn: bool| {
+            *id = 2 * *id + u64::from(turn);
+            Some(*id)
+        };
+        path.into_iter().scan(1, step).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn no_choice_of_victims_finds_more_than_belady(
+            paths in prop::collection::vec(prop::collection::vec(any::<bool>(), 1..4), 1..10),
+            capacity in 1usize..5,
+        ) {
+            let requests: Vec<Vec<u64>> = paths.into_iter().map(chain).collect();
+            let chains = || requests.iter().map(Vec::as_slice);
+            let mut belady = Belady::new(capacity, chains());
+            let found: usize = chains().map(|chain| belady.request(chain)).sum();
+            prop_assert_eq!(found, most_found(&requests, capacity));
+        }
+    }
+}

@@ -8,11 +8,13 @@ mod lirs;
 mod queue;
 mod sieve;
 mod tiny_lfu;
+mod two_queue;
 
 pub use self::arc::AdaptiveReplacement;
 pub use self::lirs::Lirs;
 pub use self::sieve::Sieve;
 pub use self::tiny_lfu::TinyLfu;
+pub use self::two_queue::TwoQueue;
 pub use crate::evict::S3Fifo;
 
 // Miri would take long, and there is no unsafe code here to check.
