@@ -48,24 +48,31 @@ pub(crate) fn chart(table: &Table) -> String {
     let sum = |row: &Row| row.ratios.iter().sum::<f64>();
     let mut order: Vec<(usize, &Row)> = table.rows.iter().enumerate().collect();
     order.sort_by(|one, other| sum(other.1).total_cmp(&sum(one.1)));
-    for (line, (index, row)) in order.into_iter().enumerate() {
-        let line_style = line_style(index, row);
-        let points: Vec<String> =
-            table.sizes.iter().zip(&row.ratios).map(|(size, ratio)| axes.point(*size, *ratio)).collect();
+    for (line, (index, row)) in order.iter().enumerate() {
         let (x, y) = (RIGHT + 24.0, TOP + 10.0 + LINE * line as f64);
         // Writing to a text cannot fail.
         let _ = writeln!(
             svg,
-            "<polyline points=\"{}\" {line_style}/>\n<path d=\"M{x:.1} {y:.1}h26\" {line_style}/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            points.join(" "),
+            "<path d=\"M{x:.1} {y:.1}h26\" {}/><text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            line_style(*index, row),
             x + 34.0,
             y + 4.0,
             plain(&row.name)
         );
     }
+    // A thin curve is visible upon a bold one.
+    order.sort_by_key(|(_, row)| !is_bold(row));
+    for (index, row) in order {
+        let points: Vec<String> =
+            table.sizes.iter().zip(&row.ratios).map(|(size, ratio)| axes.point(*size, *ratio)).collect();
+        let _ = writeln!(svg, "<polyline points=\"{}\" {}/>", points.join(" "), line_style(index, row));
+    }
     svg.push_str("</svg>\n");
     svg
+}
+
+fn is_bold(row: &Row) -> bool {
+    row.name == "`gittins`" || row.name == "`lru`"
 }
 
 /// Returns the colors for light and dark displays.
@@ -85,11 +92,10 @@ fn styles() -> String {
 }
 
 fn line_style(index: usize, row: &Row) -> String {
-    let is_bold = row.name == "`gittins`" || row.name == "`lru`";
-    let width = if is_bold { 3.5 } else { 1.5 };
+    let width = if is_bold(row) { 3.5 } else { 1.5 };
     let dashes = if row.is_bound {
         "2 4"
-    } else if index % 3 == 1 && !is_bold {
+    } else if index % 3 == 1 && !is_bold(row) {
         "9 3"
     } else {
         "none"
@@ -205,8 +211,8 @@ mod tests {
             &[("`lru`", &[0.0, 0.1, 0.34]), ("a < b & c", &[0.02, 0.36, 0.36])],
         ));
         // The marks reach .40, and a hundredth of the memory is two of four equal steps.
-        let curves = ["70.0,362.0 370.0,56.0 670.0,56.0", "70.0,380.0 370.0,290.0 670.0,74.0"];
-        assert_eq!(values(&svg, "polyline", "points"), curves, "the highest is the first");
+        let curves = ["70.0,380.0 370.0,290.0 670.0,74.0", "70.0,362.0 370.0,56.0 670.0,56.0"];
+        assert_eq!(values(&svg, "polyline", "points"), curves, "a bold curve is the first");
         let expected = [
             ".00",
             ".05",

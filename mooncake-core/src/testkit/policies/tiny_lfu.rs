@@ -141,8 +141,9 @@ struct Counts {
 
 /// Highest count, as in the paper.
 const MAX_COUNT: u8 = 15;
-/// Counters in a row of the sketch, per object.
-const WIDTH: usize = 4;
+/// Counters in a row of the sketch, per object. With 4, as in several libraries, new objects often
+/// share the counters of others where most objects are used once.
+const WIDTH: usize = 16;
 /// Fewest objects for which a sketch is made.
 const MIN_CAPACITY: usize = 256;
 
