@@ -555,8 +555,8 @@ impl Opened {
 }
 
 impl Known {
-    /// Adds a file that this client wrote. Returns the path of the obsolete file: that of an earlier
-    /// value of the key, or this one if a later value has a file.
+    /// Adds a file that this client wrote. Returns the path of the obsolete file: that of an
+    /// earlier value of the key, or this one if a later value has a file.
     fn keep(&mut self, path: PathBuf, len: u64, key: &[u8], number: u64) -> Option<PathBuf> {
         let before = match self.own.get(key) {
             Some(own) if own.path == path => None,
