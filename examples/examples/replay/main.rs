@@ -17,7 +17,7 @@
 //!
 //! With `--blocks` alone the cluster replays the trace with each size of memory, and must find what
 //! a master alone finds, within a hundredth. `--kill-one-after 20% --replace-killed` kills one
-//! client on the way, and starts another one.
+//! client on the way, and starts another one; the master alone loses one, too.
 //!
 //! With `--disk-blocks` the clients also keep that many blocks on disks. `--beside-memory` replays
 //! once without disks and once with them, and compares: the hit rate must be within a hundredth of
@@ -32,6 +32,7 @@
 mod args;
 mod coordinator;
 mod hot_cache;
+mod master;
 mod policies;
 mod report;
 mod roles;

@@ -2,38 +2,24 @@
 //! cache, and through a master.
 //!
 //! The simulated cache has no leases. Through the master, shards, leases, placement and eviction
-//! are the real ones: the master is called in process, under a clock that follows the trace. Only
-//! the bytes are left out.
+//! are the real ones.
 
-use std::borrow::Cow;
-use std::sync::Arc;
-use std::time::Duration;
-
-use mooncake_core::clock::ManualClock;
+use mooncake_core::Result;
 use mooncake_core::evict::{Fifo, Gittins, Lru, MergeableOrder, PolicyKind, S3Fifo, Tenure};
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
-use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::testkit::policies::{AdaptiveReplacement, Lirs, Sieve, TinyLfu, TwoQueue};
 use mooncake_core::testkit::simulate::{Belady, Calls, PolicyCache, hit_rate};
-use mooncake_core::{ErrorKind, Result};
-use mooncake_store::master::{Master, MasterOptions};
-use mooncake_store::protocol::call::Handle;
-use mooncake_store::protocol::message::{BatchExistKey, BatchGetReplicaList, BatchPutEnd, BatchPutStart};
-use mooncake_store::protocol::wire::EndItem;
 
 use crate::args::Args;
 use crate::hot_cache;
+use crate::master::MasterReplay;
 use crate::svg;
 use crate::table::{Row, Table};
-use crate::trace::{Request, Trace, key};
+use crate::trace::Trace;
 
 /// Maximum difference of the default policy from LRU. The policy is nowhere behind on the public
 /// traces. On generated traces, where the recurring conversations are random, leases and chance
 /// cost up to half a hundredth.
 const SLACK: f64 = 0.01;
-
-/// Longest time between two requests for the master, beyond a lease.
-const LONGEST_PAUSE_MS: u64 = 300_000;
 
 /// Sizes of memory in blocks, unless others are requested.
 const SIZES: [u64; 4] = [1_000, 5_000, 10_000, 30_000];
@@ -131,7 +117,9 @@ fn through_master(args: &Args, trace: &Trace, simulated: &Table) -> Result<(Tabl
     let mut is_good = true;
     for kind in PolicyKind::ALL {
         let is_default = *kind == PolicyKind::default();
-        let ratio = |size: &u64| ratio_of_master(args, *kind, *size, trace);
+        let ratio = |size: &u64| {
+            MasterReplay { policy: *kind, blocks: *size, clients: 1, loss: None }.hit_ratio(args, trace)
+        };
         let ratios: Vec<f64> = simulated.sizes.iter().map(ratio).collect::<Result<_>>()?;
         is_good &= !is_default || ratios.iter().zip(&exact).all(|(of, exact)| *of >= exact - SLACK);
         let name = format!("`{kind}`{}", if is_default { " (default)" } else { "" });
@@ -139,73 +127,6 @@ fn through_master(args: &Args, trace: &Trace, simulated: &Table) -> Result<(Tabl
     }
     rows.push(Row { name: "Belady".into(), ratios: simulated.ratios_of("Belady"), is_bound: true });
     Ok((Table { sizes: simulated.sizes.clone(), rows }, is_good))
-}
-
-/// Returns the hit ratio of a master with space for so many blocks.
-pub(crate) fn ratio_of_master(args: &Args, kind: PolicyKind, room: u64, trace: &Trace) -> Result<f64> {
-    let clock = Arc::new(ManualClock::new());
-    let lease_ttl = args.lease_ms.map_or(MasterOptions::default().lease_ttl, Duration::from_millis);
-    let options = MasterOptions { high_watermark: args.watermark, lease_ttl, ..MasterOptions::default() };
-    let longest_pause = LONGEST_PAUSE_MS.saturating_add(lease_ttl.as_millis() as u64);
-    let master: Master =
-        Master::with_parts(options, &Default::default(), &kind.into(), clock.clone(), args.seed)?;
-    let member = ClientId(Uuid::new(1, 1));
-    master.mount(
-        member,
-        &Segment {
-            id: SegmentId(Uuid::new(2, 1)),
-            name: "member:1".into(),
-            base: 1 << 40,
-            size: room.saturating_mul(args.block_bytes),
-            endpoint: "member:1".into(),
-            protocol: "tcp".into(),
-            host_id: "member".into(),
-        },
-    )?;
-    let mut hits = 0;
-    let mut now_ms = 0;
-    for request in &trace.requests {
-        now_ms = now_ms.max(request.timestamp.saturating_sub(longest_pause));
-        while now_ms < request.timestamp {
-            let step = (request.timestamp - now_ms).min(1000);
-            clock.advance(Duration::from_millis(step));
-            now_ms += step;
-            master.ping(member);
-            master.tick();
-        }
-        hits += one_request(&master, member, args.block_bytes, request)?;
-    }
-    Ok(hits as f64 / trace.blocks().0.max(1) as f64)
-}
-
-/// Handles one request like a client: looks all blocks up, reads the present prefix, puts the rest.
-fn one_request(master: &Master, member: ClientId, len: u64, request: &Request) -> Result<u64> {
-    let keys: Vec<Vec<u8>> = request.ids.iter().map(|&id| key(id)).collect();
-    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let there = master.handle(BatchExistKey { keys: Cow::Borrowed(&keys), tenant: "" });
-    let prefix = there.iter().take_while(|there| matches!(there, Ok(true))).count();
-    let read = BatchGetReplicaList { keys: Cow::Borrowed(&keys[..prefix]), tenant: "" };
-    master.handle(read).into_iter().collect::<Result<Vec<_>>>()?;
-    let missing = &keys[prefix..];
-    let started = master.handle(BatchPutStart {
-        client: member,
-        keys: Cow::Borrowed(missing),
-        sizes: Cow::Owned(vec![len; missing.len()]),
-        config: Cow::Owned(ReplicateConfig::default()),
-        tenant: "",
-    });
-    let mut items = Vec::with_capacity(missing.len());
-    for (key, started) in missing.iter().zip(started) {
-        match started {
-            Ok(_) => items.push(EndItem { key, checksum: None }),
-            Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NoSpace) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let ended =
-        BatchPutEnd { client: member, items: Cow::Borrowed(&items), replicas: ReplicaType::All, tenant: "" };
-    master.handle(ended).into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(prefix as u64)
 }
 
 #[cfg(test)]
@@ -228,19 +149,5 @@ mod tests {
             assert_eq!(row.ratios[2], unbounded[2], "everything fits for {}", row.name);
         }
         assert!(belady[0] < belady[1] && belady[1] < belady[2]);
-    }
-
-    #[test]
-    fn a_master_finds_what_the_simulation_of_lru_finds() {
-        let trace = Trace::generate(300, 6);
-        // Without leases, and with the pause of a day.
-        let args = Args::parse_from(["replay", "--policies", "--lease-ms", "0"]);
-        let mut late = trace.clone();
-        late.requests[150..].iter_mut().for_each(|request| request.timestamp += 86_400_000);
-        for size in [300, 1000] {
-            let master = ratio_of_master(&args, PolicyKind::Lru, size, &late).unwrap();
-            let exact = by_use::<Lru>(&trace, size as usize, Calls::default());
-            assert!((master - exact).abs() < 0.002, "{size}: {master} {exact}");
-        }
     }
 }
