@@ -32,6 +32,9 @@ const SLOWER: f64 = 1.3;
 const LEASE: Duration = Duration::from_secs(10);
 /// Shortest time, with a client to be killed, until the master gives up a silent client.
 const SILENCE: Duration = Duration::from_secs(2);
+/// Factor of the speed of the trace, where hit ratios are compared. Faster, the shortest leases and
+/// requests at the same time would change them.
+const SPEED: f64 = 60.0;
 /// Maximum difference of the hit ratio of a cluster from that of a master alone.
 const APART: f64 = 0.01;
 
@@ -98,7 +101,7 @@ async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
         let capacity = copies.checked_mul(args.block_bytes).ok_or_else(|| {
             format!("cannot replay: memory is out of range. blocks={blocks} block_bytes={}", args.block_bytes)
         })?;
-        let args = Args { capacity, ..args.clone() };
+        let args = Args { capacity, speed: args.speed.or(Some(SPEED)), ..args.clone() };
         has_room(&args, trace)?;
         println!("--- {} blocks", grouped(blocks));
         let loss = Pace::of(&args, trace)?.loss();
