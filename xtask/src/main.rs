@@ -176,7 +176,7 @@ fn examples() -> Result {
     let replay = || {
         programs.run("examples/replay", &["--requests", "1500", "--block-bytes", "65536", "--processes", "3"])
     };
-    step("example replay, eviction policies");
+    step("example replay, eviction policies against exact LRU");
     programs
         .run("examples/replay", &["--policies", "--requests", "2000", "--blocks", "500,2000,8000"])
         .run()?;

@@ -14,7 +14,7 @@ const MAX_BLOCKS: u64 = 1 << 26;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "replay")]
 pub(crate) struct Args {
-    /// Trace with one JSON request per line, as those of FAST'25; generated from --seed when absent.
+    /// Trace with one JSON request per line, like those of FAST'25. Generated when absent.
     #[arg(long)]
     pub(crate) trace: Option<PathBuf>,
     /// Field of a request that lists its blocks from the first on, as numbers or texts.

@@ -24,8 +24,8 @@
 //! that of an unbounded cache, and the slowest hundredth of memory hits at most 1.3 times as slow.
 //!
 //! The exit status is 0 only if all bytes were right, every failure was a miss, and no operation
-//! took longer than `--limit`. Blocks of a killed client are misses if they have no other copy. With
-//! `--policies`, it is 0 if the default policy is nowhere behind exact LRU by more than a
+//! took longer than `--limit`. Blocks of a killed client are misses if they have no other copy.
+//! With `--policies`, it is 0 if the default policy is nowhere behind exact LRU by more than a
 //! hundredth.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example prints to its terminal")]
 

@@ -67,7 +67,7 @@ pub(crate) fn compare(args: &Args, trace: &Trace) -> std::result::Result<bool, S
     if args.simulation_only {
         return Ok(true);
     }
-    println!("through the master: 64 shards, leases, puts that make room\n");
+    println!("through the master: 64 shards, leases, puts that evict\n");
     let (through, is_good) = through_master(args, trace, &simulated).map_err(|e| e.to_string())?;
     println!("{through}");
     if !is_good {

@@ -85,7 +85,8 @@ fn styles() -> String {
         "<style>\npolyline, path {{ fill: none }}\n\
          .bg {{ fill: #ffffff }} text {{ fill: #1f2328 }} .grid {{ stroke: #d8dee4 }}\n{}\n\
          @media (prefers-color-scheme: dark) {{\n\
-         .bg {{ fill: #0d1117 }} text {{ fill: #e6edf3 }} .grid {{ stroke: #30363d }}\n{}\n}}\n</style>\n",
+         .bg {{ fill: #0d1117 }} text {{ fill: #e6edf3 }} .grid {{ stroke: #30363d }}\n{}\n}}\n\
+         </style>\n",
         strokes(|colors| colors.0),
         strokes(|colors| colors.1)
     )
@@ -168,8 +169,8 @@ impl Axes {
         let (x, y) = (f64::midpoint(LEFT, RIGHT), f64::midpoint(TOP, BOTTOM));
         let _ = writeln!(
             svg,
-            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">blocks of memory</text>\n\
-             <text transform=\"translate(22 {y:.1}) rotate(-90)\" text-anchor=\"middle\">hit ratio</text>",
+            "<g text-anchor=\"middle\"><text x=\"{x:.1}\" y=\"{:.1}\">blocks of memory</text>\n\
+             <text transform=\"translate(22 {y:.1}) rotate(-90)\">hit ratio</text></g>",
             BOTTOM + 44.0
         );
     }
