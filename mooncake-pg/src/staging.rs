@@ -4,6 +4,7 @@
 //! All communicators of a process share one pool. It grows on demand and keeps at most
 //! [`RETAINED`] unused bytes. So a communicator without operations costs nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource, MemorySpan};
@@ -11,6 +12,8 @@ use mooncake_core::{Error, Result};
 use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::{Region, RegionPool, SliceMut};
 use parking_lot::Mutex;
+
+use crate::call::Buffer;
 
 /// Least size of a part by which the staging memory grows.
 const ARENA_BYTES: usize = 64 << 20;
@@ -135,6 +138,26 @@ impl Staged {
     /// Returns the first byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.region.span().ptr.as_ptr()
+    }
+
+    /// Returns the first byte of a range.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub(crate) fn part(&self, range: Range<usize>) -> *mut u8 {
+        assert!(range.start <= range.end && range.end <= self.len(), "beyond staging memory");
+        // SAFETY: inside the memory.
+        unsafe { self.as_ptr().add(range.start) }
+    }
+
+    /// Copies all bytes out, or as many as the buffer has.
+    ///
+    /// # Safety
+    /// The buffer is writable, and nothing else uses it.
+    pub(crate) unsafe fn read(&self, to: Buffer) {
+        let len = self.len().min(to.len);
+        // SAFETY: inside the memory; the caller promises the other side.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr().cast_const(), to.as_ptr(), len) };
     }
 
     /// Copies bytes in.

@@ -35,7 +35,7 @@ impl Shared {
         keep: Keep,
     ) -> Operation {
         self.apply_view();
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(None);
         let (shared, counted) = (self.clone(), Counted::new(&self.gauge));
         let exchange = Exchange { tag, outputs, inputs, keep };
         self.plane.runtime.spawn(async move {
@@ -166,9 +166,9 @@ impl Shared {
         }
         let input = Input::whole(output);
         // SAFETY: the caller of `exchange` promises the buffer.
-        let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, output.len) }.await {
+        let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, output.len, None) }.await {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared(staged)) => {
+            Ok(Source::Shared { staged, .. }) => {
                 (Payload::Staged { address: staged.address(), len: output.len as u64 }, Some(staged))
             }
             Err(error) => return tracing::warn!(slot, %error, "cannot send data"),

@@ -122,7 +122,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             rejoins: AtomicBool::new(false),
             quiescing: AtomicBool::new(false),
-            gauge: Arc::default(),
+            gauge: Gauge::new(plane.driver.running()),
             plane,
         }
     }
