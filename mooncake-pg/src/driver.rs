@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub(crate) struct Driver {
     state: Mutex<State>,
     /// Number of operations in progress.
     running: Arc<AtomicUsize>,
+    /// Number of messages that the task which ran last waits for.
+    expected: AtomicU32,
     clock: SystemClock,
 }
 
@@ -59,7 +61,8 @@ struct State {
 impl Driver {
     pub(crate) fn new(runtime: Handle, bell: Bell, mail: Weak<dyn Mail>) -> Arc<Self> {
         let (state, running, clock) = (Mutex::default(), Arc::default(), SystemClock::new());
-        Arc::new(Self { runtime, bell, mail, state, running, clock })
+        let expected = AtomicU32::new(1);
+        Arc::new(Self { runtime, bell, mail, state, running, expected, clock })
     }
 
     /// Returns the address of the bell of this process.
@@ -70,6 +73,12 @@ impl Driver {
     /// Returns the count of the operations in progress.
     pub(crate) fn running(&self) -> Arc<AtomicUsize> {
         self.running.clone()
+    }
+
+    /// Says how many messages the present operation waits for. If it is the only one in progress,
+    /// the driver sleeps until as many have come, or anything else happens.
+    pub(crate) fn expect(&self, messages: u32) {
+        self.expected.store(messages, Ordering::Relaxed);
     }
 
     /// Starts a task.
@@ -206,7 +215,9 @@ impl Driving {
             if any {
                 continue;
             }
-            driver.bell.sleep(1, left, || {
+            let is_only = driver.running.load(Ordering::SeqCst) == 1;
+            let count = if is_only { driver.expected.load(Ordering::Relaxed) } else { 1 };
+            driver.bell.sleep(count, left, || {
                 !self.mail.is_waiting() && driver.state.lock().ready.is_empty() && !is_done()
             });
         }
@@ -251,6 +262,7 @@ impl Task {
     /// Runs the task until it waits. Called once for each time that it was queued.
     fn run(self: Arc<Self>) {
         self.state.store(RUNNING, Ordering::SeqCst);
+        self.driver.expect(1);
         let waker = Waker::from(self.clone());
         let mut work = self.work.lock();
         let Some(pinned) = work.as_mut() else { return };

@@ -157,6 +157,7 @@ impl Executor {
     /// Waits for a message, a view, or the end of patience. In the last case the slots that this
     /// rank waits for are examined.
     pub(super) async fn wait_for(&mut self, slots: u64, patience: &mut Patience) {
+        self.shared.plane.driver.expect(slots.count_ones());
         let expired = tokio::select! {
             () = self.wake() => false,
             () = patience.end() => true,
@@ -432,7 +433,8 @@ impl Executor {
         let next = self.next.map_or(1, |next| next + 1);
         (self.next, self.finished) = (Some(next), round);
         let mut inbox = self.shared.inbox.lock();
-        for member in &mut inbox.members {
+        for slot in bits(self.active & !self.own_bit()) {
+            let member = &mut inbox.members[usize::from(slot)];
             member.offers.retain(|offer| offer.tag.operation >= next);
             member.ready.retain(|(tag, _)| tag.operation >= next);
         }

@@ -175,9 +175,13 @@ impl Shared {
 
     /// Sends a message to the present process of a slot. Without one, nothing is sent.
     pub(super) fn send_to(&self, slot: u8, message: Message) {
-        let present = self.inbox.lock().members[usize::from(slot)].present.clone();
-        if let Some((_, endpoint, link)) = present {
-            link.send(&Envelope { communicator: endpoint.communicator, slot: self.own.0, message });
+        let present = {
+            let inbox = self.inbox.lock();
+            let present = inbox.members[usize::from(slot)].present.as_ref();
+            present.map(|(_, endpoint, link)| (endpoint.communicator, link.clone()))
+        };
+        if let Some((communicator, link)) = present {
+            link.send(&Envelope { communicator, slot: self.own.0, message });
         }
     }
 
