@@ -731,6 +731,16 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_ring_that_cannot_be_opened_is_refused() {
+        let plane = plane().await;
+        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
+        first.extend(Frame::Ring(FileAddress::NONE).encode());
+        assert_eq!(respond(&plane, &first).await, [0; 4]);
+        // Messages still come through the connection.
+        assert!(!plane.plane.has_all() && plane.plane.driver.enter().is_none());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn a_message_for_an_unknown_communicator_is_refused() {
         let plane = plane().await;
         let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
