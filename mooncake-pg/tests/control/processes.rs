@@ -33,6 +33,8 @@ fn a_killed_process_leaves_and_another_one_takes_its_slot() {
     workers.push(replacement);
     for worker in &mut workers {
         worker.expect_view("[0, 1, 2, 3]");
+    }
+    for worker in &mut workers {
         worker.command("quit");
     }
     for worker in &mut workers {

@@ -69,12 +69,16 @@ impl Worker {
                     }
                     seen.push(line);
                 }
-                Err(_) => panic!("{word:?} does not come after {seen:?}"),
+                Err(reason) => {
+                    let view = &self.view;
+                    panic!("{word:?} does not come after {seen:?}: {reason}. view={view:?}");
+                }
             }
         }
     }
 
-    /// Waits until the view has these active slots.
+    /// Waits until the view has these active slots. A process tells the latest view, not each one:
+    /// the view must not change until the call returns.
     pub(crate) fn expect_view(&mut self, active: &str) {
         while self.view != active {
             self.expect("view ");

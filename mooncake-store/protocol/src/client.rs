@@ -3,7 +3,9 @@
 //! A call writes its request in one piece and reads the response in the task of the caller, so that
 //! no other task is involved. A dropped call closes its connection. A connection that was closed
 //! while it was idle costs one retry on a new connection. A new connection that is closed without a
-//! response costs two more. Retries are safe because every call of the table may be repeated.
+//! response costs a few more, the later ones after pauses, because a server with as many connections
+//! as it accepts may close it before it reads the request. Retries are safe because every call of
+//! the table may be repeated.
 
 use std::io;
 use std::sync::Arc;
@@ -52,8 +54,11 @@ impl Default for RpcOptions {
     }
 }
 
-/// Number of further connections that a call opens if new ones are closed without a response.
-const NEW_CONNECTIONS: usize = 2;
+/// Number of further connections that a call opens at once if new ones are closed without a
+/// response.
+const NEW_CONNECTIONS: u32 = 2;
+/// Number of connections that a call opens after these, each after a pause.
+const LATE_CONNECTIONS: u32 = 4;
 
 /// Client of one server. The first call opens the first connection.
 #[derive(Debug)]
@@ -199,9 +204,16 @@ impl RpcClient {
                     lane.idle.lock().clear();
                     tracing::debug!(server = %self.place, "an idle connection was closed; trying a new one");
                 }
-                // A server at its connection limit may close a connection before the first request
-                // arrives.
-                Err(broken) if retries < NEW_CONNECTIONS && broken.closed_while_idle() => {
+                // A server at its connection limit may close a connection before it reads the first
+                // request.
+                Err(broken) if retries < NEW_CONNECTIONS + LATE_CONNECTIONS && broken.closed_while_idle() => {
+                    drop(pooled);
+                    if let Some(late) = retries.checked_sub(NEW_CONNECTIONS) {
+                        let Some(pause) = self.retries.spend(late) else {
+                            return Err(broken.into_error(&self.place));
+                        };
+                        tokio::time::sleep(pause).await;
+                    }
                     retries += 1;
                     closed = Some(broken);
                 }

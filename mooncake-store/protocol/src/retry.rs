@@ -1,4 +1,4 @@
-//! Retry budget for calls that an overloaded server refused.
+//! Retry budget for calls that an overloaded server refused, or whose connections it closed.
 //!
 //! Retries add to the overload. They are therefore limited to a tenth of the answered calls. Each
 //! comes after a random pause that grows with the number of tries, so that refused clients do not

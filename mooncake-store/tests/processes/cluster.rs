@@ -11,6 +11,8 @@ use crate::process::{Process, free_port};
 
 /// Longest permitted duration of an operation of a client.
 pub(crate) const LIMIT: Duration = Duration::from_secs(2);
+/// Longest timeout that a client accepts.
+pub(crate) const LONGEST: Duration = Duration::from_secs(24);
 /// Additional time on a machine that is busy with other tests.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
 pub(crate) const SEGMENT: u64 = 16 << 20;

@@ -14,8 +14,8 @@ use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
 use crate::cluster::{
-    PATIENCE, SEGMENT, SLACK, builder, builder_with, cluster, connect, eventually, in_segment_of, master,
-    timed,
+    LONGEST, PATIENCE, SEGMENT, SLACK, builder, builder_with, cluster, connect, eventually, in_segment_of,
+    master, timed,
 };
 use crate::process::free_port;
 
@@ -93,8 +93,11 @@ async fn a_killed_client_is_only_misses() {
 /// meanwhile, also those of a partly read object. A client and a shared client do so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ranges_of_located_objects_of_a_killed_client() {
-    let (_, _master, mut members, client) =
+    let (port, _master, mut members, _) =
         cluster(&["--client_ttl=600", "--default_kv_lease_ttl=60000"]).await;
+    // Only `timed` limits the reads.
+    let client = builder(&format!("127.0.0.1:{port}"), 0).timeout(LONGEST);
+    let client = client.connect().await.unwrap();
     let (first, name) = members.remove(0);
     assert_eq!(puts(&client, 0..4, &in_segment_of(&name)).await, 4);
     let folder = tempfile::tempdir().unwrap();

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use bytes::Bytes;
-use mooncake_core::{ErrorCode, Result};
+use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_shm::ShmConfig;
-use mooncake_store::client::{Client, Located, PutOutcome, RangeOutcome, RangeRead, ReadInto};
+use mooncake_store::client::{Client, Located, PutOptions, PutOutcome, RangeOutcome, RangeRead, ReadInto};
 use mooncake_store::local::{
     LocalClient, LocalConfig, LocalRange, LocalRead, LocalServer, LocalServerConfig,
 };
@@ -22,14 +23,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::cluster::{
-    PATIENCE, argument, builder, eventually, master, master_address, start, until_end_of_input,
+    LONGEST, PATIENCE, argument, builder, eventually, master, master_address, start, until_end_of_input,
 };
 use crate::process::{Process, free_port};
 
 const LEASE: &str = "--default_kv_lease_ttl=300";
 const LEASE_TIME: Duration = Duration::from_millis(300);
-/// Longest timeout that a client accepts.
-const LONGEST: Duration = Duration::from_secs(24);
 
 /// Returns a value whose groups of eight bytes are all equal and depend on key and version.
 fn striped(key: u64, version: u64, len: usize) -> Bytes {
@@ -162,10 +161,17 @@ impl Stage {
         }
     }
 
-    async fn put(&self, key: u64) {
-        let value = striped(key, self.version.fetch_add(1, SeqCst), self.len);
+    /// Puts a new value for each of these keys, with few requests.
+    async fn put(&self, keys: impl Iterator<Item = u64>) {
+        let mut items: Vec<_> = keys
+            .map(|key| (format!("k{key}"), striped(key, self.version.fetch_add(1, SeqCst), self.len)))
+            .collect();
         eventually("there is room", PATIENCE, async || {
-            self.writer.put(format!("k{key}"), &value[..]).await.is_ok_and(|put| put == PutOutcome::Stored)
+            let some = &items[..items.len().min(self.fill as usize / 4)];
+            let outcomes = self.writer.batch_put(some, &PutOptions::new()).await.unwrap_or_default();
+            let mut outcomes = outcomes.into_iter();
+            items.retain(|_| !matches!(outcomes.next(), Some(Ok(PutOutcome::Stored))));
+            items.is_empty()
         })
         .await;
     }
@@ -189,12 +195,9 @@ impl Stage {
         if renews {
             tokio::time::sleep(LEASE_TIME).await;
         }
-        for other in 0..2 * self.fill {
-            self.put(1000 + self.version.load(SeqCst) * 100 + other).await;
-        }
-        for key in 0..keys {
-            self.put(key).await;
-        }
+        let others = 1000 + self.version.load(SeqCst) * 100;
+        self.put(others..others + 2 * self.fill).await;
+        self.put(0..keys).await;
     }
 }
 
@@ -362,9 +365,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
     let config =
         LocalConfig { timeout: LONGEST, buffer: 16 << 20, ..LocalConfig::at(path.to_str().unwrap()) };
     let light = LocalClient::connect(config).await.unwrap();
-    for key in 0..KEYS {
-        stage.put(key).await;
-    }
+    stage.put(0..KEYS).await;
     for (form, lightly) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
         let len = stage.len;
         let read = async |first: &dyn Fn()| match lightly {
@@ -375,7 +376,7 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
             assert!(is_striped(key as u64, &value.unwrap().unwrap()), "{form:?} when nothing is slow");
         }
         let on = || proxy.on.store(true, SeqCst);
-        let times = AtomicU64::new(0);
+        let (clock, times) = (SystemClock::new(), AtomicU64::new(0));
         let replaced = async {
             while let Some(()) = stalls.recv().await {
                 times.fetch_add(1, SeqCst);
@@ -383,18 +384,27 @@ async fn a_lease_that_runs_out_in_the_middle_of_a_read() {
                 proxy.go_on.add_permits(1);
             }
         };
+        let begun = clock.now();
         let values = tokio::select! {
             values = read(&on) => values,
             () = replaced => unreachable!("the proxy stays"),
         };
+        let took = clock.now().since(begun);
         let times = times.into_inner();
         proxy.on.store(false, SeqCst);
-        let codes: Vec<_> = values.iter().map(|value| value.as_ref().map_err(|e| e.code()).err()).collect();
+        let expired = |value: &Result<_>| {
+            value.as_ref().is_err_and(|error: &Error| error.code() == ErrorCode::LeaseExpired)
+        };
+        // The first bytes tell the version of a value.
+        let shown: Vec<_> = values
+            .iter()
+            .map(|value| value.as_ref().map(|value| value.as_ref().map(|bytes| bytes.slice(..8))))
+            .collect();
         assert!(
-            times > 0 && codes.iter().all(|code| *code == Some(ErrorCode::LeaseExpired)),
-            "{form:?}, shared client {lightly}: {codes:?} after {times} stalls"
+            times > 0 && values.iter().all(expired),
+            "{form:?}, shared client {lightly}: {shown:?} after {times} stalls and {took:?}"
         );
-        println!("{form:?}, light client {lightly}: {} expired after {times} late answers", codes.len());
+        println!("{form:?}, shared client {lightly}: expired after {times} stalls, {took:?}");
     }
     // A busy machine may be too late now and then.
     let renewed = stage.renewed.load(SeqCst);
@@ -439,7 +449,7 @@ async fn reader() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
     let stage = Stage::set(8 << 20, 4).await;
-    stage.put(0).await;
+    stage.put(0..1).await;
     let mut reader = start("leases::reader", stage.master, &[("TEST_LEN", stage.len.to_string())]);
     let (tell, said) = std::sync::mpsc::channel();
     let lines = reader.lines_after("> ");
