@@ -174,7 +174,8 @@ impl Wake for Driver {
     }
 }
 
-/// Duty of a thread to carry out the operations of its process. The drop passes the remaining tasks to the runtime.
+/// Duty of a thread to carry out the operations of its process. The drop passes the remaining tasks
+/// to the runtime.
 pub struct Driving {
     driver: Arc<Driver>,
     mail: Arc<dyn Mail>,

@@ -2,8 +2,8 @@
 //! communicators share.
 //!
 //! To a process of the same host, messages go through a ring in shared memory, which the connection
-//! introduces. What does not fit there goes through the connection; each message of the ring names
-//! the number of frames before it. The connection remains as the sign of life.
+//! introduces. A message that does not fit there goes through the connection. Each message of the
+//! ring names the number of frames before it. The connection remains as the sign of life.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -596,7 +596,7 @@ impl Link {
         Ok(false)
     }
 
-    /// Reads the numbers of communicators that the other process does not have, and its answer to
+    /// Reads the numbers of communicators that the other process does not have, and its response to
     /// the offer of a ring.
     fn read_refusals(&self, stream: &TcpStream, refused: &mut BytesMut) -> Result<()> {
         let mut bytes = [0; 64];

@@ -30,7 +30,7 @@ const SECOND: u8 = 1;
 struct Attempt {
     /// Bytes that are written to the caller's memory when the operation is finished.
     writes: Vec<(Buffer, Bytes)>,
-    /// Reduced block that other participants read, and its place in the caller's memory.
+    /// Reduced block that other participants read, and its destination in the caller's memory.
     reduced: Option<(Staged, Option<Buffer>)>,
     /// Fault of this rank that does not concern the others.
     local: Option<Error>,
@@ -526,13 +526,13 @@ impl Executor {
     }
 }
 
-/// Reduces one part of a tensor, into the staging memory of the result, or else into its place.
-/// `parts` has the inputs of the other participants in ascending order, between which the own input
-/// is number `at`, and a part for a result without a place.
+/// Reduces one part of a tensor, into the staging memory of the result, or else into its
+/// destination. `parts` has the inputs of the other participants in ascending order, between which
+/// the own input is number `at`, and a part for a result without a destination.
 ///
 /// # Safety
 /// The parts are ranges of scratch memory of the length of `range`. The destination of the result
-/// is writable, nobody else reads it, and it does not overlap with the own input.
+/// is writable, no other code reads it, and it does not overlap with the own input.
 unsafe fn fold_parts(
     fold: &Fold,
     mut parts: Vec<SliceMut<TransportSet>>,
@@ -555,8 +555,8 @@ unsafe fn fold_parts(
         (None, None) => pointer(&spare),
     };
     // SAFETY: scratch memory is private to this process, and these are the only ranges of it in
-    // use. They do not overlap. The result is nobody else's, as promised by the caller, and nothing
-    // writes the own input.
+    // use. They do not overlap. No other code uses the result, as promised by the caller, and
+    // nothing writes the own input.
     unsafe {
         let mut inputs: Vec<&[u8]> =
             parts.iter().map(|part| std::slice::from_raw_parts(pointer(part).cast_const(), size)).collect();
@@ -597,7 +597,7 @@ impl Attempt {
             return Err(fault);
         }
         if let Some((staged, Some(buffer))) = self.reduced {
-            // SAFETY: promised by the caller; the block has the length of its place.
+            // SAFETY: promised by the caller; the block has the length of its destination.
             unsafe { staged.read(buffer) };
         }
         for (buffer, bytes) in self.writes {

@@ -55,9 +55,9 @@ impl Communicator {
         Ok(Self { shared, calls })
     }
 
-    /// Makes this thread carry out the operations of this process, for
-    /// [`Operation::drive_by`]. Operations that are started meanwhile begin there. Returns `None` if
-    /// another thread does so, or if a rank of another host takes part.
+    /// Makes this thread carry out the operations of this process, for [`Operation::drive_by`].
+    /// Operations that are started meanwhile begin there. Returns `None` if another thread does so,
+    /// or if a rank of another host takes part.
     pub fn drive(&self) -> Option<Driving> {
         self.shared.plane.driver.enter()
     }

@@ -175,7 +175,7 @@ impl Source {
             Source::Shared { unstaged, .. } => unstaged.as_ref().map(|(range, _)| range),
         };
         for part in without(0..tensor.len, unstaged) {
-            // SAFETY: the part is a copy, and its place lies in the tensor.
+            // SAFETY: the part is a copy, and its destination lies in the tensor.
             unsafe { self.copy_to(part.clone(), tensor.as_ptr().add(part.start)) };
         }
     }

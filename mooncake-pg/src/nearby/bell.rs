@@ -13,9 +13,9 @@ const BYTES: usize = 4096;
 /// Offset of the word.
 const WORD: usize = 64;
 
-/// A thread takes messages. Nobody needs to wake it.
+/// A thread takes messages. No sender needs to wake it.
 const AWAKE: u32 = 0;
-/// Nobody waits for messages. Only urgent ones need a notice.
+/// No operation waits for messages. Only urgent ones need a notice.
 const IDLE: u32 = 1;
 /// Every message needs a notice.
 const RESTING: u32 = 2;
@@ -34,7 +34,7 @@ pub(crate) enum Rest {
 /// Way by which a process learns of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Notice {
-    /// It will look by itself.
+    /// The process looks by itself.
     Unneeded,
     /// A notice has to be sent on the connection.
     OnConnection,

@@ -10,7 +10,7 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::{Error, Result};
 use mooncake_ipc::socket::sealed;
 
-/// Name of the files, by which they are told from other descriptors.
+/// Name of the files, which other descriptors do not have.
 const NAME: &str = "mooncake-pg-nearby";
 
 /// Place of a file: a descriptor of the process that made it. Processes of other hosts and of other
@@ -103,8 +103,8 @@ impl SharedFile {
     /// Copies bytes in. The other process may read them at the same time.
     pub(super) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at.checked_add(bytes.len()).is_some_and(|end| end <= self.memory.len()), "beyond the file");
-        // SAFETY: inside the mapping; the source is memory of this process. No reference to bytes of
-        // the file is ever made.
+        // SAFETY: inside the mapping; the source is memory of this process. No reference to bytes
+        // of the file is ever made.
         unsafe {
             self.memory.span().ptr.add(at).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }

@@ -45,7 +45,7 @@ impl GroupOperation {
     #[pyo3(signature = (seconds=None))]
     fn wait(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
-        // Most operations are over before signals have to be looked after.
+        // Most operations are over before signals have to be handled.
         let first = limit.map_or(CHECK_INTERVAL, |limit| limit.min(CHECK_INTERVAL));
         let clock = SystemClock::new();
         let began = clock.now();
