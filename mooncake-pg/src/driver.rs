@@ -21,6 +21,10 @@ use crate::nearby::{Bell, FileAddress, Rest};
 /// Time after the last operation for which messages of a next one may wait without a notice.
 const LINGER: Duration = Duration::from_millis(5);
 
+/// Longest sleep until several messages have come. If ranks call different operations, fewer
+/// messages may come than expected, and the driver looks at those that are there.
+const COUNTED_SLEEP: Duration = Duration::from_millis(10);
+
 /// Messages of other processes of the host.
 pub(crate) trait Mail: Send + Sync {
     /// Takes the messages that are there.
@@ -218,6 +222,7 @@ impl Driving {
             }
             let is_only = driver.running.load(Ordering::SeqCst) == 1;
             let count = if is_only { driver.expected.load(Ordering::Relaxed) } else { 1 };
+            let left = if count > 1 { left.min(COUNTED_SLEEP) } else { left };
             driver.bell.sleep(count, left, || {
                 !self.mail.is_waiting() && driver.state.lock().ready.is_empty() && !is_done()
             });
