@@ -433,10 +433,12 @@ impl Executor {
         let next = self.next.map_or(1, |next| next + 1);
         (self.next, self.finished) = (Some(next), round);
         let mut inbox = self.shared.inbox.lock();
-        for slot in bits(self.active & !self.own_bit()) {
+        for slot in bits(std::mem::take(&mut inbox.kept)) {
             let member = &mut inbox.members[usize::from(slot)];
             member.offers.retain(|offer| offer.tag.operation >= next);
             member.ready.retain(|(tag, _)| tag.operation >= next);
+            let is_empty = member.offers.is_empty() && member.ready.is_empty();
+            inbox.kept |= u64::from(!is_empty) << slot;
         }
     }
 

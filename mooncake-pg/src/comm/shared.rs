@@ -81,6 +81,8 @@ pub(super) struct Inbox {
     pub(super) left: u64,
     /// Slots that have sent a collective message since the executor last looked.
     pub(super) heard: u64,
+    /// Slots whose offers or readiness are kept.
+    pub(super) kept: u64,
     pub(super) early: VecDeque<(u64, u8, Message)>,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
@@ -113,6 +115,7 @@ impl Shared {
                 lost: 0,
                 left: 0,
                 heard: 0,
+                kept: 0,
                 early: VecDeque::new(),
                 early_lost: VecDeque::new(),
             }),
@@ -293,6 +296,7 @@ impl Shared {
         {
             let mut inbox = self.inbox.lock();
             inbox.heard |= 1 << slot;
+            inbox.kept |= 1 << slot;
             let participant = &mut inbox.members[usize::from(slot)];
             if !keep(participant) {
                 tracing::warn!(slot, "participant sends too many messages");
