@@ -331,9 +331,17 @@ impl Rank {
         std::mem::forget(self.plane.take());
     }
 
-    /// Blocks the only thread of the rank, as if its process were stopped.
+    /// Blocks the only thread of the rank from now on, as if its process were stopped. Calls on
+    /// other threads take no messages meanwhile.
     pub fn stop(&self, span: Duration) {
-        self.runtime().spawn(async move { std::thread::sleep(span) });
+        let driving = self.communicator.as_ref().and_then(Communicator::drive);
+        let (begins, begun) = std::sync::mpsc::channel();
+        self.runtime().spawn(async move {
+            let _ = begins.send(());
+            std::thread::sleep(span);
+            drop(driving);
+        });
+        begun.recv().expect("the rank has ended");
     }
 }
 

@@ -157,6 +157,7 @@ impl Executor {
     /// Waits for a message, a view, or the end of patience. In the last case the slots that this
     /// rank waits for are examined.
     pub(super) async fn wait_for(&mut self, slots: u64, patience: &mut Patience) {
+        self.shared.plane.driver.expect(slots.count_ones());
         let expired = tokio::select! {
             () = self.wake() => false,
             () = patience.end() => true,
@@ -432,9 +433,12 @@ impl Executor {
         let next = self.next.map_or(1, |next| next + 1);
         (self.next, self.finished) = (Some(next), round);
         let mut inbox = self.shared.inbox.lock();
-        for member in &mut inbox.members {
+        for slot in bits(std::mem::take(&mut inbox.kept)) {
+            let member = &mut inbox.members[usize::from(slot)];
             member.offers.retain(|offer| offer.tag.operation >= next);
             member.ready.retain(|(tag, _)| tag.operation >= next);
+            let is_empty = member.offers.is_empty() && member.ready.is_empty();
+            inbox.kept |= u64::from(!is_empty) << slot;
         }
     }
 

@@ -81,6 +81,8 @@ pub(super) struct Inbox {
     pub(super) left: u64,
     /// Slots that have sent a collective message since the executor last looked.
     pub(super) heard: u64,
+    /// Slots whose offers or readiness are kept.
+    pub(super) kept: u64,
     pub(super) early: VecDeque<(u64, u8, Message)>,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
@@ -113,6 +115,7 @@ impl Shared {
                 lost: 0,
                 left: 0,
                 heard: 0,
+                kept: 0,
                 early: VecDeque::new(),
                 early_lost: VecDeque::new(),
             }),
@@ -122,7 +125,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             rejoins: AtomicBool::new(false),
             quiescing: AtomicBool::new(false),
-            gauge: Arc::default(),
+            gauge: Gauge::new(plane.driver.running()),
             plane,
         }
     }
@@ -175,9 +178,13 @@ impl Shared {
 
     /// Sends a message to the present process of a slot. Without one, nothing is sent.
     pub(super) fn send_to(&self, slot: u8, message: Message) {
-        let present = self.inbox.lock().members[usize::from(slot)].present.clone();
-        if let Some((_, endpoint, link)) = present {
-            link.send(&Envelope { communicator: endpoint.communicator, slot: self.own.0, message });
+        let present = {
+            let inbox = self.inbox.lock();
+            let present = inbox.members[usize::from(slot)].present.as_ref();
+            present.map(|(_, endpoint, link)| (endpoint.communicator, link.clone()))
+        };
+        if let Some((communicator, link)) = present {
+            link.send(&Envelope { communicator, slot: self.own.0, message });
         }
     }
 
@@ -288,6 +295,7 @@ impl Shared {
         {
             let mut inbox = self.inbox.lock();
             inbox.heard |= 1 << slot;
+            inbox.kept |= 1 << slot;
             let participant = &mut inbox.members[usize::from(slot)];
             if !keep(participant) {
                 tracing::warn!(slot, "participant sends too many messages");
