@@ -101,8 +101,13 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
         if !r.with_replicas {
             return Ok(ReadablePrefix { count: self.prefix_hits(&r) as u64, ..ReadablePrefix::default() });
         }
-        let locate = |key: &&[u8]| self.locate(&self.scoped_if_known(r.tenant, key).ok()?).ok();
-        let replicas: Vec<_> = r.keys.iter().map_while(locate).collect();
+        let batch = self.read_batch(r.tenant, &r.keys);
+        let locate = |at: usize| {
+            let place = batch.as_ref().map(|batch| batch.place(at));
+            self.locate_at(&self.scoped_if_known(r.tenant, r.keys[at]).ok()?, place).ok()
+        };
+        let replicas: Vec<_> = (0..r.keys.len()).map_while(locate).collect();
+        self.record_found(r.tenant, &r.keys, replicas.len());
         Ok(ReadablePrefix { count: replicas.len() as u64, replicas })
     }
 
@@ -110,9 +115,13 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
         let asked = r.keys.len();
         response.write_front::<LocatePrefix<'a>, ReadablePrefix>(asked, |out| {
             if r.with_replicas {
-                return pack_prefix(asked, out, |at, out| {
-                    self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, out)
+                let batch = self.read_batch(r.tenant, &r.keys);
+                let hits = pack_prefix(asked, out, |at, out| {
+                    let place = batch.as_ref().map(|batch| batch.place(at));
+                    self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, place, out)
                 });
+                self.record_found(r.tenant, &r.keys, hits);
+                return hits;
             }
             let hits = self.prefix_hits(&r);
             ReadablePrefix { count: hits as u64, ..ReadablePrefix::default() }.pack(out);
@@ -125,7 +134,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Counts the keys from the front whose objects can be read, and grants leases on these.
     fn prefix_hits(&self, r: &LocatePrefix<'_>) -> usize {
         let exists = |key: &&&[u8]| self.scoped_if_known(r.tenant, key).is_ok_and(|key| self.exists(&key));
-        r.keys.iter().take_while(exists).count()
+        let hits = r.keys.iter().take_while(exists).count();
+        self.record_found(r.tenant, &r.keys, hits);
+        hits
     }
 }
 
