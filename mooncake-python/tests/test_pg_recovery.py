@@ -49,7 +49,7 @@ def wait_until(condition: Any, what: str) -> None:
 
 
 def admit(rank: int) -> None:
-    """Takes a replacement in. Every active rank calls this, and the first one activates the rank."""
+    """Takes a replacement in. Every active rank calls this. The first one activates the rank."""
     from mooncake import pg
 
     group = dist.group.WORLD
@@ -67,7 +67,7 @@ def agreed(number: int) -> int:
 
 
 class Ddp:
-    """Training with DDP. Each step is logged as its number, mean loss, number of ranks and parameters."""
+    """Training with DDP. The log of a step has its number, mean loss, ranks and parameters."""
 
     def __init__(self, seed: int) -> None:
         self.inner = network(seed)

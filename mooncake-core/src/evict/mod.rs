@@ -82,14 +82,15 @@ pub trait MergeableOrder: EvictionPolicy {
         self.insert(slot, bytes);
     }
 
-    /// Inserts like [`insert_hashed`](Self::insert_hashed), with the position of the use. The default
-    /// ignores it.
+    /// Inserts like [`insert_hashed`](Self::insert_hashed), with the position of the use. The
+    /// default ignores the position.
     fn insert_at(&mut self, slot: SlotId, bytes: u64, key_hash: u64, place: &Place) {
         let _ = place;
         self.insert_hashed(slot, bytes, key_hash);
     }
 
-    /// Records a use like [`touch`](EvictionPolicy::touch), with its position. The default ignores it.
+    /// Records a use like [`touch`](EvictionPolicy::touch), with its position. The default ignores
+    /// the position.
     fn touch_at(&mut self, slot: SlotId, place: &Place) {
         let _ = place;
         self.touch(slot);

@@ -166,14 +166,18 @@ impl Stage {
         let mut items: Vec<_> = keys
             .map(|key| (format!("k{key}"), striped(key, self.version.fetch_add(1, SeqCst), self.len)))
             .collect();
-        eventually("there is room", PATIENCE, async || {
-            let some = &items[..items.len().min(self.fill as usize / 4)];
-            let outcomes = self.writer.batch_put(some, &PutOptions::new()).await.unwrap_or_default();
-            let mut outcomes = outcomes.into_iter();
-            items.retain(|_| !matches!(outcomes.next(), Some(Ok(PutOutcome::Stored))));
-            items.is_empty()
-        })
-        .await;
+        let mut last = String::new();
+        let stored = tokio::time::timeout(PATIENCE, async {
+            while !items.is_empty() {
+                let some = &items[..items.len().min(self.fill as usize / 4)];
+                let outcomes = self.writer.batch_put(some, &PutOptions::new()).await;
+                last = format!("{}: {outcomes:?}", some[0].0);
+                let mut outcomes = outcomes.unwrap_or_default().into_iter();
+                items.retain(|_| !matches!(outcomes.next(), Some(Ok(PutOutcome::Stored))));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        assert!(stored.await.is_ok(), "{} values are not stored. last={last}", items.len());
     }
 
     /// Waits until no lease on these keys is alive, overwrites all memory, and puts other values. A

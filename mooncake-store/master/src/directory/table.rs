@@ -147,7 +147,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         }
     }
 
-    /// Returns the batch of the uses of keys with these hashes, which goes on after `before`. With `is_put`, the keys are about to be stored, otherwise to be read.
+    /// Returns the batch of the uses of keys with these hashes, which goes on after `before`. With
+    /// `is_put`, the keys are about to be stored, otherwise to be read.
     pub(crate) fn batch(&self, tenant: u32, hashes: Vec<u64>, before: ChainEnd, is_put: bool) -> Batch {
         // The number of new keys matters to those that are stored, and the length of what is known
         // only up to the second key.
