@@ -251,8 +251,8 @@ def test_lmcache_stores_chunks(master, key, name):
 def test_unknown_settings_are_refused_beside_those_of_lmcache(master):
     store = MooncakeDistributedStore()
     settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "global_segment_size": 0}
-    assert store.setup({**settings, "master_server_address": master.address, "device_nam": ""}) == -600
-    assert "unknown key 'device_nam'" in str(store.last_error())
+    assert store.setup({**settings, "master_server_address": master.address, "device_label": ""}) == -600
+    assert "unknown key 'device_label'" in str(store.last_error())
     both = {"master_server_addr": master.address, "master_server_address": "127.0.0.1:1"}
     assert store.setup({**settings, **both}) == 0, "the name of Mooncake C++ counts"
     store.close()

@@ -415,7 +415,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
-                test: "comm::tests::failures::a_rank_may_end_as_soon_as_it_has_finished",
+                test: "comm::tests::failures::a_ready_rank_may_end_while_another_one_is_not_ready",
                 bugs: &["pg-loss-of-a-ready-rank-is-a-failure"],
             },
             Edge {

@@ -3,8 +3,8 @@
 //! A call writes its request in one piece and reads the response in the task of the caller, so that
 //! no other task is involved. A dropped call closes its connection. A connection that was closed
 //! while it was idle costs one retry on a new connection. A new connection that is closed without a
-//! response costs a few more, the later ones after pauses: a server at its limit may close it before
-//! it reads the request. Retries are safe because every call of the table may be repeated.
+//! response costs a few more, the later ones after pauses: a server at its limit may close it
+//! before it reads the request. Retries are safe because every call of the table may be repeated.
 
 use std::io;
 use std::sync::Arc;

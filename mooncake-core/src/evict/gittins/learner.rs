@@ -258,6 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "numbers only, and slow")]
         fn the_learner_counts_what_an_offline_count_finds(
             uses in proptest::collection::vec((1u32..60, 1u64..2000, 0..CLASSES as u8), 0..400),
         ) {
@@ -275,6 +276,7 @@ mod tests {
 
     /// The counts of what has left the ring stay, and are halved.
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn counts_outlive_the_ring() {
         let learner = Learner::new();
         for number in 0..HALVE_EVERY - 1 {
@@ -290,6 +292,7 @@ mod tests {
 
     /// A key that is not used again leaves the ring, and the table of open entries with it.
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn open_entries_leave_with_the_ring() {
         let learner = Learner::new();
         (0..3 * RING).for_each(|number| learner.record(1 + number as u32, number, 0));

@@ -518,6 +518,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "numbers only, and slow")]
         fn the_victim_has_the_least_value(
             counts in proptest::collection::vec((0u32..1000, 0u32..3000), CLASSES * 8),
             steps in proptest::collection::vec(

@@ -134,6 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "numbers only, and slow")]
         fn the_index_is_the_best_over_all_stopping_ages(
             hazards in proptest::collection::vec(prop_oneof![Just(0.0), 0.0..0.3f64, 0.0..=1.0f64], BUCKETS)
         ) {
@@ -145,6 +146,7 @@ mod tests {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "numbers only, and slow")]
         fn values_are_positive_whatever_was_counted(
             counts in proptest::collection::vec((0u32..100_000, 0u32..100_000), CLASSES * BUCKETS),
             age in any::<u64>(),
@@ -164,6 +166,7 @@ mod tests {
 
     /// At first the longest unused object has the least value, whatever its class.
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn values_begin_as_those_of_lru() {
         let values = Values::compute(&[Counts::ZERO; CLASSES]);
         let ages = [0, 31, 32, 63, 64, 95, 96, 100, 1000, 5000, 1 << 30, 1 << 41];
@@ -176,6 +179,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn values_are_interpolated() {
         let mut values = Values([[0.0; BUCKETS]; CLASSES]);
         values.0[3] = std::array::from_fn(|b| b as f32);
@@ -188,6 +192,7 @@ mod tests {
 
     /// A class that is often reused after a pause is worth more just before it.
     #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn a_loop_has_its_largest_value_before_it_comes_round() {
         let mut classes = [Counts::ZERO; CLASSES];
         classes[20].reached[..8].fill(10_000.0);

@@ -1,6 +1,6 @@
 //! Failures: survivors end with one result.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::message::{Message, Payload, Round, Tag};
@@ -291,20 +291,28 @@ fn messages_of_an_earlier_mask_are_dropped() {
     assert_eq!(contributors(&memory), 0b011);
 }
 
+/// Offers the data of the third rank for the second operation, an all-reduce, to the first two.
+/// Returns the tag of the operation.
+fn offer_by_hand(ranks: &[Rank], len: usize) -> Tag {
+    let sent =
+        Collective::AllReduce { tensor: Memory::new(values(2, len)).buffer(), reduction: sum(DType::I32) };
+    let round =
+        Round { mask: ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask, number: 0, absent: 0 };
+    let tag = Tag { operation: 1, round, call: sent.digest() };
+    for to in 0..2 {
+        let payload = Payload::Inline(values(2, len).into());
+        ranks[2].comm().shared.send_to(to, Message::Offer { tag, part: 0, payload });
+    }
+    tag
+}
+
 #[test]
 fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
     let (group, mut ranks) = start(3);
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
     // The third rank offers its data to both others, and ends after it was ready for one of them.
-    let sent =
-        Collective::AllReduce { tensor: Memory::new(values(2, 10)).buffer(), reduction: sum(DType::I32) };
-    let round = Round { mask: group.member(0).mask(), number: 0, absent: 0 };
-    let tag = Tag { operation: 1, round, call: sent.digest() };
-    for to in 0..2 {
-        let payload = Payload::Inline(values(2, 10).into());
-        ranks[2].comm().shared.send_to(to, Message::Offer { tag, part: 0, payload });
-    }
+    let tag = offer_by_hand(&ranks, 10);
     ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
     succeed(&begun[0].0);
     assert_eq!(contributors(&begun[0].1), 0b111);
@@ -318,6 +326,37 @@ fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
         assert!(finish(operation).error.is_none());
         assert_eq!(contributors(memory), 0b011);
     }
+}
+
+#[test]
+fn a_ready_rank_may_end_while_another_one_is_not_ready() {
+    let (_group, mut ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    // The second rank gets the readiness of the third one only after the end of the first one.
+    let tag = offer_by_hand(&ranks, 10);
+    ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
+    succeed(&begun[0].0);
+    assert!(!begun[1].0.is_done());
+    let until = Instant::now() + WITHIN;
+    while ranks[1].comm().shared.inbox.lock().members[0].ready.iter().all(|(theirs, _)| *theirs != tag) {
+        assert!(Instant::now() < until, "the readiness of the first rank does not arrive");
+        std::thread::yield_now();
+    }
+    drop(ranks.remove(0));
+    ranks[0].comm().shared.lose_slot(0);
+    let turns = async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    // The executor is a task of the same thread: it has seen the loss afterwards.
+    let seen = ranks[0].runtime().spawn(turns);
+    ranks[0].runtime().block_on(seen).unwrap();
+    ranks[1].comm().shared.send_to(1, Message::Ready { tag, success: true });
+    assert!(begun[1].0.wait(Some(WITHIN / 6)), "the end of the rank interrupts the operation");
+    succeed(&begun[1].0);
+    assert_eq!(contributors(&begun[1].1), 0b111);
 }
 
 #[test]

@@ -27,10 +27,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Some(batch)
     }
 
-    /// Records that a call found that many of its keys, from the front.
-    pub(super) fn record_found(&self, tenant: &str, keys: &[&[u8]], found: usize) {
+    /// Records that a call found that many of its keys, from the front, if the policy has a use for
+    /// it.
+    pub(super) fn record_found(&self, tenant: &str, keys: &[&[u8]], found: impl FnOnce() -> usize) {
         let directory = &self.space().directory;
         let Some(links) = &directory.links else { return };
+        let found = found();
         if let (Some(missing), Some(last)) = (keys.get(found), found.checked_sub(1).map(|at| keys[at]))
             && let (Ok(missing), Ok(last)) = (self.scoped(tenant, missing), self.scoped(tenant, last))
         {

@@ -48,7 +48,8 @@ handlers! {
     };
     BatchExistKey<'a>: |master, r| {
         let found = each(&r.keys, |key| master.handle(ExistKey { key, tenant: r.tenant }));
-        master.record_found(r.tenant, &r.keys, found.iter().take_while(|found| matches!(found, Ok(true))).count());
+        let from_front = || found.iter().take_while(|found| matches!(found, Ok(true))).count();
+        master.record_found(r.tenant, &r.keys, from_front);
         found
     };
     GetReplicaListByRegex<'a>: |master, r| master.locate_matching_of(r.tenant, r.pattern).map(|found| {
@@ -77,7 +78,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
             self.locate_at(&self.scoped_if_known(r.tenant, r.keys[at])?, place)
         };
         let found: Vec<_> = (0..r.keys.len()).map(locate).collect();
-        self.record_found(r.tenant, &r.keys, found.iter().take_while(|found| found.is_ok()).count());
+        self.record_found(r.tenant, &r.keys, || found.iter().take_while(|found| found.is_ok()).count());
         found
     }
 
@@ -91,7 +92,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
             found += usize::from(found == at);
             Ok(())
         })?;
-        self.record_found(r.tenant, &r.keys, found);
+        self.record_found(r.tenant, &r.keys, || found);
         Ok(())
     }
 }
@@ -107,7 +108,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
             self.locate_at(&self.scoped_if_known(r.tenant, r.keys[at]).ok()?, place).ok()
         };
         let replicas: Vec<_> = (0..r.keys.len()).map_while(locate).collect();
-        self.record_found(r.tenant, &r.keys, replicas.len());
+        self.record_found(r.tenant, &r.keys, || replicas.len());
         Ok(ReadablePrefix { count: replicas.len() as u64, replicas })
     }
 
@@ -120,7 +121,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
                     let place = batch.as_ref().map(|batch| batch.place(at));
                     self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, place, out)
                 });
-                self.record_found(r.tenant, &r.keys, hits);
+                self.record_found(r.tenant, &r.keys, || hits);
                 return hits;
             }
             let hits = self.prefix_hits(&r);
@@ -135,7 +136,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     fn prefix_hits(&self, r: &LocatePrefix<'_>) -> usize {
         let exists = |key: &&&[u8]| self.scoped_if_known(r.tenant, key).is_ok_and(|key| self.exists(&key));
         let hits = r.keys.iter().take_while(exists).count();
-        self.record_found(r.tenant, &r.keys, hits);
+        self.record_found(r.tenant, &r.keys, || hits);
         hits
     }
 }

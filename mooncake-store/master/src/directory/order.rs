@@ -32,7 +32,7 @@ pub(crate) enum Pass {
 pub(crate) struct TenantOrder<E> {
     policy: E,
     /// Next victim of the policy, with the time or value by which it compares with other victims.
-    /// It has been taken out of the policy for the comparison.
+    /// The victim is outside of the policy during the comparison.
     next: Option<(SlotId, u64)>,
     pinned: UseOrder,
     unpinned: UseOrder,
