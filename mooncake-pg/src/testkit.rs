@@ -2,7 +2,9 @@
 //! membership that a test drives.
 
 use std::cell::UnsafeCell;
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -334,11 +336,22 @@ impl Rank {
     /// Blocks the only thread of the rank from now on, as if its process were stopped. Calls on
     /// other threads take no messages meanwhile.
     pub fn stop(&self, span: Duration) {
+        self.block(move || std::thread::sleep(span));
+    }
+
+    /// As [`stop`](Self::stop), until the result is dropped.
+    pub fn stop_until_dropped(&self) -> Sender<Infallible> {
+        let (stopped, released) = std::sync::mpsc::channel();
+        self.block(move || drop(released.recv()));
+        stopped
+    }
+
+    fn block(&self, block: impl FnOnce() + Send + 'static) {
         let driving = self.communicator.as_ref().and_then(Communicator::drive);
         let (begins, begun) = std::sync::mpsc::channel();
         self.runtime().spawn(async move {
             let _ = begins.send(());
-            std::thread::sleep(span);
+            block();
             drop(driving);
         });
         begun.recv().expect("the rank has ended");

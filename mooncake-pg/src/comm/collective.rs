@@ -15,6 +15,7 @@ use mooncake_transport::{SliceMut, Target};
 use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{ReadError, Source, copy_out, fill, payload_of};
 use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
+use crate::driver::Mail;
 use crate::message::{Loan, Message, Payload, Round, Tag};
 use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 
@@ -205,7 +206,9 @@ impl Executor {
             // counts.
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
             if (missing == 0 || is_early) && self.round == tag.round {
-                return Ok(());
+                // A rank that was stopped meanwhile may have been left out.
+                self.shared.plane.take();
+                return if self.is_abandoned(tag.round) { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
             // count as a failure of this operation.

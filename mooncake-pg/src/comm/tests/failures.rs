@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::message::{Message, Payload, Round, Tag};
+use crate::link::Recipient;
+use crate::message::{Message, Payload, Progress, Round, Tag};
 use crate::staging::Staged;
 use crate::view::{Evidence, MemberState};
 
@@ -357,6 +358,83 @@ fn a_ready_rank_may_end_while_another_one_is_not_ready() {
     assert!(begun[1].0.wait(Some(WITHIN / 6)), "the end of the rank interrupts the operation");
     succeed(&begun[1].0);
     assert_eq!(contributors(&begun[1].1), 0b111);
+}
+
+/// Delivers a message of a slot to a rank, without its thread.
+fn deliver(from: &Rank, to: &Rank, message: Message) {
+    let process = from.comm().shared.plane.process;
+    to.comm().shared.clone().deliver(process, from.slot as u8, message);
+}
+
+#[test]
+fn a_rank_that_was_stopped_finishes_only_what_the_others_have_finished() {
+    let (first, later) = ((0, 0b000), (1, 0b000));
+    let without = (0, 0b100);
+    // The progress of the others: their round, next operation, and round of the last one.
+    for (round, next, finished, is_finished) in
+        [(without, 1, first, false), (without, 2, without, false), (later, 2, first, true)]
+    {
+        let (_group, ranks) = start(3);
+        ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+        let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
+        let round_of = |(number, absent): (u32, u64)| Round { mask, number, absent };
+        let stopped = ranks[2].stop_until_dropped();
+        let memory = Memory::new(values(2, 10));
+        let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+        let tag = Tag { operation: 1, round: round_of(first), call: call.digest() };
+        let operation = ranks[2].start_collective(call, &[&memory]);
+        // All of this arrives before the rank looks again.
+        for other in &ranks[..2] {
+            let payload = Payload::Inline(values(other.slot, 10).into());
+            deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+            deliver(other, &ranks[2], Message::Ready { tag, success: true });
+            let (round, finished) = (round_of(round), Some(round_of(finished)));
+            let progress = Progress { round, next: Some(next), finished };
+            deliver(other, &ranks[2], Message::Progress(progress));
+        }
+        drop(stopped);
+        let outcome = finish(&operation);
+        let case = (round, next, outcome.error);
+        assert_eq!(case.2.is_none(), is_finished, "{case:?}");
+        assert_eq!(contributors(&memory), if is_finished { 0b111 } else { 0b100 }, "{case:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_it() {
+    for has_failed in [false, true] {
+        let (group, ranks) = start(3);
+        ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+        let stopped = ranks[2].stop_until_dropped();
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+        let tag = offer_by_hand(&ranks, 10);
+        // Both others wait for the readiness of this rank only.
+        for (at, other) in [(0, 1), (1, 0)] {
+            let until = Instant::now() + WITHIN;
+            let is_ready =
+                || ranks[at].comm().shared.inbox.lock().members[other].ready.iter().any(|(of, _)| *of == tag);
+            while !is_ready() {
+                assert!(Instant::now() < until, "no readiness");
+                std::thread::yield_now();
+            }
+        }
+        group.hold(2, true);
+        group.change(|view| {
+            view.members[2].state = MemberState::Inactive;
+            if has_failed {
+                view.members[2].endpoint = None;
+            }
+        });
+        for (operation, memory) in &begun[..2] {
+            assert!(finish(operation).error.is_none());
+            assert_eq!(contributors(memory), 0b011);
+        }
+        drop(stopped);
+        assert!(!begun[2].0.wait(Some(Duration::from_millis(300))), "it does not wait for the view");
+        group.hold(2, false);
+        assert!(finish(&begun[2].0).error.is_some());
+        assert_eq!(contributors(&begun[2].1), 0b100, "its tensor is as before");
+    }
 }
 
 #[test]
