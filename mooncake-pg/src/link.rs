@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 use crate::driver::{Driver, Mail};
 use crate::message::{Endpoint, Envelope, Frame, HELLO_BYTES, Hello, Message};
-use crate::nearby::{Bell, FileAddress, Notice, RemoteBell, RingReader, RingWriter};
+use crate::nearby::{Bell, FileAddress, Mappings, Notice, RemoteBell, RingReader, RingWriter};
 use crate::staging::Pool;
 
 /// Longest time for a new connection, and for its first bytes.
@@ -130,6 +130,7 @@ impl DataPlane {
             left: Notify::new(),
             visitors: RwLock::default(),
             without_ring: AtomicUsize::new(0),
+            mappings: Mappings::default(),
             driver: Driver::new(runtime.clone(), bell, weak.clone()),
             accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
             runtime,
@@ -171,6 +172,8 @@ pub(crate) struct Plane {
     visitors: RwLock<Vec<Weak<Visitor>>>,
     /// Number of these connections that have no ring.
     without_ring: AtomicUsize,
+    /// Staging memory of other processes of this host.
+    pub(crate) mappings: Mappings,
     pub(crate) driver: Arc<Driver>,
     accepting: JoinHandle<()>,
 }
@@ -229,6 +232,7 @@ impl Plane {
 
     /// Tells every communicator that a connection with a process has ended.
     fn lose(&self, process: u64) {
+        self.mappings.clear();
         for recipient in self.recipients() {
             recipient.lose(process);
         }
