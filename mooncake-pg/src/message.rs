@@ -137,6 +137,11 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
+    /// Returns whether both are of one operation in one round, perhaps of different calls.
+    pub(crate) fn is_same_attempt(self, other: Self) -> bool {
+        (self.operation, self.round) == (other.operation, other.round)
+    }
+
     fn encode(self, out: &mut BytesMut) {
         out.put_u64_le(self.operation);
         self.round.encode(out);

@@ -215,7 +215,7 @@ impl Executor {
                 let inbox = self.shared.inbox.lock();
                 for slot in bits(peers) {
                     let ready = &inbox.members[usize::from(slot)].ready;
-                    let theirs = ready.iter().find(|(theirs, _)| same_attempt(*theirs, tag));
+                    let theirs = ready.iter().find(|(theirs, _)| theirs.is_same_attempt(tag));
                     match theirs {
                         None => missing |= 1u64 << slot,
                         Some((theirs, success)) if !success || theirs.call != tag.call => {
@@ -261,12 +261,12 @@ impl Executor {
         let mut taken = Vec::new();
         for slot in bits(self.peers()) {
             let member = &mut inbox.members[usize::from(slot)];
-            let other_call = |theirs: &Tag| same_attempt(*theirs, tag) && theirs.call != tag.call;
+            let other_call = |theirs: &Tag| theirs.is_same_attempt(tag) && theirs.call != tag.call;
             if member.offers.iter().any(|offer| other_call(&offer.tag))
                 || member
                     .ready
                     .iter()
-                    .any(|(theirs, success)| other_call(theirs) || same_attempt(*theirs, tag) && !success)
+                    .any(|(theirs, success)| other_call(theirs) || theirs.is_same_attempt(tag) && !success)
             {
                 return Err(refused_by(slot));
             }
@@ -671,10 +671,6 @@ impl Attempt {
         }
         self.local.map_or(Ok(()), Err)
     }
-}
-
-pub(super) fn same_attempt(theirs: Tag, own: Tag) -> bool {
-    (theirs.operation, theirs.round) == (own.operation, own.round)
 }
 
 fn does_not_fit(slot: u8) -> Error {

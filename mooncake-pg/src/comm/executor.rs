@@ -12,7 +12,6 @@ use mooncake_core::{Error, ErrorCode};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep};
 
-use super::collective::same_attempt;
 use super::counted::Counted;
 use super::shared::{Shared, not_active};
 use super::transfer::Source;
@@ -340,9 +339,9 @@ impl Executor {
         })
     }
 
-    /// Returns whether a participant has left `round` for one of which this rank is no part, or
-    /// perhaps none, before it had finished the present operation. The others do not wait for this
-    /// rank then. So this rank must not finish the operation in `round`.
+    /// Returns whether a participant has left `round`, before it had finished the present operation,
+    /// for a round that perhaps lacks this rank. The others do not wait for this rank then. So this
+    /// rank must not finish the operation in `round`.
     pub(super) fn is_abandoned(&self, round: Round) -> bool {
         if is_planted("pg-abandoned-round-is-finished") {
             return false;
@@ -577,8 +576,8 @@ impl Executor {
                 missing &= !(inbox.lost | inbox.left);
                 for slot in bits(missing) {
                     let member = &inbox.members[usize::from(slot)];
-                    let has_copied = member.copied.is_some_and(|theirs| same_attempt(theirs, tag));
-                    // Its next operation is a later one, also if it was left out of this one.
+                    let has_copied = member.copied.is_some_and(|theirs| theirs.is_same_attempt(tag));
+                    // A rank goes on to the next operation also if it was left out of this one.
                     let is_over = member.progress.is_some_and(|theirs| theirs.next > Some(tag.operation));
                     if has_copied || is_over {
                         missing &= !(1 << slot);
