@@ -297,8 +297,8 @@ impl Mapped {
         }
         Err(Error::new(
             ErrorCode::TransferFail,
-            "cannot finish collective: another rank has gone on without this one; call join_group, or \
-             start this rank again",
+            "cannot finish collective: another rank has gone on without this one; call join_group, \
+             or start this rank again",
         ))
     }
 }
