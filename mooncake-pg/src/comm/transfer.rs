@@ -358,6 +358,10 @@ impl Shared {
         to: Buffer,
         keep: Keep,
     ) -> Result<(), ReadError> {
+        if let Some(mapped) = self.map(&loan) {
+            // SAFETY: promised by the caller.
+            return unsafe { mapped.copy_out(to) }.await.map_err(|_| ReadError::GivenUp);
+        }
         let deadline = self.transfer_deadline(to.len);
         let target = self.target(slot, deadline).await?;
         let engine = &self.plane.engine;
