@@ -17,6 +17,7 @@ mod peer;
 mod prose;
 mod python;
 mod rdma;
+mod release;
 mod run;
 mod source;
 mod spelling;
@@ -64,6 +65,9 @@ Checks
                 ARCHITECTURE.md does not name (words choose crates, --summary leaves out the uses)
   prose         the rules of CONTRIBUTING.md for comments, documents and texts of programs (words
                 choose files and folders, --rule NAME one rule, --summary prints a table)
+  release       before a release: licences and advisories of dependencies, packages that build by
+                themselves, public interfaces beside the last release (installs cargo-deny and
+                cargo-semver-checks; not part of `ci`)
 
 Files
   docs          writes docs/environment.md, docs/errors.md and docs/flags.md from the code (a test
@@ -102,6 +106,7 @@ fn main() -> ExitCode {
         ["edges", rest @ ..] => edges::run(rest),
         ["mixed"] => mixed::test(),
         ["features"] => features::each_alone(),
+        ["release"] => release::check(),
         ["examples"] => examples(),
         ["docs"] => docs(),
         ["header"] => header::write(),

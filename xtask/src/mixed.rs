@@ -6,12 +6,17 @@ use crate::run::{Result, cargo, command, counted, root, step, target_dir, test_p
 const LAST_RELEASE: &str = include_str!("../last-release");
 const TEST: &[&str] = &["test", "--workspace", "--all-features", "--test", "processes", "--no-run"];
 
-/// Builds the last release and this version, and runs the tests that mix both.
-pub(crate) fn test() -> Result {
-    let (name, commit) = LAST_RELEASE
+/// Returns the name and the commit of the last release.
+pub(crate) fn last_release() -> Result<(&'static str, &'static str)> {
+    LAST_RELEASE
         .trim()
         .split_once(' ')
-        .ok_or("xtask/last-release is malformed: expected `<name> <commit>`")?;
+        .ok_or_else(|| "xtask/last-release is malformed: expected `<name> <commit>`".to_owned())
+}
+
+/// Builds the last release and this version, and runs the tests that mix both.
+pub(crate) fn test() -> Result {
+    let (name, commit) = last_release()?;
     step(&format!("mixed cluster: {name}"));
     if command("git", &["rev-parse", "--is-shallow-repository"]).output()?.trim() == "true" {
         println!("left out: a shallow clone does not contain {name}");
