@@ -29,7 +29,7 @@ use tokio::time::timeout;
 
 use crate::driver::{Driver, Mail};
 use crate::message::{Endpoint, Envelope, Frame, HELLO_BYTES, Hello, Message};
-use crate::nearby::{Bell, FileAddress, Mappings, Notice, RemoteBell, RingReader, RingWriter};
+use crate::nearby::{Bell, FileAddress, Notice, RemoteBell, RingReader, RingWriter};
 use crate::staging::Pool;
 
 /// Longest time for a new connection, and for its first bytes.
@@ -130,7 +130,6 @@ impl DataPlane {
             left: Notify::new(),
             visitors: RwLock::default(),
             without_ring: AtomicUsize::new(0),
-            mappings: Mappings::default(),
             driver: Driver::new(runtime.clone(), bell, weak.clone()),
             accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
             runtime,
@@ -172,8 +171,6 @@ pub(crate) struct Plane {
     visitors: RwLock<Vec<Weak<Visitor>>>,
     /// Number of these connections that have no ring.
     without_ring: AtomicUsize,
-    /// Staging memory of other processes of this host.
-    pub(crate) mappings: Mappings,
     pub(crate) driver: Arc<Driver>,
     accepting: JoinHandle<()>,
 }
@@ -232,7 +229,6 @@ impl Plane {
 
     /// Tells every communicator that a connection with a process has ended.
     fn lose(&self, process: u64) {
-        self.mappings.clear();
         for recipient in self.recipients() {
             recipient.lose(process);
         }

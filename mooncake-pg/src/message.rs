@@ -137,11 +137,6 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
-    /// Returns whether both are of one operation in one round, perhaps of different calls.
-    pub(crate) fn is_same_attempt(self, other: Self) -> bool {
-        (self.operation, self.round) == (other.operation, other.round)
-    }
-
     fn encode(self, out: &mut BytesMut) {
         out.put_u64_le(self.operation);
         self.round.encode(out);
@@ -183,29 +178,9 @@ pub(crate) struct Loan {
     /// Address of the stamp. The owner erases the stamp before the memory gets other bytes.
     pub(crate) stamp_at: u64,
     pub(crate) stamp: u64,
-    /// File of the memory, for processes of the same host.
-    pub(crate) file: FileAddress,
-    /// Address of the first byte of the file.
-    pub(crate) base: u64,
-}
-
-/// Length from which the owner of staged bytes waits until they were copied. So processes of the
-/// same host copy them once, at the end of the operation, instead of twice.
-const AWAITED_BYTES: u64 = 256 << 10;
-
-impl Loan {
-    /// Returns whether the owner waits until the bytes were copied.
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.len >= AWAITED_BYTES
-    }
 }
 
 impl Payload {
-    /// Returns whether the sender waits until the bytes were copied.
-    pub(crate) fn is_awaited(&self) -> bool {
-        matches!(self, Payload::Staged(loan) if loan.is_awaited())
-    }
-
     pub(crate) fn len(&self) -> u64 {
         match self {
             Payload::Inline(bytes) => bytes.len() as u64,
@@ -219,12 +194,11 @@ impl Payload {
                 out.put_u8(0);
                 out.put_slice(bytes);
             }
-            Payload::Staged(Loan { address, len, stamp_at, stamp, file, base }) => {
+            Payload::Staged(Loan { address, len, stamp_at, stamp }) => {
                 out.put_u8(1);
-                for number in [address, len, stamp_at, stamp, base] {
+                for number in [address, len, stamp_at, stamp] {
                     out.put_u64_le(*number);
                 }
-                file.encode(out);
             }
         }
     }
@@ -236,11 +210,13 @@ impl Payload {
             [0] if rest.len() < COPIED => Ok(Payload::Inline(Bytes::copy_from_slice(rest))),
             [0] => Ok(Payload::Inline(rest.split_off(0))),
             [1] => {
-                let mut number = || take(rest).map(u64::from_le_bytes);
-                let (address, len, stamp_at, stamp, base) =
-                    (number()?, number()?, number()?, number()?, number()?);
-                let file = FileAddress::decode(&take(rest)?);
-                let loan = Loan { address, len, stamp_at, stamp, file, base };
+                let [address, len, stamp_at, stamp] = [take(rest)?, take(rest)?, take(rest)?, take(rest)?];
+                let loan = Loan {
+                    address: u64::from_le_bytes(address),
+                    len: u64::from_le_bytes(len),
+                    stamp_at: u64::from_le_bytes(stamp_at),
+                    stamp: u64::from_le_bytes(stamp),
+                };
                 let fits = loan.address.checked_add(loan.len).is_some();
                 fits.then_some(Payload::Staged(loan)).ok_or_else(|| malformed("the loan is too long"))
             }
@@ -275,10 +251,6 @@ pub(crate) enum Message {
         tag: Tag,
         success: bool,
     },
-    /// The sender has copied the staged bytes of the receiver, and does not read them any more.
-    Copied {
-        tag: Tag,
-    },
     /// The sender has closed its communicator.
     Bye,
     /// Point-to-point message.
@@ -303,11 +275,7 @@ impl Message {
     pub(crate) fn is_urgent(&self) -> bool {
         !matches!(
             self,
-            Message::Offer { .. }
-                | Message::Ready { .. }
-                | Message::Copied { .. }
-                | Message::Send { .. }
-                | Message::Taken { .. }
+            Message::Offer { .. } | Message::Ready { .. } | Message::Send { .. } | Message::Taken { .. }
         )
     }
 }
@@ -382,10 +350,6 @@ impl Envelope {
                 out.put_u64_le(tag.round);
                 out.put_u8(tag.phase);
                 payload.encode(&mut out);
-            }
-            Message::Copied { tag } => {
-                out.put_u8(8);
-                tag.encode(&mut out);
             }
         }
         let len = (out.len() - 4) as u32;
@@ -493,7 +457,6 @@ impl Envelope {
                 };
                 Message::Exchange { id, tag, payload: Payload::decode(rest)? }
             }
-            8 => Message::Copied { tag: Tag::decode(rest)? },
             _ => return Err(malformed(format!("unknown kind. kind={kind}"))),
         };
         Ok(Self { communicator, slot, message })
@@ -534,27 +497,10 @@ mod tests {
     fn payload() -> impl Strategy<Value = Payload> {
         prop_oneof![
             prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| Payload::Inline(bytes.into())),
-            (any::<(u64, u32, u64, u64, u64)>(), file()).prop_map(
-                |((address, len, stamp_at, stamp, base), file)| {
-                    Payload::Staged(Loan {
-                        address: address >> 1,
-                        len: len.into(),
-                        stamp_at,
-                        stamp,
-                        file,
-                        base,
-                    })
-                }
-            ),
+            any::<(u64, u32, u64, u64)>().prop_map(|(address, len, stamp_at, stamp)| {
+                Payload::Staged(Loan { address: address >> 1, len: len.into(), stamp_at, stamp })
+            }),
         ]
-    }
-
-    fn file() -> impl Strategy<Value = FileAddress> {
-        any::<(u32, u32, u64)>().prop_map(|(process, descriptor, secret)| FileAddress {
-            process,
-            descriptor,
-            secret,
-        })
     }
 
     fn message() -> impl Strategy<Value = Message> {
@@ -569,7 +515,6 @@ mod tests {
                 payload
             }),
             (tag(), any::<bool>()).prop_map(|(tag, success)| Message::Ready { tag, success }),
-            tag().prop_map(|tag| Message::Copied { tag }),
             Just(Message::Bye),
             (any::<u64>(), payload()).prop_map(|(id, payload)| Message::Send { id, payload }),
             any::<(u64, bool)>().prop_map(|(id, success)| Message::Taken { id, success }),
@@ -582,12 +527,17 @@ mod tests {
     }
 
     fn frame() -> impl Strategy<Value = Frame> {
+        let address = any::<(u32, u32, u64)>().prop_map(|(process, descriptor, secret)| FileAddress {
+            process,
+            descriptor,
+            secret,
+        });
         let envelope = (1u32.., 0u8..64, message()).prop_map(|(communicator, slot, message)| Envelope {
             communicator,
             slot,
             message,
         });
-        prop_oneof![envelope.prop_map(Frame::Message), file().prop_map(Frame::Ring), Just(Frame::Notice)]
+        prop_oneof![envelope.prop_map(Frame::Message), address.prop_map(Frame::Ring), Just(Frame::Notice)]
     }
 
     proptest! {

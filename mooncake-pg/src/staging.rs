@@ -20,7 +20,6 @@ use mooncake_transport::{Region, RegionPool, SliceMut};
 use parking_lot::Mutex;
 
 use crate::message::Loan;
-use crate::nearby::{FileAddress, NAME};
 
 /// Least size of a part by which the staging memory grows.
 const ARENA_BYTES: usize = 64 << 20;
@@ -35,59 +34,10 @@ const ALIGNMENT: u64 = 64;
 /// Bytes before staged bytes, for their stamp.
 const HEAD: usize = ALIGNMENT as usize;
 
-/// Part by which the staging memory grows: a file in shared memory. It begins with the secret of
-/// its address.
-struct Arena {
-    pool: RegionPool<TransportSet>,
-    memory: Arc<HostMemory>,
-    file: FileAddress,
-    /// Start of the memory, which is never lent.
-    _head: Region<TransportSet>,
-    /// Bytes that the pool has lent without an operation.
-    unlent: u64,
-}
-
-impl Arena {
-    /// Allocates and registers memory for at least `space` bytes.
-    async fn new(engine: &TransferEngine, space: usize) -> Result<Self> {
-        let options = HostMemoryOptions { shared: Some(NAME.into()), ..HostMemoryOptions::default() };
-        let len = (HEAD + space).next_multiple_of(4096).max(ARENA_BYTES);
-        let memory = Arc::new(HostMemory::with(len, &options)?);
-        let region = engine.register(memory.clone()).await?;
-        // SAFETY: the region is new, and only the pool makes slices of it.
-        let pool = unsafe { RegionPool::new(region) };
-        let head = pool.lend(HEAD, ALIGNMENT)?;
-        let file = match head.addr() == pool.region().addr() {
-            true => FileAddress::publish(&memory),
-            false => FileAddress::NONE,
-        };
-        Ok(Self { unlent: pool.used(), pool, memory, file, _head: head })
-    }
-
-    fn lend(&self, len: usize, stamp: impl FnOnce() -> u64) -> Result<Staged> {
-        let region = self.pool.lend(HEAD + len, ALIGNMENT)?;
-        let staged = Staged { stamp: stamp(), file: self.file, base: self.pool.region().addr(), region };
-        staged.stamp_word().store(staged.stamp, Ordering::Relaxed);
-        Ok(staged)
-    }
-
-    fn used(&self) -> u64 {
-        self.pool.used() - self.unlent
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        if self.file != FileAddress::NONE {
-            FileAddress::withdraw(&self.memory);
-        }
-    }
-}
-
 /// Memory pool of a process.
 pub(crate) struct Pool {
     engine: TransferEngine,
-    arenas: Mutex<Vec<Arena>>,
+    arenas: Mutex<Vec<RegionPool<TransportSet>>>,
     /// Held while the pool grows, so that concurrent operations share the new part.
     growing: tokio::sync::Mutex<()>,
     /// Last stamp, an odd number. The first one is random, so that other bytes are hardly equal.
@@ -121,18 +71,28 @@ impl Pool {
         if let Some(staged) = self.lend_from_arenas(len) {
             return Ok(staged);
         }
-        let arena = Arena::new(&self.engine, HEAD + len).await?;
-        let staged = arena.lend(len, || self.next_stamp())?;
+        let options =
+            HostMemoryOptions { shared: Some("mooncake-pg".into()), ..HostMemoryOptions::default() };
+        let space = HEAD + len;
+        let memory = HostMemory::with(space.next_multiple_of(4096).max(ARENA_BYTES), &options)?;
+        let region = self.engine.register(Arc::new(memory)).await?;
+        // SAFETY: the region is new, and only the pool makes slices of it.
+        let arena = unsafe { RegionPool::new(region) };
+        let region = arena.lend(space, ALIGNMENT)?;
         self.arenas.lock().push(arena);
-        Ok(staged)
+        Ok(self.stamped(region))
     }
 
     fn lend_from_arenas(&self, len: usize) -> Option<Staged> {
-        self.arenas.lock().iter().find_map(|arena| arena.lend(len, || self.next_stamp()).ok())
+        let arenas = self.arenas.lock();
+        let region = arenas.iter().find_map(|arena| arena.lend(HEAD + len, ALIGNMENT).ok())?;
+        Some(self.stamped(region))
     }
 
-    fn next_stamp(&self) -> u64 {
-        self.stamp.fetch_add(2, Ordering::Relaxed)
+    fn stamped(&self, region: Region<TransportSet>) -> Staged {
+        let staged = Staged { stamp: self.stamp.fetch_add(2, Ordering::Relaxed), region };
+        staged.stamp_word().store(staged.stamp, Ordering::Relaxed);
+        staged
     }
 
     /// Frees unused staging memory beyond the limit.
@@ -140,15 +100,15 @@ impl Pool {
         let mut unused = Vec::new();
         {
             let mut arenas = self.arenas.lock();
-            let mut total: u64 = arenas.iter().map(|arena| arena.pool.capacity()).sum();
-            let is_excess = |arena: &mut Arena| {
+            let mut total: u64 = arenas.iter().map(RegionPool::capacity).sum();
+            arenas.retain(|arena| {
                 let goes = total > RETAINED && arena.used() == 0;
                 if goes {
-                    total -= arena.pool.capacity();
+                    total -= arena.capacity();
+                    unused.push(arena.clone());
                 }
-                goes
-            };
-            unused.extend(arenas.extract_if(.., is_excess));
+                !goes
+            });
         }
         if !unused.is_empty() {
             // The deregistration waits until no other process uses the memory.
@@ -158,12 +118,12 @@ impl Pool {
 
     /// Returns the bytes of staging memory that operations use.
     pub(crate) fn used(&self) -> u64 {
-        self.arenas.lock().iter().map(Arena::used).sum()
+        self.arenas.lock().iter().map(RegionPool::used).sum()
     }
 
     /// Returns the bytes of staging memory.
     pub(crate) fn capacity(&self) -> u64 {
-        self.arenas.lock().iter().map(|arena| arena.pool.capacity()).sum()
+        self.arenas.lock().iter().map(RegionPool::capacity).sum()
     }
 
     /// Returns a scratch buffer of [`SCRATCH_BYTES`].
@@ -185,9 +145,6 @@ impl Pool {
 pub(crate) struct Staged {
     region: Region<TransportSet>,
     stamp: u64,
-    /// File of the memory, and the address of its first byte.
-    file: FileAddress,
-    base: u64,
 }
 
 impl Staged {
@@ -205,8 +162,7 @@ impl Staged {
     pub(crate) fn loan(&self, range: Range<usize>) -> Loan {
         let stamp_at = self.region.addr();
         let address = stamp_at + (HEAD + range.start) as u64;
-        let (file, base) = (self.file, self.base);
-        Loan { address, len: range.len() as u64, stamp_at, stamp: self.stamp, file, base }
+        Loan { address, len: range.len() as u64, stamp_at, stamp: self.stamp }
     }
 
     /// Returns all bytes as the destination of a transfer.

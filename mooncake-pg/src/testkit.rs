@@ -342,9 +342,7 @@ impl Rank {
     /// As [`stop`](Self::stop), until the result is dropped.
     pub fn stop_until_dropped(&self) -> Sender<Infallible> {
         let (stopped, released) = std::sync::mpsc::channel();
-        self.block(move || {
-            let _ = released.recv();
-        });
+        self.block(move || drop(released.recv()));
         stopped
     }
 

@@ -13,7 +13,7 @@ use mooncake_engine::TransportSet;
 use mooncake_transport::{SliceMut, Target};
 
 use super::executor::{Agreement, Executor, Interrupted, Patience};
-use super::transfer::{Mapped, ReadError, Source, copy_out, fill, payload_of};
+use super::transfer::{ReadError, Source, copy_out, fill, payload_of};
 use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
 use crate::driver::Mail;
 use crate::message::{Loan, Message, Payload, Round, Tag};
@@ -30,8 +30,6 @@ const SECOND: u8 = 1;
 enum Arrived {
     InMessage(Bytes),
     Apart(Staged),
-    /// In memory of their sender, which waits until they are copied.
-    Mapped(Mapped),
 }
 
 /// Data of one attempt: the bytes that wait for the end of the operation, and what went wrong.
@@ -43,10 +41,6 @@ struct Attempt {
     writes: Vec<(Buffer, Arrived)>,
     /// Reduced block that only other participants read.
     reduced: Option<Staged>,
-    /// Slots that wait until this rank has copied their staged bytes.
-    lenders: u64,
-    /// Slots that copy staged bytes of this rank when the operation is finished.
-    borrowers: u64,
     /// Fault of this rank that does not concern the others.
     local: Option<Error>,
     /// Fault because of which no participant can finish the operation properly.
@@ -88,14 +82,15 @@ impl Executor {
         let digest = call.digest();
         // Slots may become active before the operation begins.
         let input = call.input(own, u64::MAX);
-        let mut ready: Option<(Tag, Attempt)> = None;
+        let mut ready: Option<(Round, Attempt)> = None;
         loop {
-            let agreement = self.agree(ready.as_ref().map(|(tag, _)| tag.round)).await;
+            let agreement = self.agree(ready.as_ref().map(|(round, _)| *round)).await;
             match (agreement, ready.take()) {
                 (Agreement::Reached, _) => {}
-                (Agreement::Finished, Some((tag, attempt))) => {
+                (Agreement::Finished, Some((round, attempt))) => {
+                    self.finish(Some(round));
                     // SAFETY: promised by the caller.
-                    return unsafe { self.conclude(tag, attempt) }.await;
+                    return unsafe { attempt.complete() }.await;
                 }
                 (other, _) => {
                     let error = self.error_of(other);
@@ -103,7 +98,6 @@ impl Executor {
                         // SAFETY: the tensor is the input.
                         unsafe { source.restore(tensor) };
                     }
-                    self.retained = source;
                     return Err(error);
                 }
             }
@@ -138,33 +132,14 @@ impl Executor {
             }
             self.send_ready(tag, attempt.fault.is_none(), self.peers());
             match self.gather_ready(tag, &mut attempt).await {
-                // SAFETY: promised by the caller.
-                Ok(()) => return unsafe { self.conclude(tag, attempt) }.await,
-                Err(Interrupted) => ready = Some((tag, attempt)),
+                Ok(()) => {
+                    self.finish(Some(tag.round));
+                    // SAFETY: promised by the caller.
+                    return unsafe { attempt.complete() }.await;
+                }
+                Err(Interrupted) => ready = Some((tag.round, attempt)),
             }
         }
-    }
-
-    /// Ends an operation for which all participants are ready.
-    ///
-    /// # Errors
-    /// The fault of the attempt.
-    ///
-    /// # Safety
-    /// As for `perform`.
-    async unsafe fn conclude(&mut self, tag: Tag, attempt: Attempt) -> Result<()> {
-        self.finish(Some(tag.round));
-        let (lenders, borrowers) = (attempt.lenders, attempt.borrowers);
-        let has_fault = attempt.fault.is_some();
-        // SAFETY: promised by the caller.
-        let end = unsafe { attempt.complete() }.await;
-        if !has_fault {
-            for slot in bits(lenders) {
-                self.shared.send_to(slot, Message::Copied { tag });
-            }
-            self.await_copies(tag, borrowers).await;
-        }
-        end
     }
 
     /// Moves the data of an operation in one round.
@@ -181,9 +156,6 @@ impl Executor {
     ) -> Result<(), Interrupted> {
         for (slot, range) in &plan.offers {
             let payload = source.payload(range.clone());
-            if plan.fold.is_none() && payload.is_awaited() {
-                attempt.borrowers |= 1 << slot;
-            }
             self.shared.send_to(*slot, Message::Offer { tag, part: FIRST, payload });
         }
         match &plan.own {
@@ -215,7 +187,7 @@ impl Executor {
                 let inbox = self.shared.inbox.lock();
                 for slot in bits(peers) {
                     let ready = &inbox.members[usize::from(slot)].ready;
-                    let theirs = ready.iter().find(|(theirs, _)| theirs.is_same_attempt(tag));
+                    let theirs = ready.iter().find(|(theirs, _)| same_attempt(*theirs, tag));
                     match theirs {
                         None => missing |= 1u64 << slot,
                         Some((theirs, success)) if !success || theirs.call != tag.call => {
@@ -261,12 +233,12 @@ impl Executor {
         let mut taken = Vec::new();
         for slot in bits(self.peers()) {
             let member = &mut inbox.members[usize::from(slot)];
-            let other_call = |theirs: &Tag| theirs.is_same_attempt(tag) && theirs.call != tag.call;
+            let other_call = |theirs: &Tag| same_attempt(*theirs, tag) && theirs.call != tag.call;
             if member.offers.iter().any(|offer| other_call(&offer.tag))
                 || member
                     .ready
                     .iter()
-                    .any(|(theirs, success)| other_call(theirs) || theirs.is_same_attempt(tag) && !success)
+                    .any(|(theirs, success)| other_call(theirs) || same_attempt(*theirs, tag) && !success)
             {
                 return Err(refused_by(slot));
             }
@@ -353,8 +325,6 @@ impl Executor {
         let is_early = is_planted("pg-bytes-are-read-in-place");
         self.collect(tag, part, from, attempt, |attempt, slot, payload| {
             let place = places.iter().find(|(from, _)| *from == slot);
-            let is_awaited = part == FIRST && payload.is_awaited();
-            attempt.lenders |= u64::from(is_awaited) << slot;
             match (place, payload) {
                 (Some((_, Place::To(buffer))), payload) if payload.len() != buffer.len as u64 => {
                     attempt.local = Some(does_not_fit(slot));
@@ -365,20 +335,8 @@ impl Executor {
                     None
                 }
                 (Some((_, Place::To(buffer))), Payload::Staged(loan)) if part == FIRST && !is_early => {
-                    if let Some(mapped) = shared.map(&loan) {
-                        attempt.writes.push((*buffer, Arrived::Mapped(mapped)));
-                        return None;
-                    }
                     let (buffer, read) = (*buffer, shared.clone().read_apart(slot, loan, buffer.len));
-                    attempt.lenders &= !(1 << slot);
-                    let shared = shared.clone();
-                    Some(Box::pin(async move {
-                        let read = read.await;
-                        if is_awaited && read.is_ok() {
-                            shared.send_to(slot, Message::Copied { tag });
-                        }
-                        (slot, read.map(|staged| Some((buffer, staged))))
-                    }))
+                    Some(Box::pin(async move { (slot, read.await.map(|staged| Some((buffer, staged)))) }))
                 }
                 (Some((_, Place::To(buffer))), Payload::Staged(loan)) => {
                     // Every attempt writes all of a reduced tensor.
@@ -665,12 +623,14 @@ impl Attempt {
                 Arrived::InMessage(bytes) => unsafe { fill(buffer, &bytes) },
                 // SAFETY: as above.
                 Arrived::Apart(staged) => unsafe { copy_out(&staged, buffer) }.await,
-                // SAFETY: as above.
-                Arrived::Mapped(mapped) => unsafe { mapped.copy_out(buffer) }.await?,
             }
         }
         self.local.map_or(Ok(()), Err)
     }
+}
+
+fn same_attempt(theirs: Tag, own: Tag) -> bool {
+    (theirs.operation, theirs.round) == (own.operation, own.round)
 }
 
 fn does_not_fit(slot: u8) -> Error {

@@ -14,7 +14,6 @@ use tokio::time::{Sleep, sleep};
 
 use super::counted::Counted;
 use super::shared::{Shared, not_active};
-use super::transfer::Source;
 use crate::call::{Collective, bits};
 use crate::message::{Envelope, Message, Progress, Round, Tag};
 use crate::operation::{Outcome, Pending, closed};
@@ -56,8 +55,6 @@ pub(super) struct Executor {
     named: u64,
     /// Slots that have failed since, and have left the active set before an operation has seen it.
     unnamed: u64,
-    /// Input of an operation that failed here. Others may have finished it, and still copy.
-    pub(super) retained: Option<Source>,
     /// Last evidence that was reported about each slot.
     reported: [Option<Evidence>; MAX_RANKS],
 }
@@ -118,7 +115,6 @@ impl Executor {
             failed: 0,
             named: 0,
             unnamed: 0,
-            retained: None,
             reported: [None; MAX_RANKS],
         }
     }
@@ -339,9 +335,9 @@ impl Executor {
         })
     }
 
-    /// Returns whether a participant has left `round`, before it had finished the present
-    /// operation, for a round that perhaps lacks this rank. The others do not wait for this rank
-    /// then. So this rank must not finish the operation in `round`.
+    /// Returns whether a participant has left `round` for one of which this rank is no part, or
+    /// perhaps none, before it had finished the present operation. The others do not wait for this
+    /// rank then. So this rank must not finish the operation in `round`.
     pub(super) fn is_abandoned(&self, round: Round) -> bool {
         if is_planted("pg-abandoned-round-is-finished") {
             return false;
@@ -484,14 +480,12 @@ impl Executor {
         self.renew_round();
         self.is_busy = true;
         let active = if self.view.is_some() { self.active } else { 0 };
-        let retained = self.retained.take();
         let end = match collective.is_empty() {
             true => Ok(()),
             // SAFETY: the caller of `start` promises the buffers until `keep` is dropped.
             false => unsafe { self.perform(&collective, &keep) }.await,
         };
         self.is_busy = false;
-        drop(retained);
         let mut outcome = Outcome { failed: self.failed, ..Outcome::default() };
         match end {
             Ok(()) => {
@@ -511,7 +505,6 @@ impl Executor {
         self.named = outcome.failed;
         self.failed = 0;
         self.shared.plane.pool.trim();
-        self.shared.plane.mappings.trim();
         drop(keep);
         pending.finish(outcome);
     }
@@ -545,7 +538,6 @@ impl Executor {
                 // The others count this operation as well.
                 self.finish(None);
                 self.is_stale = true;
-                self.announce();
                 Error::new(
                     ErrorCode::TransferFail,
                     format!(
@@ -555,43 +547,6 @@ impl Executor {
                     ),
                 )
             }
-        }
-    }
-
-    /// Waits until the slots have copied the staged bytes of an operation that is finished, or have
-    /// failed. The next operation counts these failures.
-    pub(super) async fn await_copies(&mut self, tag: Tag, slots: u64) {
-        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
-        let mut waited_for = 0;
-        loop {
-            self.settled = u64::MAX;
-            self.reconcile();
-            self.settled = 0;
-            if self.shared.is_closing() {
-                return;
-            }
-            let mut missing = slots & self.members() & !self.dead;
-            {
-                let inbox = self.shared.inbox.lock();
-                missing &= !(inbox.lost | inbox.left);
-                for slot in bits(missing) {
-                    let member = &inbox.members[usize::from(slot)];
-                    let has_copied = member.copied.is_some_and(|theirs| theirs.is_same_attempt(tag));
-                    // A rank goes on to the next operation also if it was left out of this one.
-                    let is_over = member.progress.is_some_and(|theirs| theirs.next > Some(tag.operation));
-                    if has_copied || is_over {
-                        missing &= !(1 << slot);
-                    }
-                }
-            }
-            if missing == 0 {
-                return;
-            }
-            if missing != waited_for {
-                patience.restart();
-                waited_for = missing;
-            }
-            self.wait_for(missing, &mut patience).await;
         }
     }
 

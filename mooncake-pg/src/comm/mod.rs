@@ -53,10 +53,8 @@
 //! never takes the bytes of a later message for its own.
 //!
 //! The bytes of a participant reach the caller's memory when the operation is finished: all of
-//! them, or none if the participant has failed. They are read apart until then, or, if they are
-//! long and on this host, mapped. A participant waits at the end until the others have copied its
-//! long bytes. Only reduced blocks are read into the caller's memory at once, because every attempt
-//! writes all of them.
+//! them, or none if the participant has failed. They are read apart until then. Only reduced
+//! blocks are read into the caller's memory at once, because every attempt writes all of them.
 
 mod arrivals;
 mod collective;

@@ -58,10 +58,6 @@ impl Shared {
                 member.ready.push((tag, success));
                 member.ready.len() <= MAX_OFFERS
             }),
-            Message::Copied { tag } => self.keep_collective(slot, |member| {
-                member.copied = Some(tag);
-                true
-            }),
             Message::Bye => self.lose_slots(1 << slot, true),
             Message::Send { id, payload } => self.take_sent(slot, id, payload),
             Message::Taken { id, success } => self.take_acknowledgement(slot, id, success),

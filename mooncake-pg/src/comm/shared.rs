@@ -63,8 +63,6 @@ pub(super) struct Correspondent {
     pub(super) progress: Option<Progress>,
     pub(super) offers: Vec<Offer>,
     pub(super) ready: Vec<(Tag, bool)>,
-    /// Last operation of which it has copied the staged bytes of this rank.
-    pub(super) copied: Option<Tag>,
 }
 
 pub(super) struct Offer {

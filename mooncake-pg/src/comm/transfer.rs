@@ -20,7 +20,6 @@ use super::shared::Shared;
 use crate::call::{Buffer, Input, inline_bytes};
 use crate::link::Plane;
 use crate::message::{Loan, Payload};
-use crate::nearby::SharedFile;
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 
 /// Bytes that are copied before other tasks of the thread get a turn.
@@ -255,72 +254,7 @@ pub(super) async unsafe fn copy_out(staged: &Staged, buffer: Buffer) {
     }
 }
 
-/// Staged bytes of another process of this host, which stay mapped also if that process ends.
-pub(super) struct Mapped {
-    file: Arc<SharedFile>,
-    /// Offset of the bytes.
-    from: usize,
-    len: usize,
-    /// Offset of the stamp.
-    stamp_from: usize,
-    stamp: u64,
-}
-
-impl Mapped {
-    fn is_stamped(&self) -> bool {
-        is_planted("pg-stamps-are-not-looked-at")
-            || self.file.long(self.stamp_from).load(Ordering::Acquire) == self.stamp
-    }
-
-    /// Copies the bytes into memory of the caller.
-    ///
-    /// # Errors
-    /// `TRANSFER_FAIL` if the sender has given the bytes up, because it took this rank for failed.
-    /// The memory may have any bytes then.
-    ///
-    /// # Safety
-    /// The buffer is writable, and nothing else touches it.
-    pub(super) async unsafe fn copy_out(&self, buffer: Buffer) -> Result<()> {
-        let len = self.len.min(buffer.len);
-        for from in (0..len).step_by(TURN_BYTES) {
-            let size = TURN_BYTES.min(len - from);
-            // SAFETY: inside of the buffer, and as promised by the caller.
-            unsafe { self.file.copy_out(self.from + from, size, buffer.as_ptr().add(from)) };
-            if size == TURN_BYTES {
-                tokio::task::yield_now().await;
-            }
-        }
-        // The bytes were read before.
-        fence(Ordering::SeqCst);
-        if self.is_stamped() {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorCode::TransferFail,
-            "cannot finish collective: another rank has gone on without this one; call join_group, \
-             or start this rank again",
-        ))
-    }
-}
-
 impl Shared {
-    /// Maps long staged bytes of a process of this host. Returns `None` if they are not there.
-    pub(super) fn map(&self, loan: &Loan) -> Option<Mapped> {
-        if !loan.is_awaited() {
-            return None;
-        }
-        let file = self.plane.mappings.open(loan.file).ok()?;
-        let offset = |address: u64| usize::try_from(address.checked_sub(loan.base)?).ok();
-        let (from, stamp_from) = (offset(loan.address)?, offset(loan.stamp_at)?);
-        let len = usize::try_from(loan.len).ok()?;
-        let is_inside = |from: usize, len: usize| from.checked_add(len).is_some_and(|end| end <= file.len());
-        if !is_inside(from, len) || !is_inside(stamp_from, 8) || !stamp_from.is_multiple_of(8) {
-            return None;
-        }
-        let mapped = Mapped { from, len, stamp_from, stamp: loan.stamp, file };
-        mapped.is_stamped().then_some(mapped)
-    }
-
     /// Opens the transfer engine of a slot's process.
     ///
     /// # Errors
@@ -358,10 +292,6 @@ impl Shared {
         to: Buffer,
         keep: Keep,
     ) -> Result<(), ReadError> {
-        if let Some(mapped) = self.map(&loan) {
-            // SAFETY: promised by the caller.
-            return unsafe { mapped.copy_out(to) }.await.map_err(|_| ReadError::GivenUp);
-        }
         let deadline = self.transfer_deadline(to.len);
         let target = self.target(slot, deadline).await?;
         let engine = &self.plane.engine;

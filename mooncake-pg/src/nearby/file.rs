@@ -11,7 +11,7 @@ use mooncake_core::{Error, Result};
 use mooncake_ipc::socket::sealed;
 
 /// Name of the files, which other descriptors do not have.
-pub(crate) const NAME: &str = "mooncake-pg-nearby";
+const NAME: &str = "mooncake-pg-nearby";
 
 /// Place of a file: a descriptor of the process that made it. Processes of other hosts and of other
 /// process namespaces do not find the file, and processes of other users may not open it.
@@ -30,25 +30,6 @@ impl FileAddress {
     /// Address of no file.
     pub(crate) const NONE: Self = Self { process: 0, descriptor: 0, secret: 0 };
 
-    /// Makes the file of the memory known under the result, until [`withdraw`](Self::withdraw). The
-    /// first eight bytes are in use from then on. Returns [`NONE`](Self::NONE) for memory without a
-    /// file.
-    pub(crate) fn publish(memory: &HostMemory) -> Self {
-        let Some(descriptor) = memory.fd() else { return Self::NONE };
-        let address = Self {
-            process: std::process::id(),
-            descriptor: descriptor.as_raw_fd().cast_unsigned(),
-            secret: Rng::from_os().next_u64() | 1,
-        };
-        secret_of(memory).store(address.secret, Ordering::Release);
-        address
-    }
-
-    /// Tells processes that have mapped the file that it ends.
-    pub(crate) fn withdraw(memory: &HostMemory) {
-        secret_of(memory).store(0, Ordering::Release);
-    }
-
     pub(crate) fn encode(self, out: &mut impl BufMut) {
         out.put_u32_le(self.process);
         out.put_u32_le(self.descriptor);
@@ -61,15 +42,8 @@ impl FileAddress {
     }
 }
 
-/// Returns the word at the start of a file.
-fn secret_of(memory: &HostMemory) -> &AtomicU64 {
-    assert!(memory.len() >= 8, "beyond the file");
-    // SAFETY: inside the mapping, aligned, and accessed only as an atomic by all processes.
-    unsafe { AtomicU64::from_ptr(memory.span().ptr.cast().as_ptr()) }
-}
-
 /// File of sealed length, mapped.
-pub(crate) struct SharedFile {
+pub(super) struct SharedFile {
     memory: HostMemory,
 }
 
@@ -81,30 +55,21 @@ impl SharedFile {
     pub(super) fn create(len: usize) -> Result<(Self, FileAddress)> {
         let options = HostMemoryOptions { shared: Some(NAME.into()), ..HostMemoryOptions::default() };
         let file = Self { memory: HostMemory::with(len, &options)? };
-        let address = FileAddress::publish(&file.memory);
-        if address == FileAddress::NONE {
-            return Err(Error::internal("shared memory without a file"));
-        }
+        let descriptor = file.memory.fd().ok_or_else(|| Error::internal("shared memory without a file"))?;
+        let address = FileAddress {
+            process: std::process::id(),
+            descriptor: descriptor.as_raw_fd().cast_unsigned(),
+            secret: Rng::from_os().next_u64() | 1,
+        };
+        file.long(0).store(address.secret, Ordering::Release);
         Ok((file, address))
     }
 
-    /// Opens the file of another process of this host, with this length.
+    /// Opens the file of another process of this host.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` if the address does not lead to such a file.
+    /// `INVALID_PARAMS` if the address does not lead to such a file of this length.
     pub(super) fn open(address: FileAddress, len: usize) -> Result<Self> {
-        Self::open_part(address, Some(len))
-    }
-
-    /// Opens a whole file of another process of this host.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open).
-    pub(super) fn open_whole(address: FileAddress) -> Result<Self> {
-        Self::open_part(address, None)
-    }
-
-    fn open_part(address: FileAddress, len: Option<usize>) -> Result<Self> {
         let path = format!("/proc/{}/fd/{}", address.process, address.descriptor);
         let target = fs::read_link(&path).map_err(Error::from)?;
         // Another kind of file is not even opened.
@@ -113,28 +78,15 @@ impl SharedFile {
         }
         let file = OpenOptions::new().read(true).write(true).open(&path);
         let file: File = sealed(Some(file.map_err(Error::from)?.into()))?;
-        let len = match len {
-            Some(len) => len,
-            None => usize::try_from(file.metadata().map_err(Error::from)?.len()).unwrap_or(usize::MAX),
-        };
         let file = Self { memory: HostMemory::map_file(&file, 0, len)? };
-        if !file.is_at(address) {
+        if file.long(0).load(Ordering::Acquire) != address.secret {
             return Err(Error::invalid("cannot open shared file: it is another one"));
         }
         Ok(file)
     }
 
-    /// Returns whether the file is still known under the address.
-    pub(super) fn is_at(&self, address: FileAddress) -> bool {
-        self.memory.len() >= 8 && self.long(0).load(Ordering::Acquire) == address.secret
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.memory.len()
-    }
-
     /// Returns the word of 8 bytes at an offset.
-    pub(crate) fn long(&self, at: usize) -> &AtomicU64 {
+    pub(super) fn long(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.memory.len(), "beyond the file");
         // SAFETY: inside the mapping, aligned, and accessed only as an atomic by all processes. The
         // length of the file is sealed.
@@ -156,17 +108,6 @@ impl SharedFile {
         unsafe {
             self.memory.span().ptr.add(at).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
-    }
-
-    /// Copies bytes out. The other process may write them at the same time.
-    ///
-    /// # Safety
-    /// The bytes from `to` on are writable, and nothing else touches them.
-    pub(crate) unsafe fn copy_out(&self, at: usize, len: usize, to: *mut u8) {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.memory.len()), "beyond the file");
-        // SAFETY: inside the mapping; the caller promises the other side. No reference to bytes of
-        // the file is ever made.
-        unsafe { to.copy_from_nonoverlapping(self.memory.span().ptr.add(at).as_ptr().cast_const(), len) };
     }
 
     /// Appends bytes to `out`. The other process may write them at the same time.

@@ -1,4 +1,4 @@
-//! Messages and staged bytes between processes of one host, in shared memory.
+//! Messages between processes of one host, in shared memory.
 //!
 //! A sender writes its messages into a ring of its own, which the receiver maps. The
 //! receiver has a bell, a word that tells senders how to wake it.
@@ -6,10 +6,8 @@
 mod bell;
 #[allow(unsafe_code)]
 mod file;
-mod mappings;
 mod ring;
 
 pub(crate) use bell::{Bell, Notice, RemoteBell, Rest};
-pub(crate) use file::{FileAddress, NAME, SharedFile};
-pub(crate) use mappings::Mappings;
+pub(crate) use file::FileAddress;
 pub(crate) use ring::{RingReader, RingWriter};

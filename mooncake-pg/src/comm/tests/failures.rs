@@ -307,26 +307,6 @@ fn offer_by_hand(ranks: &[Rank], len: usize) -> Tag {
     tag
 }
 
-fn wait_until(is_true: impl Fn() -> bool) {
-    let until = Instant::now() + WITHIN;
-    while !is_true() {
-        assert!(Instant::now() < until, "it does not come true");
-        std::thread::yield_now();
-    }
-}
-
-/// Waits until a rank has the offer of another one.
-fn wait_until_offered(from: usize, to: &Rank, tag: Tag) {
-    wait_until(|| to.comm().shared.inbox.lock().members[from].offers.iter().any(|offer| offer.tag == tag));
-}
-
-/// Waits until a rank is ready for another one.
-fn wait_until_ready(from: usize, to: &Rank, tag: Tag) {
-    wait_until(|| {
-        to.comm().shared.inbox.lock().members[from].ready.iter().any(|(of, success)| *of == tag && *success)
-    });
-}
-
 #[test]
 fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
     let (group, mut ranks) = start(3);
@@ -359,7 +339,11 @@ fn a_ready_rank_may_end_while_another_one_is_not_ready() {
     ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
     succeed(&begun[0].0);
     assert!(!begun[1].0.is_done());
-    wait_until_ready(0, &ranks[1], tag);
+    let until = Instant::now() + WITHIN;
+    while ranks[1].comm().shared.inbox.lock().members[0].ready.iter().all(|(theirs, _)| *theirs != tag) {
+        assert!(Instant::now() < until, "the readiness of the first rank does not arrive");
+        std::thread::yield_now();
+    }
     drop(ranks.remove(0));
     ranks[0].comm().shared.lose_slot(0);
     let turns = async {
@@ -394,13 +378,12 @@ fn a_rank_that_was_stopped_finishes_only_what_the_others_have_finished() {
         ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
         let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
         let round_of = |(number, absent): (u32, u64)| Round { mask, number, absent };
+        let stopped = ranks[2].stop_until_dropped();
         let memory = Memory::new(values(2, 10));
         let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
         let tag = Tag { operation: 1, round: round_of(first), call: call.digest() };
         let operation = ranks[2].start_collective(call, &[&memory]);
-        wait_until_offered(2, &ranks[0], tag);
         // All of this arrives before the rank looks again.
-        let stopped = ranks[2].stop_until_dropped();
         for other in &ranks[..2] {
             let payload = Payload::Inline(values(other.slot, 10).into());
             deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
@@ -422,16 +405,19 @@ fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_
     for has_failed in [false, true] {
         let (group, ranks) = start(3);
         ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
-        let (operation, memory) = all_reduce(&ranks[2], values(2, 10));
-        let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
-        let tag = second(&group, &call);
-        wait_until_offered(2, &ranks[0], tag);
-        wait_until_offered(2, &ranks[1], tag);
         let stopped = ranks[2].stop_until_dropped();
-        let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+        let tag = offer_by_hand(&ranks, 10);
         // Both others wait for the readiness of this rank only.
-        wait_until_ready(0, &ranks[1], tag);
-        wait_until_ready(1, &ranks[0], tag);
+        for (at, other) in [(0, 1), (1, 0)] {
+            let until = Instant::now() + WITHIN;
+            let is_ready =
+                || ranks[at].comm().shared.inbox.lock().members[other].ready.iter().any(|(of, _)| *of == tag);
+            while !is_ready() {
+                assert!(Instant::now() < until, "no readiness");
+                std::thread::yield_now();
+            }
+        }
         group.hold(2, true);
         group.change(|view| {
             view.members[2].state = MemberState::Inactive;
@@ -439,15 +425,15 @@ fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_
                 view.members[2].endpoint = None;
             }
         });
-        for (operation, memory) in &begun {
+        for (operation, memory) in &begun[..2] {
             assert!(finish(operation).error.is_none());
             assert_eq!(contributors(memory), 0b011);
         }
         drop(stopped);
-        assert!(!operation.wait(Some(Duration::from_millis(300))), "it does not wait for the view");
+        assert!(!begun[2].0.wait(Some(Duration::from_millis(300))), "it does not wait for the view");
         group.hold(2, false);
-        assert!(finish(&operation).error.is_some());
-        assert_eq!(contributors(&memory), 0b100, "its tensor is as before");
+        assert!(finish(&begun[2].0).error.is_some());
+        assert_eq!(contributors(&begun[2].1), 0b100, "its tensor is as before");
     }
 }
 
@@ -627,52 +613,4 @@ fn a_stopped_receiver_gets_no_bytes_of_a_later_message() {
     succeed(&received);
     succeed(&later);
     assert!(memory.bytes() == vec![2; LEN]);
-}
-
-/// Length of bytes that are copied when the operation is finished.
-const LONG: usize = 300_000;
-
-#[test]
-fn long_bytes_of_a_ready_rank_outlive_it_and_are_awaited() {
-    let (group, mut ranks) = start(3);
-    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
-    let (input, output) = (Memory::new(vec![0; LONG]), Memory::new(vec![9; 3 * LONG]));
-    let call = Collective::AllGather { input: input.buffer(), outputs: flat(&output, LONG) };
-    let tag = second(&group, &call);
-    let operation = ranks[0].start_collective(call, &[&input, &output]);
-    let staged: Vec<_> = (1..3).map(|at| stage(&ranks[at], &vec![at as u8; LONG])).collect();
-    for at in [1, 2] {
-        let payload = Payload::Staged(staged[at - 1].loan(0..LONG));
-        ranks[at].comm().shared.send_to(0, Message::Offer { tag, part: 0, payload });
-    }
-    ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
-    wait_until_ready(0, &ranks[1], tag);
-    assert!(ranks[0].plane().staging_bytes().0 < 2 * LONG as u64, "the bytes were copied before");
-    kill(&group, &mut ranks, 2);
-    ranks[1].comm().shared.send_to(0, Message::Ready { tag, success: true });
-    // The last rank has not copied the bytes of the first one.
-    assert!(!operation.wait(Some(Duration::from_millis(300))), "the bytes may be erased too early");
-    ranks[1].comm().shared.send_to(0, Message::Copied { tag });
-    let outcome = finish(&operation);
-    assert!(outcome.is_success(), "{outcome:?}");
-    assert!(output.bytes() == [vec![0; LONG], vec![1; LONG], vec![2; LONG]].concat());
-    std::mem::forget(staged);
-}
-
-#[test]
-fn long_bytes_that_were_given_up_are_an_error() {
-    let (group, ranks) = start(2);
-    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
-    let memory = Memory::new(vec![7; LONG]);
-    let call = Collective::Broadcast { tensor: memory.buffer(), root: slot(0) };
-    let tag = second(&group, &call);
-    let operation = ranks[1].start_collective(call, &[&memory]);
-    let staged = stage(&ranks[0], &[1; LONG]);
-    let payload = Payload::Staged(staged.loan(0..LONG));
-    ranks[0].comm().shared.send_to(1, Message::Offer { tag, part: 0, payload });
-    wait_until_ready(1, &ranks[0], tag);
-    assert!(memory.bytes() == vec![7; LONG], "bytes are written before all ranks are ready");
-    drop(staged);
-    ranks[0].comm().shared.send_to(1, Message::Ready { tag, success: true });
-    assert!(finish(&operation).error.is_some());
 }
