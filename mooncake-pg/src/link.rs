@@ -333,6 +333,11 @@ impl Link {
         }
     }
 
+    /// Returns whether there is a connection, or one is being opened.
+    pub(crate) fn is_open(&self) -> bool {
+        self.outbox.lock().task.is_some()
+    }
+
     fn run(self: &Arc<Self>, outbox: &mut Outbox) {
         if outbox.task.is_some() {
             return self.wake.notify_one();

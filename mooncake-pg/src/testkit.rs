@@ -2,7 +2,9 @@
 //! membership that a test drives.
 
 use std::cell::UnsafeCell;
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -331,9 +333,27 @@ impl Rank {
         std::mem::forget(self.plane.take());
     }
 
-    /// Blocks the only thread of the rank, as if its process were stopped.
+    /// Blocks the only thread of the rank from now on, as if its process were stopped.
     pub fn stop(&self, span: Duration) {
-        self.runtime().spawn(async move { std::thread::sleep(span) });
+        self.block(move || std::thread::sleep(span));
+    }
+
+    /// As [`stop`](Self::stop), until the result is dropped.
+    pub fn stop_until_dropped(&self) -> Sender<Infallible> {
+        let (stopped, released) = std::sync::mpsc::channel();
+        self.block(move || {
+            let _ = released.recv();
+        });
+        stopped
+    }
+
+    fn block(&self, block: impl FnOnce() + Send + 'static) {
+        let (begins, begun) = std::sync::mpsc::channel();
+        self.runtime().spawn(async move {
+            let _ = begins.send(());
+            block();
+        });
+        begun.recv().expect("the rank has ended");
     }
 }
 

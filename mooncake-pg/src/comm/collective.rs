@@ -197,7 +197,8 @@ impl Executor {
             // counts.
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
             if (missing == 0 || is_early) && self.round == tag.round {
-                return Ok(());
+                // A rank that was stopped meanwhile may have been left out.
+                return if self.is_abandoned(tag.round) { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
             // count as a failure of this operation.

@@ -81,6 +81,8 @@ pub(super) struct Inbox {
     pub(super) left: u64,
     /// Slots that have sent a collective message since the executor last looked.
     pub(super) heard: u64,
+    /// Communicators, with their links, that the view has removed and that do not know it perhaps.
+    pub(super) removed: Vec<(u32, Arc<Link>)>,
     pub(super) early: VecDeque<(u64, u8, Message)>,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
@@ -113,6 +115,7 @@ impl Shared {
                 lost: 0,
                 left: 0,
                 heard: 0,
+                removed: Vec::new(),
                 early: VecDeque::new(),
                 early_lost: VecDeque::new(),
             }),
@@ -222,7 +225,13 @@ impl Shared {
                 });
                 let process = present.as_ref().map(|(_, endpoint, _)| endpoint.process);
                 let is_lost = process.is_some_and(|process| inbox.early_lost.contains(&process));
-                inbox.members[slot] = Correspondent { present, ..Correspondent::default() };
+                let next = Correspondent { present, ..Correspondent::default() };
+                let before = std::mem::replace(&mut inbox.members[slot], next);
+                if let Some((_, endpoint, link)) = before.present
+                    && inbox.removed.len() < MAX_RANKS
+                {
+                    inbox.removed.push((endpoint.communicator, link));
+                }
                 inbox.lost = inbox.lost & !(1 << slot) | u64::from(is_lost) << slot;
                 inbox.left &= !(1 << slot);
             }
