@@ -2,6 +2,7 @@
 //! communicators share.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use mooncake_core::clock::Rng;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
@@ -16,6 +18,7 @@ use mooncake_transport::Protocol;
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use parking_lot::Mutex;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -35,7 +38,9 @@ const MAX_QUEUED: usize = 256 << 20;
 /// Time for the rest of the messages of a process after a connection to it has ended.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Free space of the receive buffer before each read.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 32 << 10;
+/// Largest number of reads from a connection in a row.
+const MAX_READS: usize = 256;
 
 /// Receiver of messages: a communicator.
 pub(crate) trait Recipient: Send + Sync {
@@ -153,8 +158,8 @@ pub(crate) struct Plane {
     recipients: Mutex<HashMap<u32, Weak<dyn Recipient>>>,
     next: AtomicU32,
     links: Mutex<HashMap<u64, Arc<Link>>>,
-    /// Number of the present connection from each process.
-    incoming: Mutex<HashMap<u64, u32>>,
+    /// Present connection from each process, which its task owns, and its number.
+    incoming: Mutex<HashMap<u64, (u32, Weak<Visitor>)>>,
     /// Wakes those that wait for the end of a connection from a process.
     left: Notify,
     accepting: JoinHandle<()>,
@@ -244,10 +249,29 @@ impl Plane {
     }
 
     /// Registers a connection from a process, in place of its earlier one.
-    fn enter(&self, process: u64, connection: u32) {
-        if self.incoming.lock().insert(process, connection).is_some() {
-            self.lose(process);
+    fn enter(&self, connection: u32, visitor: &Arc<Visitor>) {
+        let entry = (connection, Arc::downgrade(visitor));
+        if self.incoming.lock().insert(visitor.process, entry).is_some() {
+            self.lose(visitor.process);
         }
+    }
+
+    /// Delivers the messages that have arrived at this host, also those that the runtime has not
+    /// seen. Returns false if more may be there.
+    pub(crate) fn take(&self) -> bool {
+        if is_planted("pg-messages-wait-while-a-rank-finishes") {
+            return true;
+        }
+        let visitors: Vec<_> = self.incoming.lock().values().filter_map(|(_, one)| one.upgrade()).collect();
+        visitors.iter().fold(true, |all, visitor| {
+            let taken = visitor.read(self, |bytes| visitor.receive(bytes));
+            let is_all = taken.unwrap_or_else(|_| {
+                // The task of the connection notices that.
+                let _ = shutdown(&*visitor.socket, Shutdown::Both);
+                true
+            });
+            is_all && all
+        })
     }
 
     /// Ends a connection from a process. The connection to the process is closed as well, so that
@@ -255,7 +279,7 @@ impl Plane {
     fn leave(&self, process: u64, connection: u32) {
         {
             let mut incoming = self.incoming.lock();
-            if incoming.get(&process) != Some(&connection) {
+            if incoming.get(&process).is_none_or(|(present, _)| *present != connection) {
                 return;
             }
             incoming.remove(&process);
@@ -482,30 +506,86 @@ async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, slot: C
     if !slot.work() {
         return Ok(());
     }
+    let visitor = Arc::new(Visitor { process: from, socket: stream, received: Mutex::default() });
     if let Some(plane) = plane.upgrade() {
-        plane.enter(from, connection);
+        plane.enter(connection, &visitor);
     }
-    let end = read_messages(&mut stream, from, &plane).await;
+    let end = read_messages(&visitor, &plane).await;
     if let Some(plane) = plane.upgrade() {
         plane.leave(from, connection);
     }
     end
 }
 
-async fn read_messages(stream: &mut TcpStream, from: u64, plane: &Weak<Plane>) -> Result<()> {
-    let mut received = BytesMut::with_capacity(READ_BYTES);
-    loop {
-        received.reserve(READ_BYTES / 2);
-        if stream.read_buf(&mut received).await.map_err(Error::from)? == 0 {
-            return Ok(());
+/// Connection from another process.
+struct Visitor {
+    process: u64,
+    socket: ParentOnly<TcpStream>,
+    received: Mutex<Received>,
+}
+
+/// What has been read from a connection.
+#[derive(Default)]
+struct Received {
+    /// Start of the next message.
+    bytes: BytesMut,
+    /// True from the end of the connection, or a malformed message, on.
+    has_ended: bool,
+}
+
+impl Visitor {
+    /// Reads without the runtime, which may not know yet that bytes are there.
+    fn receive(&self, received: &mut BytesMut) -> io::Result<usize> {
+        let mut buffer = [0; 4096];
+        let (_, len) = recv(&*self.socket, &mut buffer[..], RecvFlags::DONTWAIT)?;
+        received.extend_from_slice(&buffer[..len]);
+        Ok(len)
+    }
+
+    /// Reads and delivers messages until no bytes are there, or for the largest number of reads.
+    /// Does not wait. Returns whether all were read.
+    ///
+    /// # Errors
+    /// The end of the connection, or a malformed message. Nothing is read afterwards.
+    fn read(&self, plane: &Plane, mut read: impl FnMut(&mut BytesMut) -> io::Result<usize>) -> Result<bool> {
+        let ended = || Error::new(ErrorCode::RpcFail, "connection closed by the other process");
+        let mut state = self.received.lock();
+        let Received { bytes, has_ended } = &mut *state;
+        if std::mem::replace(has_ended, true) {
+            return Err(ended());
         }
-        let Some(plane) = plane.upgrade() else { return Ok(()) };
-        while let Some(envelope) = Envelope::decode_next(&mut received)? {
-            let communicator = envelope.communicator;
-            if !plane.deliver(from, envelope) {
-                // If this notice is lost, the next message of the sender causes another one.
-                let _ = stream.try_write(&communicator.to_le_bytes());
+        for _ in 0..MAX_READS {
+            bytes.reserve(READ_BYTES);
+            match read(bytes) {
+                Ok(0) => return Err(ended()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    *has_ended = false;
+                    return Ok(true);
+                }
+                Err(error) => return Err(error.into()),
             }
+            while let Some(envelope) = Envelope::decode_next(bytes)? {
+                let communicator = envelope.communicator;
+                if !plane.deliver(self.process, envelope) {
+                    // If this notice is lost, the next message of the sender causes another one.
+                    let _ = self.socket.try_write(&communicator.to_le_bytes());
+                }
+            }
+        }
+        *has_ended = false;
+        Ok(false)
+    }
+}
+
+async fn read_messages(visitor: &Visitor, plane: &Weak<Plane>) -> Result<()> {
+    loop {
+        visitor.socket.readable().await.map_err(Error::from)?;
+        let Some(plane) = plane.upgrade() else { return Ok(()) };
+        let all = visitor.read(&plane, |bytes| visitor.socket.try_read_buf(bytes))?;
+        drop(plane);
+        if !all {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -196,7 +196,7 @@ impl Executor {
             // A participant may have finished and sent its next progress already. Its readiness
             // counts.
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
-            if (missing == 0 || is_early) && self.round == tag.round {
+            if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.take() {
                 // A rank that was stopped meanwhile may have been left out.
                 return if self.is_abandoned(tag.round) { Err(Interrupted) } else { Ok(()) };
             }
@@ -208,6 +208,11 @@ impl Executor {
             self.settled = 0;
             if is_interrupted {
                 return Err(Interrupted);
+            }
+            if missing == 0 {
+                // More messages are there.
+                tokio::task::yield_now().await;
+                continue;
             }
             if missing != waited_for {
                 patience.restart();

@@ -418,6 +418,30 @@ fn a_rank_that_was_stopped_finishes_only_what_the_others_have_finished() {
 }
 
 #[test]
+fn a_rank_that_was_stopped_takes_all_messages_before_it_finishes() {
+    let (_group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let (operation, memory) = all_reduce(&ranks[2], values(2, 10));
+    let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = Tag { operation: 1, round: Round { mask, number: 0, absent: 0 }, call: call.digest() };
+    wait_until_offered(2, &ranks[0], tag);
+    let stopped = ranks[2].stop_until_dropped();
+    // The rank has all that it needs, but not the news that the others go on without it.
+    for other in &ranks[..2] {
+        let payload = Payload::Inline(values(other.slot, 10).into());
+        deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+        deliver(other, &ranks[2], Message::Ready { tag, success: true });
+    }
+    let round = Round { absent: 0b100, ..tag.round };
+    let progress = Progress { round, next: Some(1), finished: Some(tag.round) };
+    ranks[0].comm().shared.send_to(2, Message::Progress(progress));
+    drop(stopped);
+    assert!(finish(&operation).error.is_some());
+    assert_eq!(contributors(&memory), 0b100);
+}
+
+#[test]
 fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_it() {
     for has_failed in [false, true] {
         let (group, ranks) = start(3);
