@@ -524,7 +524,7 @@ struct Visitor {
     received: Mutex<Received>,
 }
 
-/// What has been read from a connection.
+/// Bytes of a connection that are not delivered yet.
 #[derive(Default)]
 struct Received {
     /// Start of the next message.

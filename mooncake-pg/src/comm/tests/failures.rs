@@ -1,6 +1,8 @@
 //! Failures: survivors end with one result.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use mooncake_core::clock::{Clock, SystemClock};
 
 use super::*;
 use crate::link::Recipient;
@@ -308,9 +310,10 @@ fn offer_by_hand(ranks: &[Rank], len: usize) -> Tag {
 }
 
 fn wait_until(is_true: impl Fn() -> bool) {
-    let until = Instant::now() + WITHIN;
+    let clock = SystemClock::new();
+    let until = clock.now().after(WITHIN);
     while !is_true() {
-        assert!(Instant::now() < until, "it does not come true");
+        assert!(clock.now() < until, "it does not come true");
         std::thread::yield_now();
     }
 }
