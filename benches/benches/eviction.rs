@@ -1,51 +1,107 @@
-//! Time of the eviction policies: insert, touch and evict, with no slot refused and with one in a
-//! hundred always refused.
+//! Time and memory of the eviction policies: insert, touch and evict, with no slot refused and with
+//! one in a hundred always refused.
 //!
 //! Work: the given number of slots is held; skewed touches follow, then a batch is evicted and
-//! inserted again, many times. Only the calls are timed. The policies take turns, and the median of
-//! the turns counts.
+//! inserted again, many times. The first rounds are not counted, because tables still grow in them.
+//! Only the calls are timed. The policies take turns, and the median of the turns counts.
+//!
+//! The memory is that of a policy that holds the slots and has evicted as many, tables and ghosts
+//! included; what several policies of one cache share is included, too.
 
 #![allow(clippy::print_stdout)]
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, Rng, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy, MergeableOrder, PolicyKind};
 use mooncake_core::ids::SlotId;
 
+/// Allocator of the system that counts the bytes in use.
+struct Counting;
+
+/// Number of bytes in use.
+static HELD: AtomicIsize = AtomicIsize::new(0);
+
+// SAFETY: every call goes to the allocator of the system unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size() as isize, Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size() as isize, Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size() as isize, Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Measurements of one run: ns of an insert, a touch and an evict, and bytes for each slot.
+type Measurements = [f64; 4];
+
 fn main() {
     let quick = std::env::args().any(|arg| arg == "--quick");
     let (batches, turns) = if quick { (40, 1) } else { (400, 7) };
-    println!("ns per call");
+    println!("ns per call, bytes per slot");
     println!(
-        "{:<10} {:<8} {:<16} {:>8} {:>8} {:>8}",
-        "slots", "policy", "refused", "insert", "touch", "evict"
+        "{:<10} {:<8} {:<10} {:>8} {:>8} {:>8} {:>8} {:>14}",
+        "slots", "policy", "refused", "insert", "touch", "evict", "memory", "touch / lru"
     );
     for slots in [10_000, 1_000_000] {
         for (refused, pinned) in [("none", 0), ("1 in 100", 100)] {
-            let mut runs: Vec<Vec<[f64; 3]>> = vec![Vec::new(); PolicyKind::ALL.len()];
+            let mut runs: Vec<Vec<Measurements>> = vec![Vec::new(); PolicyKind::ALL.len()];
             for turn in 0..turns {
                 for (kind, runs) in PolicyKind::ALL.iter().zip(&mut runs) {
                     runs.push(run(*kind, slots, batches, pinned, turn));
                 }
             }
+            let medians =
+                |runs: &Vec<Measurements>| [0, 1, 2, 3].map(|at| median(runs.iter().map(|run| run[at])));
+            let lru = PolicyKind::ALL.iter().position(|kind| *kind == PolicyKind::Lru);
+            let of_lru = lru.map_or(f64::NAN, |lru| medians(&runs[lru])[1]);
             for (kind, runs) in PolicyKind::ALL.iter().zip(&runs) {
-                let [insert, touch, evict] = [0, 1, 2].map(|call| median(runs.iter().map(|run| run[call])));
-                println!("{slots:<10} {kind:<8} {refused:<16} {insert:>8.1} {touch:>8.1} {evict:>8.1}");
+                let [insert, touch, evict, memory] = medians(runs);
+                println!(
+                    "{slots:<10} {kind:<8} {refused:<10} {insert:>8.1} {touch:>8.1} {evict:>8.1} {memory:>8.1} {:>14.2}",
+                    touch / of_lru
+                );
             }
         }
     }
 }
 
-/// Measures the ns of an insert, a touch and an evict. Every `pinned`th slot is always refused,
-/// none if 0.
-fn run(kind: PolicyKind, slots: u32, batches: usize, pinned: u32, seed: u64) -> [f64; 3] {
-    const BATCH: usize = 500;
-    let (clock, mut rng) = (SystemClock::new(), Rng::seeded(seed));
+/// Number of slots that are touched, evicted and inserted in a round.
+const BATCH: usize = 500;
+
+/// Runs a policy. Every `pinned`th slot is always refused, none if 0.
+fn run(kind: PolicyKind, slots: u32, batches: usize, pinned: u32, seed: u64) -> Measurements {
+    let mut rng = Rng::seeded(seed);
+    let before = HELD.load(Relaxed);
     let mut policy = BuiltinPolicy::new(slots as usize, &kind.into());
     for slot in 0..slots {
         policy.insert_hashed(SlotId(slot), 64 << 10, rng.next_u64());
     }
+    rounds(&mut policy, slots, (slots as usize).div_ceil(BATCH), pinned, &mut rng);
+    let [insert, touch, evict] = rounds(&mut policy, slots, batches, pinned, &mut rng);
+    let memory = (HELD.load(Relaxed) - before) as f64 / f64::from(slots);
+    [insert, touch, evict, memory]
+}
+
+/// Measures the ns of an insert, a touch and an evict.
+fn rounds(policy: &mut BuiltinPolicy, slots: u32, batches: usize, pinned: u32, rng: &mut Rng) -> [f64; 3] {
+    let clock = SystemClock::new();
     let mut spent = [Duration::ZERO; 3];
     let mut victims = Vec::with_capacity(BATCH);
     for _ in 0..batches {

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, checksum};
 use futures::FutureExt;
 use mooncake_core::clock::{ManualClock, Moment, Rng};
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::meta::{Expect, MemoryMetadata, MetadataBackend};
 use mooncake_disk::layout::{IndexHeader, Note, Parsed as Line, Record as OnDisk, header_len};
 use mooncake_engine::TransferEngine;
@@ -179,15 +180,24 @@ pub fn snapshot(data: &[u8]) {
         rest = after;
     }
     let sealed_as = |version: &[u8; 8]| [version, &sealed[..]].concat();
-    for bytes in [data, &sealed_as(b"mksnap01"), &sealed_as(b"mksnap02"), &sealed_as(b"mksnap03")] {
+    let versions = [b"mksnap01", b"mksnap02", b"mksnap03", b"mksnap04"].map(sealed_as);
+    for bytes in [data].into_iter().chain(versions.iter().map(|bytes| &bytes[..])) {
         let Ok(snapshot) = Snapshot::read(bytes) else { continue };
         let again = Snapshot::read(&snapshot.write());
         assert!(again.is_ok_and(|again| again == snapshot), "a snapshot does not round-trip");
         // The master still works after any snapshot.
-        let master = Master::new(MasterOptions { shards: 1, ..MasterOptions::default() })
+        let options = MasterOptions { shards: 1, ..MasterOptions::default() };
+        let clock = Arc::new(ManualClock::new());
+        let policy = PolicyKind::Gittins.into();
+        let master: Master = Master::with_parts(options, &Default::default(), &policy, clock, 1)
             .expect("cannot create a master");
         master.recall(snapshot);
-        assert!(master.snapshot(|_| Ok(())).is_ok());
+        let mut next = Vec::new();
+        let written = master.snapshot(|more| {
+            next.extend_from_slice(more);
+            Ok(())
+        });
+        assert!(written.is_ok() && Snapshot::read(&next).is_ok(), "a restored snapshot is not written again");
         assert_eq!(master.stats().keys, 0, "a snapshot makes nothing readable");
         master.tick();
     }

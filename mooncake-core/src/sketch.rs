@@ -29,17 +29,25 @@ impl Sketch {
             self.added = 0;
             self.counts.iter_mut().for_each(|count| *count /= 2);
         }
-        let step = hash >> 32 | 1;
-        let places: [usize; ROWS] = std::array::from_fn(|row| {
-            let column = hash.wrapping_add((row as u64).wrapping_mul(step)) as usize & (self.width - 1);
-            row * self.width + column
-        });
-        let least = places.iter().map(|&place| self.counts[place]).min().unwrap_or(0);
-        let now = least.saturating_add(1);
-        for place in places {
+        let now = self.count(hash).saturating_add(1);
+        for place in self.places(hash) {
             self.counts[place] = self.counts[place].max(now);
         }
         now
+    }
+
+    /// Returns the number of recent events with that hash.
+    pub fn count(&self, hash: u64) -> u8 {
+        self.places(hash).into_iter().map(|place| self.counts[place]).min().unwrap_or(0)
+    }
+
+    /// Returns the index of the counter of a hash in each row.
+    fn places(&self, hash: u64) -> [usize; ROWS] {
+        let step = hash >> 32 | 1;
+        std::array::from_fn(|row| {
+            let column = hash.wrapping_add((row as u64).wrapping_mul(step)) as usize & (self.width - 1);
+            row * self.width + column
+        })
     }
 }
 
@@ -55,7 +63,7 @@ mod tests {
         let (mut sketch, mut rng) = (Sketch::new(1 << 16, fades_after), Rng::seeded(1));
         let hot = rng.next_u64();
         for times in 1..=3 {
-            assert_eq!(sketch.add(hot), times);
+            assert_eq!((sketch.add(hot), sketch.count(hot)), (times, times));
         }
         let seldom = fades_after / 52;
         let high = (0..seldom).filter(|_| sketch.add(rng.next_u64()) > 1).count();

@@ -11,6 +11,7 @@ pub mod control;
 pub mod coordinator;
 mod driver;
 pub mod dtype;
+pub mod experts;
 pub mod limits;
 pub mod link;
 mod message;

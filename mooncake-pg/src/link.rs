@@ -6,6 +6,7 @@
 //! ring names the number of frames before it. The connection remains as the sign of life.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use mooncake_core::clock::Rng;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
@@ -20,6 +22,7 @@ use mooncake_transport::Protocol;
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use parking_lot::{Mutex, RwLock};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -41,7 +44,9 @@ const MAX_QUEUED: usize = 256 << 20;
 /// Time for the rest of the messages of a process after a connection to it has ended.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Free space of the receive buffer before each read.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 32 << 10;
+/// Largest number of reads from a connection in a row.
+const MAX_READS: usize = 256;
 
 /// Receiver of messages: a communicator.
 pub(crate) trait Recipient: Send + Sync {
@@ -308,15 +313,27 @@ struct Visitor {
 
 #[derive(Default)]
 struct VisitorState {
+    /// Bytes of the connection that are not delivered yet: the start of a frame.
+    received: BytesMut,
+    /// True from the end of the connection, or a malformed message, on.
+    has_ended: bool,
     /// Number of frames that have been taken.
     frames: u64,
     ring: Option<RingReader>,
 }
 
 impl Visitor {
+    /// Reads without the runtime, which may not know yet that bytes are there.
+    fn receive(&self, received: &mut BytesMut) -> io::Result<usize> {
+        let mut buffer = [0; 4096];
+        let (_, len) = recv(&*self.socket, &mut buffer[..], RecvFlags::DONTWAIT)?;
+        received.extend_from_slice(&buffer[..len]);
+        Ok(len)
+    }
+
     /// Ends the connection. The task that serves it notices that.
     fn close(&self) {
-        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+        let _ = shutdown(&*self.socket, Shutdown::Both);
     }
 }
 
@@ -341,14 +358,15 @@ impl Plane {
         }
     }
 
-    /// Takes a frame of a connection, with the messages of the ring before and after it.
+    /// Takes a frame of a connection, with the messages of the ring before and after it. Returns
+    /// whether it is a notice.
     ///
     /// # Errors
     /// A malformed message. The connection cannot be used any more.
-    fn take_frame(&self, visitor: &Visitor, frame: Frame) -> Result<()> {
-        let mut state = visitor.state.lock();
-        self.drain(visitor, &mut state)?;
+    fn take_frame(&self, visitor: &Visitor, state: &mut VisitorState, frame: Frame) -> Result<bool> {
+        self.drain(visitor, state)?;
         state.frames += 1;
+        let is_notice = frame == Frame::Notice;
         match frame {
             Frame::Message(envelope) => self.deliver_or_refuse(visitor, envelope),
             Frame::Ring(address) => {
@@ -369,14 +387,74 @@ impl Plane {
                 // If this answer is lost, messages go through the connection.
                 let _ = visitor.socket.try_write(&answer);
             }
-            Frame::Notice => {
-                drop(state);
-                self.driver.attend();
-                return Ok(());
+            Frame::Notice => {}
+        }
+        self.drain(visitor, state)?;
+        Ok(is_notice)
+    }
+
+    /// Delivers the messages of a connection and its ring, until no bytes are there, or for the
+    /// largest number of reads. Does not wait. Returns whether all were delivered.
+    ///
+    /// # Errors
+    /// The end of the connection, or a malformed message. Nothing is read afterwards.
+    fn read(&self, visitor: &Visitor, read: impl FnMut(&mut BytesMut) -> io::Result<usize>) -> Result<bool> {
+        let (mut is_noticed, mut state) = (false, visitor.state.lock());
+        let end = match state.has_ended {
+            true => Err(closed_by_other()),
+            false => self.read_frames(visitor, &mut state, read, &mut is_noticed),
+        };
+        state.has_ended |= end.is_err();
+        drop(state);
+        if is_noticed {
+            self.driver.attend();
+        }
+        end
+    }
+
+    fn read_frames(
+        &self,
+        visitor: &Visitor,
+        state: &mut VisitorState,
+        mut read: impl FnMut(&mut BytesMut) -> io::Result<usize>,
+        is_noticed: &mut bool,
+    ) -> Result<bool> {
+        self.drain(visitor, state)?;
+        for _ in 0..MAX_READS {
+            state.received.reserve(READ_BYTES);
+            match read(&mut state.received) {
+                Ok(0) => return Err(closed_by_other()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+            while let Some(frame) = Frame::decode_next(&mut state.received)? {
+                *is_noticed |= self.take_frame(visitor, state, frame)?;
             }
         }
-        self.drain(visitor, &mut state)
+        Ok(false)
     }
+
+    /// Delivers the messages that have arrived at this host, also those that the runtime has not
+    /// seen. Returns false if more may be there.
+    pub(crate) fn take_all(&self) -> bool {
+        if is_planted("pg-messages-wait-while-a-rank-finishes") {
+            return true;
+        }
+        let visitors: Vec<_> = self.visitors.read().iter().filter_map(Weak::upgrade).collect();
+        visitors.iter().fold(true, |all, visitor| {
+            let taken = self.read(visitor, |received| visitor.receive(received));
+            let is_all = taken.unwrap_or_else(|_| {
+                visitor.close();
+                true
+            });
+            is_all && all
+        })
+    }
+}
+
+fn closed_by_other() -> Error {
+    Error::new(ErrorCode::RpcFail, "connection closed by the other process")
 }
 
 impl Mail for Plane {
@@ -606,7 +684,7 @@ impl Link {
     fn read_refusals(&self, stream: &TcpStream, refused: &mut BytesMut) -> Result<()> {
         let mut bytes = [0; 64];
         match stream.try_read(&mut bytes) {
-            Ok(0) => return Err(Error::new(ErrorCode::RpcFail, "connection closed by the other process")),
+            Ok(0) => return Err(closed_by_other()),
             Ok(read) => refused.extend_from_slice(&bytes[..read]),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -676,19 +754,13 @@ async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, slot: C
 }
 
 async fn read_messages(visitor: &Visitor, plane: &Weak<Plane>) -> Result<()> {
-    let mut received = BytesMut::with_capacity(READ_BYTES);
     loop {
         visitor.socket.readable().await.map_err(Error::from)?;
-        received.reserve(READ_BYTES / 2);
-        match visitor.socket.try_read_buf(&mut received) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(error.into()),
-        }
         let Some(plane) = plane.upgrade() else { return Ok(()) };
-        while let Some(frame) = Frame::decode_next(&mut received)? {
-            plane.take_frame(visitor, frame)?;
+        let all = plane.read(visitor, |received| visitor.socket.try_read_buf(received))?;
+        drop(plane);
+        if !all {
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -342,7 +342,9 @@ impl Rank {
     /// As [`stop`](Self::stop), until the result is dropped.
     pub fn stop_until_dropped(&self) -> Sender<Infallible> {
         let (stopped, released) = std::sync::mpsc::channel();
-        self.block(move || drop(released.recv()));
+        self.block(move || {
+            let _ = released.recv();
+        });
         stopped
     }
 

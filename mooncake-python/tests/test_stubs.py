@@ -13,6 +13,7 @@ import ast
 import ctypes
 import faulthandler
 import inspect
+import mmap
 import random
 import subprocess
 import sys
@@ -30,7 +31,11 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 # Calls that join and leave clusters, write files at a given path, or are internal.
 LEFT_OUT = {"close", "setup", "setup_dummy", "init_all", "initialize", "initialize_ext", "save_tensor_to_safetensor"}
 SIZE = 1 << 16
-memory = (ctypes.c_ubyte * SIZE)()
+# A page that nothing may access lies behind the memory, so that a longer range is refused. Behind
+# memory of the heap is more of it, and calls accept all memory of the process.
+pages = mmap.mmap(-1, SIZE + mmap.PAGESIZE)
+memory = (ctypes.c_ubyte * SIZE).from_buffer(pages)
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(ctypes.addressof(memory) + SIZE), mmap.PAGESIZE, 0) == 0
 
 
 def stub_signatures() -> dict[str, dict[str, list[tuple[str, str]]]]:

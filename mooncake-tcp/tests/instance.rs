@@ -7,11 +7,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use common::*;
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
-use mooncake_core::testkit::{ForkedChild, fork_child};
+use mooncake_core::testkit::{ForkedChild, fork_child, free_port};
 use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_tcp::hello::{Answer, Hello, Instance};
 use mooncake_tcp::{Framing, TcpConfig, TcpPeer, TcpTransport};
@@ -19,6 +19,10 @@ use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Protocol, Region, SegmentDesc, Transport};
 
 const LEN: usize = 1 << 16;
+
+/// Held exclusively while a process starts. Up to its `exec` the new process has copies of all
+/// sockets, so a port of this process that is closed meanwhile stays in use.
+static STARTS: RwLock<()> = RwLock::new(());
 
 /// Registers `memory`, filled with `byte`, at a data port.
 fn owner(port: u16, memory: &Arc<HostMemory>, byte: u8) -> (Node, Region<TcpTransport>) {
@@ -85,13 +89,17 @@ fn names(error: &Error, wanted: &str, found: Option<&str>) {
 fn a_process_that_took_over_port_and_address_is_not_used() {
     for framing in [Framing::Acknowledged, Framing::Plain] {
         let memory = Arc::new(HostMemory::new(LEN).unwrap());
-        let (first, region) = owner(0, &memory, 1);
-        let (port, old) = (first.transport.local_addr().port(), descriptor(&first, &region));
+        let port = free_port();
+        let (first, region) = owner(port, &memory, 1);
+        let old = descriptor(&first, &region);
         let client = Client::to(&old, TcpConfig { framing, ..TcpConfig::default() });
         let at = region.addr();
         assert_eq!(client.read(at, 64).unwrap(), [1; 64]);
-        drop((region, first));
-        let (second, region) = owner(port, &memory, 2);
+        let (second, region) = {
+            let _no_copies = STARTS.read();
+            drop((region, first));
+            owner(port, &memory, 2)
+        };
         let new = descriptor(&second, &region);
         assert_eq!(region.addr(), at);
 
@@ -145,8 +153,8 @@ fn answer(accepted: bool) -> [u8; 16] {
 
 #[test]
 fn requests_under_way_are_not_sent_again_to_another_process() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let port = free_port();
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let memory = Arc::new(HostMemory::new(LEN).unwrap());
     let at = memory.span().addr();
     let client = client_of(&listener, TcpConfig { connections: 1, ..TcpConfig::default() });
@@ -161,8 +169,11 @@ fn requests_under_way_are_not_sent_again_to_another_process() {
     assert_eq!(read_exactly(&mut stream, 24 + 64)[24..], [9; 64]);
     say(&mut stream, &[&OK]);
     read_exactly(&mut stream, 24 + 10);
-    drop(listener);
-    let (second, region) = owner(port, &memory, 2);
+    let (second, region) = {
+        let _no_copies = STARTS.read();
+        drop(listener);
+        owner(port, &memory, 2)
+    };
     drop(stream);
     let (results, _) = ticket.results().wait();
     let new = descriptor(&second, &region);
@@ -340,12 +351,12 @@ struct Process {
 
 impl Process {
     fn start(port: u16, byte: u8) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["owner_process", "--exact", "--ignored", "--nocapture"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["owner_process", "--exact", "--ignored", "--nocapture"]);
+        let mut child = {
+            let _alone = STARTS.write();
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+        };
         writeln!(child.stdin.as_mut().unwrap(), "{port}\n{byte}").unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut process = Self { child, lines, desc: SegmentDesc::default() };
@@ -387,7 +398,7 @@ impl Drop for Process {
 
 #[test]
 fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
-    let mut first = Process::start(0, 1);
+    let mut first = Process::start(free_port(), 1);
     assert!(first.is_untouched());
     let (port, at) = (first.desc.tcp_data_port, FIXED as u64);
     let client = Client::to(&first.desc, TcpConfig::default());
@@ -421,7 +432,7 @@ fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
 
 #[test]
 fn the_port_of_a_killed_process_is_free_while_its_child_lives_on() {
-    let mut first = Process::start(0, 1);
+    let mut first = Process::start(free_port(), 1);
     let port = first.desc.tcp_data_port;
     let child = ForkedChild(first.ask("fork").parse().unwrap());
     let client = Client::to(&first.desc, TcpConfig::default());

@@ -1,5 +1,5 @@
 //! Admission of connections: every listener has a maximum number of connections, and a new
-//! connection is always accepted.
+//! connection is refused only if all of them work.
 //!
 //! A connection either works on a request or waits for its peer: for a request, for the rest of
 //! one, or for the peer to read a response. At the maximum, the connection that has waited longest

@@ -425,6 +425,11 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_was_stopped_takes_all_messages_before_it_finishes",
+                bugs: &["pg-messages-wait-while-a-rank-finishes"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
                 test: "comm::tests::failures::bytes_that_were_given_up_do_not_count",
                 bugs: &["pg-stamps-are-not-looked-at"],
             },

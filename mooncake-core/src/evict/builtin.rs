@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use super::{
-    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, Lru, MergeableOrder, Place,
-    S3Fifo, S3FifoConfig, Tenure, TenureConfig,
+    CustomOrder, CustomPolicy, EvictionPolicy, Fifo, Gittins, GittinsConfig, KeySample, Learned, Lru,
+    MergeableOrder, Place, S3Fifo, S3FifoConfig, Tenure, TenureConfig,
 };
 use crate::ids::SlotId;
 
@@ -174,6 +175,19 @@ impl MergeableOrder for BuiltinPolicy {
             custom: config.custom.as_ref().map(CustomPolicy::for_one_cache),
             ..config.clone()
         }
+    }
+
+    fn for_sample(config: &BuiltinPolicyConfig, sample: &Arc<KeySample>) -> BuiltinPolicyConfig {
+        BuiltinPolicyConfig {
+            gittins: Gittins::for_sample(&config.gittins, sample),
+            custom: config.custom.as_ref().map(|custom| custom.for_sample(sample)),
+            ..config.clone()
+        }
+    }
+
+    fn learned(config: &BuiltinPolicyConfig) -> Option<Arc<dyn Learned>> {
+        let is_gittins = config.kind == PolicyKind::Gittins && config.custom.is_none();
+        is_gittins.then(|| Gittins::learned(&config.gittins))?
     }
 
     fn insert_hashed(&mut self, slot: SlotId, bytes: u64, key_hash: u64) {

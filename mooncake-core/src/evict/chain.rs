@@ -70,6 +70,11 @@ impl Batch {
         Self { hashes, number, before, known, fresh }
     }
 
+    /// Returns the hashes of the keys.
+    pub fn hashes(&self) -> &[u64] {
+        &self.hashes
+    }
+
     /// Returns the place of the key at an index.
     pub fn place(&self, at: usize) -> Place {
         let parent = at.checked_sub(1).map_or(self.before.last, |before| self.hashes[before]);
@@ -79,6 +84,11 @@ impl Batch {
             fresh: self.fresh,
             goes_on: self.end().known > 1,
         }
+    }
+
+    /// Returns the hash of the key at an index.
+    pub fn hash(&self, at: usize) -> u64 {
+        self.hashes[at]
     }
 
     /// Returns the chain up to the last key of the batch.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{EvictionPolicy, MergeableOrder, Place};
+use super::{EvictionPolicy, KeySample, MergeableOrder, Place};
 use crate::ids::SlotId;
 
 /// Declares the object-safe form of a policy, and forwards it both ways.
@@ -67,7 +67,7 @@ object_safe! {
 }
 
 type Open = dyn Fn(usize) -> Box<dyn DynPolicy> + Send + Sync;
-type Share = dyn Fn() -> Arc<Open> + Send + Sync;
+type Share = dyn Fn(Option<&Arc<KeySample>>) -> Arc<Open> + Send + Sync;
 
 /// Policy of the application with its options, for
 /// [`BuiltinPolicyConfig`](super::BuiltinPolicyConfig).
@@ -85,13 +85,21 @@ impl CustomPolicy {
             Arc::new(move |slots| Box::new(P::new(slots, &config)) as Box<dyn DynPolicy>)
         };
         let of_each = config.clone();
-        let share = move || open(P::for_one_cache(&config));
+        let share = move |sample: Option<&Arc<KeySample>>| match sample {
+            None => open(P::for_one_cache(&config)),
+            Some(sample) => open(P::for_sample(&config, sample)),
+        };
         Self { name: std::any::type_name::<P>(), open: open(of_each), share: Arc::new(share) }
     }
 
     /// Returns the policy with options that the policies of one cache share.
     pub(super) fn for_one_cache(&self) -> Self {
-        Self { open: (self.share)(), ..self.clone() }
+        Self { open: (self.share)(None), ..self.clone() }
+    }
+
+    /// Returns the policy with options for a cache of the keys in `sample`.
+    pub(super) fn for_sample(&self, sample: &Arc<KeySample>) -> Self {
+        Self { open: (self.share)(Some(sample)), ..self.clone() }
     }
 
     pub(super) fn open(&self, slots: usize) -> CustomOrder {

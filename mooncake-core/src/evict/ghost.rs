@@ -57,8 +57,9 @@ impl Ghost {
     }
 
     fn set(&mut self, print: u32) -> &mut Set {
-        let mask = self.sets.len() - 1;
-        &mut self.sets[print as usize & mask]
+        // The low bits are the same for all keys of a sample.
+        let index = (u64::from(print) * self.sets.len() as u64) >> 32;
+        &mut self.sets[index as usize]
     }
 
     /// Grows the table so that it is half full at most, and few sets overflow.

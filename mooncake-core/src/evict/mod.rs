@@ -2,27 +2,34 @@
 
 mod builtin;
 mod chain;
+mod curve;
 mod custom;
 mod fifo;
 mod ghost;
 mod gittins;
+mod learned;
 mod lru;
 mod notes;
 mod rings;
 mod s3fifo;
+mod sample;
 mod tenure;
 
 pub use self::builtin::{BuiltinPolicy, BuiltinPolicyConfig, ParsePolicyError, PolicyKind};
 pub use self::chain::{Batch, ChainEnd, ChainEnds, Place};
+pub use self::curve::{CURVE_HALVES, CURVE_OBJECTS, CacheEvent, CacheEvents, KeyUse, MemoryCurve, UseFeed};
 pub use self::custom::{CustomOrder, CustomPolicy};
 pub use self::fifo::Fifo;
 pub use self::gittins::{Gittins, GittinsConfig, Learner};
+pub use self::learned::Learned;
 pub use self::lru::Lru;
 pub use self::notes::VictimNotes;
 pub use self::s3fifo::{S3Fifo, S3FifoConfig};
+pub use self::sample::KeySample;
 pub use self::tenure::{Tenure, TenureConfig};
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use crate::ids::SlotId;
 
@@ -72,6 +79,20 @@ pub trait MergeableOrder: EvictionPolicy {
     /// default shares nothing.
     fn for_one_cache(config: &Self::Config) -> Self::Config {
         config.clone()
+    }
+
+    /// Returns the options for the policy of a cache of the keys in `sample`, with the same share
+    /// of the memory. The numbers of uses are those of the whole cache. The policy shares nothing
+    /// with others. The default is that of a cache.
+    fn for_sample(config: &Self::Config, sample: &Arc<KeySample>) -> Self::Config {
+        let _ = sample;
+        Self::for_one_cache(config)
+    }
+
+    /// Returns what the policies with these options have learned together. The default is nothing.
+    fn learned(config: &Self::Config) -> Option<Arc<dyn Learned>> {
+        let _ = config;
+        None
     }
 
     /// Inserts like [`insert`](EvictionPolicy::insert), with a hash of the key of the object. A

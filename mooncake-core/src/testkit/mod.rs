@@ -8,6 +8,7 @@ pub mod evict;
 mod forked;
 pub mod lease;
 pub mod meta;
+pub mod policies;
 mod ports;
 pub mod simulate;
 pub mod workloads;

@@ -66,7 +66,7 @@ impl<P: MergeableOrder> PolicyCache<P> {
     pub fn new(config: &P::Config, capacity: usize, shards: usize, calls: Calls) -> Self {
         let config = P::for_one_cache(config);
         let shard = |_| ShardState {
-            policy: P::new(0, &config),
+            policy: P::new(capacity.div_ceil(shards), &config),
             slots: HashMap::new(),
             keys: Vec::new(),
             free: Vec::new(),

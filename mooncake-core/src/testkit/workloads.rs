@@ -6,6 +6,71 @@ use crate::clock::Rng;
 /// Requests, each a chain of block ids.
 pub type Requests = Vec<Vec<u64>>;
 
+/// Made workload of 400,000 uses.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Name in one word.
+    pub name: &'static str,
+    /// Description of the requests.
+    pub about: &'static str,
+    make: fn(u64) -> Requests,
+}
+
+const USES: usize = 400_000;
+
+/// Made workloads.
+pub const WORKLOADS: &[Workload] = &[
+    Workload { name: "uniform", about: "30,000 keys, all alike", make: |seed| uniform(30_000, USES, seed) },
+    Workload {
+        name: "zipf-0.8",
+        about: "100,000 keys by Zipf's law, exponent 0.8",
+        make: |seed| zipf(0.8, 100_000, USES, seed),
+    },
+    Workload {
+        name: "zipf-1.0",
+        about: "100,000 keys by Zipf's law, exponent 1.0",
+        make: |seed| zipf(1.0, 100_000, USES, seed),
+    },
+    Workload {
+        name: "scans",
+        about: "Zipf 0.9, a quarter of the uses scan new keys",
+        make: |seed| zipf_with_scans(0.9, 100_000, USES, seed),
+    },
+    Workload {
+        name: "moving",
+        about: "Zipf 1.0, on new keys after every 50,000 uses",
+        make: |seed| moving_zipf(1.0, 100_000, 50_000, USES, seed),
+    },
+    Workload { name: "loop", about: "12,000 keys in a loop", make: |_| chain_loop(12_000, 1, USES as u64) },
+    Workload {
+        name: "chain-loop",
+        about: "750 chains of 16 blocks in a loop",
+        make: |_| chain_loop(750, 16, USES as u64),
+    },
+    Workload {
+        name: "documents",
+        about: "10,000 documents of 16 blocks by Zipf 0.9, each with two new blocks",
+        make: |seed| documents(0.9, 10_000, USES, seed),
+    },
+    Workload {
+        name: "conversations",
+        about: "12,000 requests, each followed by another with a chance of one half",
+        make: |seed| conversations(12_000, seed),
+    },
+];
+
+impl Workload {
+    /// Returns the workload with a name.
+    pub fn named(name: &str) -> Option<Self> {
+        WORKLOADS.iter().find(|workload| workload.name == name).copied()
+    }
+
+    /// Returns the requests. Equal seeds give equal requests.
+    pub fn requests(&self, seed: u64) -> Requests {
+        (self.make)(seed)
+    }
+}
+
 /// Returns uses of `keys` keys, all equally likely.
 pub fn uniform(keys: u64, uses: usize, seed: u64) -> Requests {
     let mut rng = Rng::seeded(seed);

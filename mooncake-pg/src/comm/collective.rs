@@ -15,7 +15,6 @@ use mooncake_transport::{SliceMut, Target};
 use super::executor::{Agreement, Executor, Interrupted, Patience};
 use super::transfer::{ReadError, Source, copy_out, fill, payload_of};
 use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
-use crate::driver::Mail;
 use crate::message::{Loan, Message, Payload, Round, Tag};
 use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
 
@@ -205,9 +204,8 @@ impl Executor {
             // A participant may have finished and sent its next progress already. Its readiness
             // counts.
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
-            if (missing == 0 || is_early) && self.round == tag.round {
+            if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.take_all() {
                 // A rank that was stopped meanwhile may have been left out.
-                self.shared.plane.take();
                 return if self.is_abandoned(tag.round) { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
@@ -218,6 +216,11 @@ impl Executor {
             self.settled = 0;
             if is_interrupted {
                 return Err(Interrupted);
+            }
+            if missing == 0 {
+                // More messages are there.
+                tokio::task::yield_now().await;
+                continue;
             }
             if missing != waited_for {
                 patience.restart();

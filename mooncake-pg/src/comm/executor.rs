@@ -335,9 +335,9 @@ impl Executor {
         })
     }
 
-    /// Returns whether a participant has left `round` for one of which this rank is no part, or
-    /// perhaps none, before it had finished the present operation. The others do not wait for this
-    /// rank then. So this rank must not finish the operation in `round`.
+    /// Returns whether a participant has left `round`, before it had finished the present
+    /// operation, for a round that perhaps lacks this rank. The others do not wait for this rank
+    /// then. So this rank must not finish the operation in `round`.
     pub(super) fn is_abandoned(&self, round: Round) -> bool {
         if is_planted("pg-abandoned-round-is-finished") {
             return false;

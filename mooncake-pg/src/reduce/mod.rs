@@ -7,6 +7,7 @@
 
 mod float8;
 
+pub(crate) use float8::to_e4m3fn;
 use half::{bf16, f16};
 use mooncake_core::{Error, ErrorCode, Result};
 
@@ -199,7 +200,7 @@ struct E8M0;
 narrow_elements! {
     f16: 2, |bytes| from_f16(u16::from_ne_bytes(bytes)), to_f16;
     bf16: 2, |bytes| f32::from_bits(u32::from(u16::from_ne_bytes(bytes)) << 16), to_bf16;
-    E4M3Fn: 1, |[code]: [u8; 1]| float8::E4M3FN_VALUES[usize::from(code)], |value| [float8::E4M3FN.encode(value)];
+    E4M3Fn: 1, |[code]: [u8; 1]| float8::E4M3FN_VALUES[usize::from(code)], |value| [to_e4m3fn(value)];
     E5M2: 1, |[code]: [u8; 1]| float8::E5M2_VALUES[usize::from(code)], |value| [float8::E5M2.encode(value)];
     E4M3Fnuz: 1, |[code]: [u8; 1]| float8::E4M3FNUZ_VALUES[usize::from(code)],
         |value| [float8::E4M3FNUZ.encode(value)];
@@ -209,7 +210,7 @@ narrow_elements! {
 }
 
 /// Rounds to nearest, ties to even. Written without a branch, so that it vectorises.
-fn to_bf16(value: f32) -> [u8; 2] {
+pub(crate) fn to_bf16(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let quiet = bits | 0x40_0000;

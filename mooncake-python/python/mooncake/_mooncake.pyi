@@ -19,6 +19,9 @@ __all__ = [
     "Descriptor",
     "DiskDescriptor",
     "Engine",
+    "ExpertLayout",
+    "ExpertRoutes",
+    "ExpertSizes",
     "ForkedError",
     "GroupCommunicator",
     "GroupContext",
@@ -47,6 +50,7 @@ __all__ = [
     "_next_record",
     "_start_log",
     "_stop_log",
+    "add_up_rows",
     "bind_to_numa_node",
     "cuda_missing",
     "device_of",
@@ -982,3 +986,74 @@ class GroupOperation:
         """Returns the slots and lengths of the messages of an exchange that are here."""
     def on_done(self, /, callback: Callable[[], None]) -> None:
         """Calls `callback` when the operation is over, on another thread."""
+
+@final
+class ExpertSizes:
+    """Sizes of expert parallelism on which all ranks agree."""
+
+    def __new__(cls, ranks: int, experts: int, tokens: int, hidden: int, is_fp8: bool) -> Self: ...
+    def width(self, /) -> int:
+        """Returns the bytes of a row."""
+    def quantize(self, /, tokens: _Span, rows: _Span, threads: int) -> None:
+        """Writes each token of `bfloat16` as a row: elements of `float8_e4m3fn`, then the scales of
+        their blocks. At most that many threads work.
+        """
+    def space(self, /, choices: int) -> int:
+        """Returns the largest number of rows of a message whose tokens have `choices` experts
+        each.
+        """
+
+@final
+class ExpertRoutes:
+    """Routes of the tokens of this rank to the ranks of their experts. Calls name memory by
+    address; the caller keeps it during the call.
+    """
+
+    def __new__(cls, topk: _Span, choices: int, ranks: int, experts: int, own: int) -> Self: ...
+    def pairs(self, /) -> list[int]:
+        """Returns for each rank the number of tokens and their experts there."""
+    def fronts(self, /, sizes: ExpertSizes, is_active: Sequence[bool]) -> list[int]:
+        """Returns the number of rows before the tokens of each rank's message."""
+    def write_fronts(
+        self, /, sizes: ExpertSizes, is_active: Sequence[bool], space: _Span
+    ) -> list[list[tuple[int, int]]]:
+        """Writes these rows of all ranks, one after the other. Returns for each rank the tokens
+        that follow, as first tokens and numbers.
+        """
+    def rows(self, /, firsts: Sequence[int | None], own: Sequence[int] | None, rows: _Span) -> None:
+        """Writes for each choice its row, or -1. The rows of another rank lie one after the other
+        from its row in `firsts` on, and those of each own expert from its row in `own` on.
+        """
+
+@final
+class ExpertLayout:
+    """Layout of the tokens that this rank has got."""
+
+    def __new__(
+        cls,
+        sizes: ExpertSizes,
+        routes: ExpertRoutes,
+        received: _Span,
+        own: _Span,
+        parts: Sequence[tuple[int, int] | None],
+        space: Sequence[int | None],
+    ) -> Self: ...
+    def missing(self, /) -> list[int]:
+        """Returns the ranks whose message is missing."""
+    def counts(self, /) -> list[int]:
+        """Returns the number of tokens of each local expert."""
+    def rows(self, /) -> list[int]:
+        """Returns the row of each token: a received one, or after all of them an own one."""
+    def write(self, /, count: _Span, ranges: _Span, sources: _Span) -> None:
+        """Writes the number of tokens of each local expert, the rows of each rank there, and the
+        index of each token at its source.
+        """
+    def place(self, /, received: _Span, own: _Span, elements: _Span, scales: _Span, threads: int) -> None:
+        """Copies the tokens to the rows of their experts, with at most that many threads."""
+
+def add_up_rows(
+    width: int, received: _Span, own: _Span, rows: _Span, weights: _Span, out: _Span, threads: int
+) -> None:
+    """Adds up rows of `bfloat16` with `width` bytes for each token, with a row and a weight for
+    each of its choices. A negative row stands for none.
+    """

@@ -9,22 +9,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mooncake import ep, pg
+from mooncake import _mooncake, ep, pg
 from mooncake._ep_events import EventHandle, EventOverlap, Pending
 from mooncake._ep_links import Link, Message, calls_of, link_of
 from mooncake._ep_memory import Memory
-from mooncake._ep_routes import Layout, Routes, Sizes, layout_of
+from mooncake._ep_rows import BLOCK, add_up, packed, place, returned
+from mooncake._pg_work import _span
 
 # After the import that says by name that torch is missing.
 import torch  # isort: skip
 
 __all__ = ["Buffer", "EventOverlap"]
-
-# Elements of a token that share a scale, and the greatest `float8_e4m3fn`.
-_BLOCK = 128
-_LARGEST = 448.0
-# Elements that are added up before the next ones, so that the sums stay in the cache.
-_TURN = 1 << 19
 
 # Source index, ranges of rows, and the sizes of a dispatch.
 Handle = tuple[Any, Any, int, int, int]
@@ -98,8 +93,8 @@ class Buffer:
         _check_matrix("x", x, torch.bfloat16, None)
         _check_matrix("topk_idx", topk_idx, torch.int64, x.size(0))
         tokens, hidden = x.shape
-        if hidden % _BLOCK or not hidden:
-            raise AssertionError(f"cannot dispatch: hidden size is not a multiple of {_BLOCK}. hidden={hidden}")
+        if hidden % BLOCK or not hidden:
+            raise AssertionError(f"cannot dispatch: hidden size is not a multiple of {BLOCK}. hidden={hidden}")
         if tokens > limit:
             raise AssertionError(f"cannot dispatch: too many tokens. tokens={tokens} maximum={limit}")
         if num_experts <= 0 or num_experts % ranks:
@@ -108,42 +103,51 @@ class Buffer:
             )
         self._check_size(limit, hidden, num_experts)
         is_fp8 = True if use_fp8 is None else use_fp8
-        sizes = Sizes(ranks, num_experts, limit, hidden, is_fp8)
-        routes = Routes(topk_idx.cpu(), ranks, num_experts)
+        sizes = _mooncake.ExpertSizes(ranks, num_experts, limit, hidden, is_fp8)
+        routes = _routes(topk_idx, ranks, num_experts, self.rank)
         is_active, written = self._mask(active_ranks)
 
-        rows = (_packed(x) if is_fp8 else x.view(torch.uint8)).cpu()
-        space = [sizes.space(routes.choices) if active else None for active in is_active]
-        receive = self._start(routes.messages(rows, sizes, is_active), space, sizes.width, timeout_us)
+        own = packed(x, sizes, is_fp8)
+        numbers = routes.fronts(sizes, is_active)
+        fronts = torch.empty((sum(numbers), sizes.width()), dtype=torch.uint8)
+        messages, first = [], 0
+        for number, runs in zip(numbers, routes.write_fronts(sizes, is_active, _span(fronts)), strict=True):
+            messages.append(Message([(fronts, first, number), *((own, *run) for run in runs)]))
+            first += number
+        most = sizes.space(topk_idx.size(1))
+        space = [most if active else None for active in is_active]
+        receive = self._start(messages, space, sizes.width(), timeout_us)
 
-        local, slots = sizes.local, ranks * limit
-        element = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
-        recv_x = self._memory.tensor((local, slots, hidden), element, x.device)
+        local, slots = num_experts // ranks, ranks * limit
+        recv_x = self._memory.tensor(
+            (local, slots, hidden), torch.float8_e4m3fn if is_fp8 else torch.bfloat16, x.device
+        )
         scales = None
         if is_fp8:
-            blocks = hidden // _BLOCK
+            shape = (local, slots, hidden // BLOCK)
             if x.device.type == "cpu":
-                scales = self._memory.tensor((local, slots, blocks), torch.float32, x.device)
+                scales = self._memory.tensor(shape, torch.float32, x.device)
             else:
-                scales = torch.empty((local, blocks, slots), dtype=torch.float32, device=x.device).transpose(1, 2)
+                # The layout in which kernels read scales.
+                scales = torch.empty((local, shape[2], slots), dtype=torch.float32, device=x.device).transpose(1, 2)
         recv_count = torch.zeros(local, dtype=torch.int32, device=x.device)
-        src_info = torch.zeros((local, slots), dtype=torch.int32, device=x.device)
         layout_range = torch.zeros((local, ranks), dtype=torch.int64, device=x.device)
+        src_info = torch.zeros((local, slots), dtype=torch.int32, device=x.device)
 
         def finish() -> None:
             received = receive()
-            layout = layout_of(received, sizes, space)
-            for rank in layout.missing:
+            given = _span(received.rows), _span(own)
+            layout = _mooncake.ExpertLayout(sizes, routes, *given, received.places, space)
+            for rank in layout.missing():
                 if written is not None:
                     written[rank] = 0
-            _place(layout, received.rows, recv_x, scales)
-            counts = layout.counts.sum(1)
-            recv_count.copy_(counts)
-            layout_range.copy_(layout.ranges())
-            # Index of each token among all slots: behind those of its expert.
-            expert = torch.arange(local).repeat_interleave(counts)
-            at = torch.arange(expert.numel()) - (counts.cumsum(0) - counts)[expert] + expert * slots
-            src_info.view(-1)[at.to(x.device)] = layout.token.to(device=x.device)
+            place(layout, received.rows, own, recv_x, scales)
+            results = recv_count, layout_range, src_info
+            on_host = [one.cpu() for one in results]
+            layout.write(*(_span(one) for one in on_host))
+            for result, one in zip(results, on_host, strict=True):
+                if result is not one:
+                    result.copy_(one)
 
         handle: Handle = (src_info, layout_range, limit, hidden, num_experts)
         kept = (x, topk_idx, recv_x, scales, recv_count, src_info, layout_range)
@@ -186,26 +190,32 @@ class Buffer:
         if out is None:
             out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=x.device)
         _check_matrix("out", out, torch.bfloat16, tokens, hidden)
-        routes = Routes(topk_idx.cpu(), ranks, experts)
+        routes = _routes(topk_idx, ranks, experts, self.rank)
         is_active, written = self._mask(active_ranks)
 
-        messages = _returns(x, layout_range.cpu(), is_active)
-        space = [routes.pairs[rank] if is_active[rank] else None for rank in range(ranks)]
+        own, runs = returned(x, layout_range.cpu())
+        messages = [
+            Message([(own, *run) for run in of_rank if run[1]] if active and rank != self.rank else [])
+            for rank, (active, of_rank) in enumerate(zip(is_active, runs, strict=True))
+        ]
+        pairs = routes.pairs()
+        space = [pairs[rank] if is_active[rank] else None for rank in range(ranks)]
         receive = self._start(messages, space, 2 * hidden, timeout_us)
 
         def finish() -> None:
             received = receive()
-            # Ranks whose rows are all here. A rank that has left this one out sends none.
-            is_there = [
-                place is not None and place[1] == 2 * hidden * pairs
-                for place, pairs in zip(received.places, routes.pairs, strict=True)
-            ]
-            for rank in range(ranks):
-                if is_active[rank] and not is_there[rank] and written is not None:
+            firsts: list[int | None] = [None] * ranks
+            for rank, part in enumerate(received.places):
+                # A rank that has left this one out sends no rows.
+                if part is not None and part[1] == 2 * hidden * pairs[rank]:
+                    firsts[rank] = part[0]
+                elif rank != self.rank and is_active[rank] and written is not None:
                     written[rank] = 0
-            firsts = [0 if place is None else place[0] for place in received.places]
-            rows = received.rows.view(torch.bfloat16).to(x.device)
-            _add_up(rows, routes.row_of(is_there, firsts), topk_weights, out)
+            split = received.rows.size(0)
+            own_firsts = [split + first for first, _ in runs[self.rank]] if is_active[self.rank] else None
+            row_of = torch.empty(topk_idx.shape, dtype=torch.int64)
+            routes.rows(firsts, own_firsts, _span(row_of))
+            add_up(received.rows, own, row_of, topk_weights, out)
 
         event, hook = self._settle(finish, async_finish, return_recv_hook, (x, topk_idx, topk_weights, layout_range, out))
         return out, event, hook
@@ -246,10 +256,11 @@ class Buffer:
         return [bool(one) for one in active_ranks.tolist()], active_ranks
 
     def _start(self, messages: Sequence[Message], space: Sequence[int | None], width: int, timeout_us: int) -> Any:
-        """Starts an exchange. At most the one before is in progress."""
+        """Starts an exchange with the other ranks. At most the one before is in progress."""
         self._finish(1)
         if self._link is None:
             raise RuntimeError("cannot use buffer: it is not connected; call connect")
+        space = [None if rank == self.rank else one for rank, one in enumerate(space)]
         return self._link.exchange(messages, space, width, None if timeout_us < 0 else timeout_us / 1e6)
 
     def _finish(self, left: int) -> None:
@@ -271,75 +282,12 @@ class Buffer:
         return EventOverlap(EventHandle._of(pending) if async_finish else None, kept), pending if return_recv_hook else None
 
 
-def _packed(x: Any) -> Any:
-    """Returns rows of bytes with the elements as `float8_e4m3fn` and the scales of their blocks."""
-    tokens, hidden = x.shape
-    blocks = x.view(tokens, hidden // _BLOCK, _BLOCK).float()
-    greatest = blocks.abs().amax(2, keepdim=True).clamp_(min=1e-4)
-    rows = torch.empty((tokens, hidden + hidden // 32), dtype=torch.uint8, device=x.device)
-    # No product exceeds the greatest element of the type after rounding.
-    rows[:, :hidden] = blocks.mul_(_LARGEST / greatest).to(torch.float8_e4m3fn).view(tokens, hidden).view(torch.uint8)
-    rows[:, hidden:] = (greatest / _LARGEST).view(tokens, hidden // _BLOCK).view(torch.uint8)
-    return rows
-
-
-def _place(layout: Layout, rows: Any, recv_x: Any, scales: Any) -> None:
-    """Copies the received tokens to their experts."""
-    hidden, device = recv_x.size(2), recv_x.device
-    rows = rows.to(device)
-    places = layout.rows.to(device)
-    # Elements of 16 bits are copied in one piece only if their rows are contiguous.
-    source = rows.view(torch.bfloat16) if scales is None else rows[:, :hidden]
-    target = recv_x if scales is None else recv_x.view(torch.uint8)
-    first = 0
-    for expert, count in enumerate(layout.counts.sum(1).tolist()):
-        if count:
-            chosen = places[first : first + count]
-            torch.index_select(source, 0, chosen, out=target[expert, :count])
-            if scales is not None:
-                scales[expert, :count] = rows[:, hidden:].view(torch.float32).index_select(0, chosen)
-            first += count
-
-
-def _returns(x: Any, layout_range: Any, is_active: Sequence[bool]) -> list[Message]:
-    """Returns messages with the rows of the experts, for the ranks that have sent the tokens."""
-    local, slots, hidden = x.shape
-    begin, counts = layout_range >> 32, layout_range & 0xFFFFFFFF
-    rows = x.view(local * slots, hidden)
-    if x.device.type != "cpu":
-        # Only rows in use leave the device, in the order of the messages.
-        number = counts.t().reshape(-1)
-        first = (begin + torch.arange(local).view(-1, 1) * slots).t().reshape(-1)
-        at = torch.arange(int(number.sum())) + (first - (number.cumsum(0) - number)).repeat_interleave(number)
-        rows = rows.index_select(0, at.to(x.device)).cpu()
-        begin = (counts.t().reshape(-1).cumsum(0) - number).view(-1, local).t()
-        slots = 0
-    rows = rows.view(torch.uint8)
-    runs: list[list[tuple[Any, int, int]]] = []
-    for of_rank, number_of in zip(begin.t().tolist(), counts.t().tolist(), strict=True):
-        runs.append([(rows, expert * slots + of_rank[expert], count) for expert, count in enumerate(number_of) if count])
-    return [Message(of_one if active else []) for of_one, active in zip(runs, is_active, strict=True)]
-
-
-def _add_up(rows: Any, row_of: Any, weights: Any, out: Any) -> None:
-    """Adds up the rows of each token with its weights, in `float32` and the order of its choices.
-    -1 stands for no row.
-    """
-    tokens, hidden = out.shape
-    row_of = row_of.to(out.device)
-    is_there = row_of >= 0
-    weights = torch.where(is_there, weights, 0.0)
-    turn = max(_TURN // hidden, 1)
-    for first in range(0, tokens, turn):
-        part = slice(first, first + turn)
-        total = torch.zeros((min(turn, tokens - first), hidden), device=out.device)
-        for chosen, weight, there in zip(row_of[part].unbind(1), weights[part].unbind(1), is_there[part].unbind(1), strict=True):
-            if there.all():
-                total.addcmul_(rows.index_select(0, chosen).float(), weight.view(-1, 1))
-            elif there.any():
-                at = there.nonzero().view(-1)
-                total[at] += rows.index_select(0, chosen[at]).float() * weight[at].view(-1, 1)
-        out[part] = total
+def _routes(topk_idx: Any, ranks: int, experts: int, own: int) -> _mooncake.ExpertRoutes:
+    topk = topk_idx.cpu()
+    try:
+        return _mooncake.ExpertRoutes(_span(topk), topk.size(1), ranks, experts, own)
+    except RuntimeError as error:
+        raise AssertionError(str(error)) from None
 
 
 def _check_matrix(name: str, tensor: Any, dtype: Any, rows: int | None, columns: int | None = None) -> None:

@@ -5,6 +5,7 @@ mod arguments;
 mod collectives;
 mod communicator;
 mod context;
+mod experts;
 mod local;
 mod mirror;
 mod operation;
@@ -16,6 +17,10 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<context::GroupContext>()?;
     module.add_class::<communicator::GroupCommunicator>()?;
     module.add_class::<operation::GroupOperation>()?;
+    module.add_class::<experts::ExpertSizes>()?;
+    module.add_class::<experts::ExpertRoutes>()?;
+    module.add_class::<experts::ExpertLayout>()?;
+    module.add_function(wrap_pyfunction!(experts::add_up_rows, module)?)?;
     module.add_function(wrap_pyfunction!(context::set_fault_reconciliation_window, module)?)?;
     Ok(())
 }

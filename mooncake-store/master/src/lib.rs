@@ -8,7 +8,7 @@
 //! | folder | subject | main types |
 //! |---|---|---|
 //! | `model/` | options, segments, disks, copy jobs, tenants, groups, snapshots | [`MasterOptions`], `MountedSegment`, `CopyJobs` |
-//! | `directory/` | objects by key, in shards; order of eviction | `Directory`, `Shard`, `Object` |
+//! | `directory/` | objects by key, in shards; order of eviction; why objects left | `Directory`, `Shard`, `Object` |
 //! | `space/` | placement, leases, quarantine, eviction | `Space` |
 //! | `jobs/` | tasks, copies, drains, hot replicas, offload, recovery | `Jobs` |
 //! | `calls/` | the public methods, by subject, and the handlers of the RPCs | [`Master`] |
@@ -28,7 +28,7 @@
 //!    table of hot objects; the recovered state; the table of disks, then one disk.
 //! 4. The registry of segments.
 //! 5. The space of one segment.
-//! 6. A ledger, and the table of tenants.
+//! 6. A ledger, and the table of tenants; the queue of the curve of hits by memory.
 //!
 //! The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method
 //! is synchronous and short; [`Master::tick`] does the work that takes longer.
@@ -44,8 +44,10 @@ mod space;
 pub use self::calls::Master;
 pub use self::calls::put::Put;
 pub use self::calls::tick::TickReport;
+pub use self::model::curve::{CurvePoint, CurveReport};
 pub use self::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::model::journal::Journal;
+pub use self::model::misses::{MissCause, MissCounts};
 pub use self::model::options::{
     DiskOptions, FileOptions, HotOptions, MasterOptions, ParsePlacementError, Placement, PromotionOptions,
     TaskOptions,

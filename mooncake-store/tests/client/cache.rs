@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
+use mooncake_core::testkit::free_port;
 use mooncake_core::{ErrorCode, Result};
 use mooncake_store::client::{
     Client, ClientConfig, HotCacheConfig, HotCacheStats, PutOptions, RangeOutcome, RangeRead, ReadInto,
@@ -18,7 +19,7 @@ use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::SliceMut;
 
-use crate::cluster::{Cluster, Kind, eventually, master_config, value};
+use crate::cluster::{Cluster, Kind, eventually, master_config, start_again, value};
 
 const LEN: usize = 100_000;
 
@@ -214,7 +215,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
             high_watermark: 1.0,
             ..MasterOptions::default()
         };
-        let mut server = MasterServer::start(master_config(0, options())).await.unwrap();
+        let mut server = MasterServer::start(master_config(free_port(), options())).await.unwrap();
         let address = server.addresses().rpc;
         let connect = |segment, hot_cache, checksum| {
             Client::builder()
@@ -259,7 +260,8 @@ async fn no_value_is_read_that_is_not_there_any_more() {
                 8 if step % 4 == 0 => {
                     server.stop().await;
                     current.clear();
-                    server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+                    let again = async || MasterServer::start(master_config(address.port(), options())).await;
+                    server = start_again(again).await;
                     eventually("members are back", async || server.master().stats().segments.len() == 2)
                         .await;
                 }

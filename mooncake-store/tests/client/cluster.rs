@@ -1,9 +1,10 @@
 //! Clusters in one process.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use mooncake_core::Result;
 use mooncake_core::clock::Rng;
 use mooncake_store::client::{Client, ClientBuilder, MasterHandle};
 use mooncake_store::config::{MasterConfig, MetadataServerConfig};
@@ -150,6 +151,24 @@ pub(crate) fn value(seed: u64, len: usize) -> Bytes {
 /// sends them without a copy if the transport can.
 pub(crate) fn slices<K: AsRef<str>>(items: &[(K, Bytes)]) -> Vec<(&str, &[u8])> {
     items.iter().map(|(key, value)| (key.as_ref(), &value[..])).collect()
+}
+
+/// Starts a server at the port of one that has stopped. A process that another test starts has
+/// copies of all sockets up to its `exec`, so the port may stay in use for a moment.
+#[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
+pub(crate) async fn start_again<T>(start: impl AsyncFn() -> Result<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        match start().await {
+            Ok(server) => return server,
+            Err(error)
+                if begun.elapsed() < Duration::from_secs(30) && error.to_string().contains("in use") =>
+            {
+                tokio::task::yield_now().await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 /// Polls a condition for up to ten seconds.

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use mooncake_core::testkit::free_port;
 use mooncake_engine::TransferEngine;
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::master::MasterOptions;
@@ -10,7 +11,7 @@ use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportOptions;
 use mooncake_transport::engine::{HandshakePort, LocalCopies};
 
-use crate::cluster::{master_config, value};
+use crate::cluster::{master_config, start_again, value};
 
 const CLIENTS: usize = 200;
 
@@ -19,9 +20,9 @@ const CLIENTS: usize = 200;
 async fn two_hundred_clients_return_to_a_restarted_master() {
     let start = async |port| {
         let options = MasterOptions { client_ttl: Duration::from_secs(30), ..MasterOptions::default() };
-        MasterServer::start(master_config(port, options)).await.unwrap()
+        start_again(async || MasterServer::start(master_config(port, options.clone())).await).await
     };
-    let server = start(0).await;
+    let server = start(free_port()).await;
     let at = server.addresses().rpc;
     let host = HandshakePort { host: Some("127.0.0.1".into()), ..HandshakePort::default() };
     let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();

@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicaLocation;
+use mooncake_core::testkit::free_port;
 use mooncake_store::client::{Client, ClientBuilder, ClientConfig, PutOptions, PutOutcome};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::server::MasterServer;
 
-use crate::cluster::{eventually, master_config, value};
+use crate::cluster::{eventually, master_config, start_again, value};
 
 async fn master_at(port: u16) -> MasterServer {
-    MasterServer::start(master_config(port, MasterOptions::default())).await.unwrap()
+    start_again(async || MasterServer::start(master_config(port, MasterOptions::default())).await).await
 }
 
 /// Returns a client that uses the transports, with short intervals.
@@ -54,7 +55,7 @@ async fn restarted(server: MasterServer) -> MasterServer {
 }
 
 async fn objects_stay(shared: bool) {
-    let server = master_at(0).await;
+    let server = master_at(free_port()).await;
     let at = server.addresses().rpc;
     let (a, b) = (builder(at, shared).connect().await.unwrap(), builder(at, shared).connect().await.unwrap());
     let both = PutOptions::new().replicas(2);
@@ -135,7 +136,7 @@ async fn objects_in_shared_memory_outlive_the_master() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_object_whose_bytes_have_changed_is_not_served() {
-    let server = master_at(0).await;
+    let server = master_at(free_port()).await;
     let at = server.addresses().rpc;
     let owner = builder(at, false).connect().await.unwrap();
     let stranger = builder(at, false).segment(0).connect().await.unwrap();
@@ -166,7 +167,7 @@ async fn an_object_whose_bytes_have_changed_is_not_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_writers_of_the_master_before_are_refused() {
     for shared in [false, true] {
-        let server = master_at(0).await;
+        let server = master_at(free_port()).await;
         let at = server.addresses().rpc;
         let owner = builder(at, shared).connect().await.unwrap();
         let late = builder(at, shared).segment(0).connect().await.unwrap();
@@ -191,7 +192,7 @@ async fn late_writers_of_the_master_before_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wrong_byte_over_many_restarts() {
     let mut rng = Rng::seeded(20);
-    let mut server = master_at(0).await;
+    let mut server = master_at(free_port()).await;
     let at = server.addresses().rpc;
     let clients = [builder(at, false).connect().await.unwrap(), builder(at, true).connect().await.unwrap()];
     let mut versions: HashMap<u64, Vec<u64>> = HashMap::new();

@@ -21,7 +21,7 @@ use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
 use mooncake_store::server::MasterServer;
 
-use crate::cluster::{eventually, master_config, value};
+use crate::cluster::{eventually, master_config, start_again, value};
 
 fn options() -> MasterOptions {
     MasterOptions::default()
@@ -73,7 +73,7 @@ impl Service for OtherShapes {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_whose_extensions_have_another_shape_is_used_without_them() {
-    let first = MasterServer::start(master_config(0, options())).await.unwrap();
+    let first = MasterServer::start(master_config(free_port(), options())).await.unwrap();
     let address = first.addresses().rpc;
     let client = Client::builder()
         .master(address.to_string())
@@ -124,14 +124,14 @@ async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold
         let lease_ttl = Duration::from_secs(lease);
         // The clock moves in large steps.
         let options = MasterOptions { lease_ttl, client_ttl: Duration::from_secs(3600), ..options() };
-        MasterServer::start_with_clock(master_config(port, options), clock.clone()).await.unwrap()
+        MasterServer::start_with_clock(master_config(port, options), clock.clone()).await
     };
-    let server = start(0, 300).await;
+    let server = start(free_port(), 300).await.unwrap();
     let address = server.addresses().rpc;
     let client = Client::builder().master(address.to_string()).segment(0).connect().await.unwrap();
     client.segments().mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
     server.stop().await;
-    let server = start(address.port(), 1).await;
+    let server = start_again(async || start(address.port(), 1).await).await;
     eventually("the segment is mounted again", async || server.master().stats().segments.len() == 1).await;
     let config = ReplicateConfig::default();
     let put = |key: &'static [u8]| {
@@ -149,7 +149,7 @@ async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn promises_of_the_master_before_are_void() {
-    let server = MasterServer::start(master_config(0, options())).await.unwrap();
+    let server = MasterServer::start(master_config(free_port(), options())).await.unwrap();
     let address = server.addresses().rpc;
     let connect = |segment| {
         Client::builder()
@@ -165,7 +165,8 @@ async fn promises_of_the_master_before_are_void() {
     let ids = a.segments().ids();
     let old = server.master().stats().segments;
     server.stop().await;
-    let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+    let again = async || MasterServer::start(master_config(address.port(), options())).await;
+    let server = start_again(again).await;
     eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
     assert_eq!(a.segments().ids(), ids, "the caller knows them by these");
     let now = server.master().stats().segments;
@@ -200,7 +201,7 @@ async fn promises_of_the_master_before_are_void() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
 async fn a_master_that_comes_back_gets_the_segments_again() {
-    let server = MasterServer::start(master_config(0, options())).await.unwrap();
+    let server = MasterServer::start(master_config(free_port(), options())).await.unwrap();
     let address = server.addresses().rpc;
     let connect = || {
         Client::builder()
@@ -219,7 +220,8 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
             assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error}");
         }
     }
-    let server = MasterServer::start(master_config(address.port(), options())).await.unwrap();
+    let again = async || MasterServer::start(master_config(address.port(), options())).await;
+    let server = start_again(again).await;
     let begun = Instant::now();
     eventually("both segments are mounted again", async || server.master().stats().segments.len() == 2).await;
     // The object is too young to be recovered for sure; `recovery` has tests of the others.

@@ -15,10 +15,10 @@ use mooncake_store::protocol::wire::EndItem;
 
 use crate::common::rig::{KIB, Rig, client};
 
-const LEN: u64 = 64 * KIB;
+pub(crate) const LEN: u64 = 64 * KIB;
 
 /// Returns a master with space for so many blocks.
-fn rig(policy: PolicyKind, blocks: u64) -> Rig {
+pub(crate) fn rig(policy: PolicyKind, blocks: u64) -> Rig {
     let options = MasterOptions { high_watermark: 1.0, ..MasterOptions::default() };
     let rig = Rig::with_policy(options, policy);
     rig.mount(1, blocks * LEN);
@@ -27,7 +27,7 @@ fn rig(policy: PolicyKind, blocks: u64) -> Rig {
 
 /// Handles one request like a client: looks all blocks up, reads those that are there from the
 /// front, and puts the others. Returns how many it found.
-fn request(rig: &Rig, keys: &[String]) -> usize {
+pub(crate) fn request(rig: &Rig, keys: &[String]) -> usize {
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
     let there = rig.master.handle(BatchExistKey { keys: Cow::Borrowed(&keys), tenant: "" });
     let found = there.iter().take_while(|there| matches!(there, Ok(true))).count();
@@ -58,7 +58,7 @@ fn request(rig: &Rig, keys: &[String]) -> usize {
     found
 }
 
-fn key(id: u64) -> String {
+pub(crate) fn key(id: u64) -> String {
     format!("block/{id}")
 }
 
@@ -84,7 +84,7 @@ fn replay(policy: PolicyKind, blocks: u64, requests: &Requests, pause: Duration)
     (found as f64 / asked as f64, orphans as f64 / held.len().max(1) as f64)
 }
 
-const PAUSE: Duration = Duration::from_millis(294);
+pub(crate) const PAUSE: Duration = Duration::from_millis(294);
 
 #[test]
 fn documents_are_found_more_often_than_with_lru() {

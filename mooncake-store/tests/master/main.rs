@@ -11,6 +11,7 @@ mod common {
 
 mod calls;
 mod copies;
+mod curve;
 mod disks;
 mod drain;
 mod drain_support;
@@ -21,6 +22,7 @@ mod gittins;
 mod groups;
 mod hot_replicas;
 mod inventory;
+mod misses;
 mod model;
 mod placement;
 mod prefix;

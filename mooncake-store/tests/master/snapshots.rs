@@ -15,6 +15,7 @@ use mooncake_core::replica::{ReplicateConfig, Segment, SegmentStatus, SoftPin};
 use mooncake_core::{Error, Result};
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{DiskOptions, DrainStatus, Master, MasterOptions, Put, Snapshot};
+use mooncake_store::protocol::metrics;
 use mooncake_store::protocol::wire::{OffloadItem, StoredAt, StoredReplica, TaskReport, TaskStatus};
 use proptest::prelude::*;
 
@@ -138,6 +139,56 @@ fn snapshots_of_the_first_version_are_read() {
     let next = another(8);
     next.master.recall(snapshot);
     assert_eq!(Snapshot::read(&bytes_of(&next)).unwrap().objects(), 3);
+}
+
+/// Returns the next master with the policy `gittins`, which has read a snapshot, and the number of
+/// uses that it has learned from.
+fn next_learner(snapshot: &[u8]) -> (Rig, f64) {
+    let rig = Rig::with_policy(options(), PolicyKind::Gittins);
+    rig.master.recall(Snapshot::read(snapshot).unwrap());
+    let uses = learned_uses(&rig);
+    (rig, uses)
+}
+
+fn learned_uses(rig: &Rig) -> f64 {
+    let text = metrics::text(&metrics::collector("learned", "", |families| rig.master.add_metrics(families)));
+    let text = text.unwrap();
+    let line = text.lines().find(|line| line.starts_with("master_eviction_learned_uses "));
+    line.unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[test]
+fn learned_values_go_on_in_the_next_master() {
+    let rig = Rig::with_policy(options(), PolicyKind::Gittins);
+    rig.mount(1, MIB);
+    for number in 0..100 {
+        rig.put(1, &format!("key {number}"), KIB).unwrap();
+    }
+    assert_eq!(learned_uses(&rig), 100.0);
+    let bytes = bytes_of(&rig);
+    let (next, uses) = next_learner(&bytes);
+    assert_eq!(uses, 100.0);
+    assert_eq!(next_learner(&bytes_of(&next)).1, 100.0, "a master without uses passes them on");
+    // A snapshot from before snapshots contained learned values, and one of another version.
+    assert_eq!(next_learner(OF_THE_FIRST_VERSION).1, 0.0);
+    let at = bytes.windows(8).position(|bytes| bytes == b"gittins1").unwrap();
+    let mut other = bytes.clone();
+    other[at + 7] = b'0';
+    seal_head(&mut other);
+    let (next, uses) = next_learner(&other);
+    assert_eq!(uses, 0.0);
+    next.mount(1, MIB);
+    next.put(1, "key", KIB).unwrap();
+    assert_eq!(learned_uses(&next), 1.0, "the policy learns anew");
+    // A policy that learns nothing ignores them.
+    another(9).master.recall(Snapshot::read(&bytes).unwrap());
+}
+
+/// Corrects the checksum of the head of a snapshot.
+fn seal_head(bytes: &mut [u8]) {
+    let len = u32::from_le_bytes(*bytes[8..].first_chunk().unwrap()) as usize;
+    let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Ecma182, &bytes[20..20 + len]);
+    bytes[12..20].copy_from_slice(&sum.to_le_bytes());
 }
 
 proptest! {

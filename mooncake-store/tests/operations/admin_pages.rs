@@ -414,6 +414,7 @@ async fn every_endpoint_is_described() {
         "GET /query_segment",
         "GET /batch_query_keys",
         "GET /api/v1/leases",
+        "GET /api/v1/memory_curve",
         "POST /api/v1/drain_jobs",
         "GET /api/v1/drain_jobs/query",
         "POST /api/v1/drain_jobs/cancel",
@@ -422,6 +423,7 @@ async fn every_endpoint_is_described() {
         "PUT /api/v1/tenant_quotas",
         "DELETE /api/v1/tenant_quotas",
         "POST /api/v1/remove_all",
+        "GET /api/v1/explain",
     ] {
         assert!(known.iter().any(|have| have == page), "{page} is not described");
     }

@@ -7,6 +7,7 @@ use crate::common::http::used::{scraped, used_client};
 use crate::common::http::{ask, config};
 use crate::common::rig::{MIB, client, segment};
 use mooncake_store::client::ClientConfig;
+use mooncake_store::master::TenantQuota;
 use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::server::MasterServer;
 use promql_parser::parser::{Expr, VectorSelector, parse};
@@ -57,7 +58,9 @@ fn expressions(value: &Value, found: &mut Vec<String>) {
 }
 
 async fn scrape() -> String {
-    let server = MasterServer::start(config()).await.unwrap();
+    let mut config = config();
+    config.options.tenants = Some(vec![TenantQuota { name: "default".into(), bytes: MIB }]);
+    let server = MasterServer::start(config).await.unwrap();
     let at = server.addresses();
     let master = MasterClient::remote(at.rpc.to_string(), Default::default());
     master.mount(client(1), &segment(1, MIB)).await.unwrap();
@@ -75,7 +78,7 @@ async fn every_query_finds_its_metrics() {
     server.stop().await;
     let dashboard: Value = serde_json::from_str(&deployed("grafana/mooncake-master.json")).unwrap();
     let alerts: Value = yaml_serde::from_str(&deployed("prometheus/alerts.yml")).unwrap();
-    for (document, at_least) in [(dashboard, 55), (alerts, 11)] {
+    for (document, at_least) in [(dashboard, 57), (alerts, 11)] {
         let mut queries = Vec::new();
         expressions(&document, &mut queries);
         assert!(queries.len() >= at_least, "only {} queries were found", queries.len());

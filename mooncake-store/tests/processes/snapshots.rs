@@ -13,6 +13,9 @@ use crate::cluster::{
 };
 use crate::process::{Process, free_port, metric};
 
+/// Metric of the uses that the eviction policy has learned from.
+const LEARNED: &str = "master_eviction_learned_uses";
+
 /// Number of objects of each of two tenants.
 const OBJECTS: u64 = 60;
 
@@ -244,6 +247,32 @@ async fn a_torn_snapshot_is_passed_over_and_none_is_no_harm() {
     all_back(&clients, 0..OBJECTS).await;
 }
 
+/// The learned values of the policy outlive the master. A snapshot of another policy has none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn learned_values_outlive_a_killed_master() {
+    let mut master = Master::start();
+    let learned = |master: &Master| metric(master.pages, LEARNED).unwrap_or(0);
+    let member = builder(&format!("127.0.0.1:{}", master.port), SEGMENT).connect().await.unwrap();
+    put(&member, 0..OBJECTS, 1, member.hostname()).await;
+    assert_eq!(learned(&master), 0, "the default policy learns nothing");
+    master.snapshot().await;
+    for (uses, stored) in [(0, OBJECTS..2 * OBJECTS), (OBJECTS / 3, 2 * OBJECTS..3 * OBJECTS)] {
+        master.kill();
+        master.run(&["--eviction_policy=gittins"]);
+        eventually("the pages", PATIENCE, async || metric(master.pages, LEARNED).is_some()).await;
+        assert!(learned(&master) >= uses, "{} uses after {uses}", learned(&master));
+        eventually("the master knows the member", PATIENCE, async || {
+            member.put_with("any", b"any", &configuration(1, member.hostname()).upsert()).await.is_ok()
+        })
+        .await;
+        put(&member, stored, 1, member.hostname()).await;
+        let now = learned(&master);
+        // The policy does not order pinned objects.
+        assert!(now >= uses + OBJECTS / 3, "{now} uses");
+        master.snapshot().await;
+    }
+}
+
 /// The next leader starts from a snapshot of the previous one.
 #[cfg(feature = "metadata-etcd")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -259,6 +288,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
         "--enable_snapshot",
         "--enable_snapshot_restore",
         "--snapshot_interval_seconds=1",
+        "--eviction_policy=gittins",
         &format!("--snapshot_local_path={}", folder.path().display()),
     ];
     let mut masters: Vec<_> = (0..2)
@@ -282,6 +312,9 @@ async fn the_next_leader_begins_with_a_snapshot() {
     let over = async || format!("{:?}", members[0].replicas().task(task).await.unwrap().status) == "Success";
     eventually("the task is over", PATIENCE, over).await;
     let before = count(masters[0].1);
+    let learned = |pages: u16| metric(pages, LEARNED).unwrap_or(0);
+    let uses = learned(masters[0].1);
+    assert!(uses >= OBJECTS / 3 && learned(masters[1].1) == 0, "{uses} uses");
     eventually("two snapshots", PATIENCE, async || count(masters[0].1) >= before + 2).await;
     masters.remove(0).0.kill();
     let known = async || {
@@ -290,6 +323,7 @@ async fn the_next_leader_begins_with_a_snapshot() {
     eventually("the task is known to the next leader", PATIENCE, known).await;
     eventually("all is there again", PATIENCE, async || hits(&members[0], 0..OBJECTS, 1).await == OBJECTS)
         .await;
+    assert!(learned(masters[0].1) >= uses, "the next leader goes on from {uses} uses");
     let taken = || count(masters[0].1);
     eventually("the next leader takes snapshots", PATIENCE, async || taken() > 0).await;
 }

@@ -13,7 +13,7 @@ use mooncake_store::master::{MasterOptions, TenantQuota};
 use mooncake_store::protocol::frame;
 use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::server::MasterServer;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 struct Cluster {
     master: MasterServer,
@@ -108,6 +108,30 @@ fn tool(arguments: &[&str], input: &[u8]) -> Said {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_curve_is_drawn() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let drawn = cluster.tool(&["curve"], b"");
+    assert!(drawn.status == 0 && drawn.text().starts_with("no uses yet"), "{}", drawn.text());
+    assert_eq!(cluster.tool(&["put", "a"], b"value").status, 0);
+    assert_eq!(cluster.tool(&["get", "a"], b"").status, 0);
+    let curve = cluster.tool(&["curve", "--json"], b"").json();
+    let factors: Vec<f64> =
+        curve["points"].as_array().unwrap().iter().map(|point| point["factor"].as_f64().unwrap()).collect();
+    assert_eq!(factors, [0.5, 1.0, 2.0, 4.0]);
+    // The put is a miss, and each look-up is a hit.
+    let uses = curve["uses"].as_u64().unwrap();
+    let hit_rate = curve["points"][3]["hit_rate"].as_f64().unwrap();
+    let expected = (uses - 1) as f64 / uses as f64;
+    assert!(uses >= 2 && (hit_rate - expected).abs() < 1e-9, "{uses} uses, {hit_rate}");
+    let drawn = cluster.tool(&["curve"], b"").text();
+    let estimate = format!("Estimate from {uses} uses");
+    for part in ["x 0.5", "x 4", &format!("{:.1} %", 100.0 * hit_rate), "now", "█", &estimate] {
+        assert!(drawn.contains(part), "no {part:?} in {drawn}");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_come_and_go() {
     let cluster = Cluster::start(MasterOptions::default()).await;
     let binary: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();
@@ -153,6 +177,8 @@ async fn figures() {
     assert_eq!(status["segments"][0]["protocol"], "tcp", "{status}");
     let text = cluster.tool(&["status"], b"").text();
     assert!(text.contains("version 2.0.0") && text.contains("8.0 MiB"), "{text}");
+
+    assert!(text.contains("misses    0\n") && status["misses"] == json!({}), "{text} {status}");
 
     let top = cluster.tool(&["top", "--once"], b"").text();
     assert!(top.contains("keys 1") && top.contains("put") && top.contains("[..."), "{top}");
@@ -228,6 +254,30 @@ async fn tenants() {
     assert_eq!(cluster.tool(&["--tenant", "a", "ls"], b"").text(), "k\n");
     cluster.tool(&["--tenant", "a", "put", "l"], &vec![1; 2 << 20]).fails(&["quota"]);
     cluster.tool(&["--tenant", "b", "put", "k"], b"v").fails(&["no tenant \"b\"", "--tenant"]);
+    cluster.stop().await;
+}
+
+/// Misses are counted by cause and tenant, and explained by key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn misses_are_explained() {
+    let quota = |name: &str| TenantQuota { name: name.into(), bytes: 1 << 20 };
+    let tenants = Some(vec![quota("a"), quota("default")]);
+    let cluster = Cluster::start(MasterOptions { tenants, ..MasterOptions::default() }).await;
+    cluster.client.put("k", [1; 1000]).await.unwrap();
+    let told = cluster.tool(&["explain", "k"], b"").text();
+    assert!(told.starts_with("\"k\" can be read: 1000 B in memory at 127.0.0.1"), "{told}");
+    cluster.client.remove("k", true).await.unwrap();
+    let told = cluster.tool(&["explain", "k"], b"").text();
+    assert_eq!(told, "\"k\" cannot be read: a client removed it (removed)\n");
+    let told = cluster.tool(&["--json", "--tenant", "a", "explain", "k"], b"").json();
+    assert_eq!((&told["cause"], &told["readable"]), (&"unknown".into(), &false.into()), "{told}");
+    assert!(cluster.client.get("k").await.unwrap().is_none());
+    cluster.tool(&["--tenant", "a", "get", "k"], b"").fails(&["no object"]);
+    let status = cluster.tool(&["--json", "status"], b"").json();
+    assert_eq!(status["misses"], json!({"removed": 1, "unknown": 1}), "{status}");
+    assert_eq!(status["tenant_misses"], json!({"a": {"unknown": 1}, "default": {"removed": 1}}));
+    let text = cluster.tool(&["status"], b"").text();
+    assert!(text.contains("misses    2: 50.0 % ") && text.contains("1: 100.0 % removed by tenant"), "{text}");
     cluster.stop().await;
 }
 

@@ -13,19 +13,26 @@ pub(super) fn bucket(age: u64) -> usize {
 }
 
 /// Returns the age at which a bucket begins.
-pub(super) fn lower_end(bucket: usize) -> u64 {
+pub(super) const fn lower_end(bucket: usize) -> u64 {
     if bucket == 0 { 0 } else { 1 << (bucket + FIRST - 1) }
 }
 
 /// Returns the number of ages in a bucket. The last one has no upper end, and counts like the
 /// doubling that it begins.
-pub(super) fn width(bucket: usize) -> u64 {
-    lower_end(bucket).max(1 << FIRST)
+pub(super) const fn width(bucket: usize) -> u64 {
+    if bucket == 0 { 1 << FIRST } else { lower_end(bucket) }
 }
 
 /// Returns the age in the middle of a bucket.
-pub(super) fn middle(bucket: usize) -> u64 {
+pub(super) const fn middle(bucket: usize) -> u64 {
     lower_end(bucket) + width(bucket) / 2
+}
+
+/// Returns the last bucket whose middle an age has reached; the first one if there is none.
+pub(super) fn bucket_of_middles(age: u64) -> usize {
+    // From the second one on, the middles are 1, 2, 4, .. times the same age.
+    let steps = age / middle(1);
+    (steps.saturating_mul(2) | 1).ilog2().min(BUCKETS as u32 - 1) as usize
 }
 
 #[cfg(test)]
@@ -40,7 +47,9 @@ mod tests {
             assert_eq!((bucket(lower_end(at) - 1), bucket(lower_end(at))), (at - 1, at));
             assert_eq!(lower_end(at - 1) + width(at - 1), lower_end(at));
             assert_eq!(bucket(middle(at)), at);
+            assert_eq!((bucket_of_middles(middle(at) - 1), bucket_of_middles(middle(at))), (at - 1, at));
         }
+        assert_eq!((bucket_of_middles(0), bucket_of_middles(u64::MAX)), (0, BUCKETS - 1));
         assert_eq!(lower_end(BUCKETS - 1), 1 << 40);
     }
 }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::ages::{BUCKETS, bucket, lower_end};
 use super::class::CLASSES;
 use super::values::{Counts, Values};
+use crate::evict::sample::{KeySample, is_in_sample};
 
 /// Number of watched uses that are remembered.
 const RING: u64 = 1 << 15;
@@ -46,6 +47,8 @@ pub struct Learner {
     held: AtomicU64,
     /// Logarithm to base 2 of the number of keys of which one is watched.
     thinning: AtomicU32,
+    /// Sample that holds all keys that are used; `None` if any key may be.
+    sample: Option<Arc<KeySample>>,
 }
 
 /// Use of a watched key.
@@ -136,17 +139,13 @@ impl Watched {
         let Self { ring, open, .. } = self;
         open.retain(|&mut index| {
             let watch = &mut ring[index as usize];
-            let stays = is_watched(watch.print, thinning);
+            let stays = is_in_sample(watch.print, thinning);
             if !stays {
                 watch.class = CLOSED;
             }
             stays
         });
     }
-}
-
-fn is_watched(print: u32, thinning: u32) -> bool {
-    print & ((1 << thinning) - 1) == 0
 }
 
 impl Learner {
@@ -159,19 +158,39 @@ impl Learner {
             due: AtomicU64::new(COMPUTE_EVERY),
             held: AtomicU64::new(0),
             thinning: AtomicU32::new(0),
+            sample: None,
         }
+    }
+
+    /// Creates a learner that knows nothing, for a cache of the keys in `sample`.
+    pub(super) fn of_sample(sample: Arc<KeySample>) -> Self {
+        Self { sample: Some(sample), ..Self::new() }
     }
 
     /// Returns the number of objects that fit into memory, as far as known.
     pub(super) fn held(&self) -> u64 {
-        self.held.load(Relaxed)
+        self.of_all_keys(self.held.load(Relaxed))
+    }
+
+    /// Returns the number of objects of all keys for a number of those in the sample.
+    fn of_all_keys(&self, held: u64) -> u64 {
+        self.sample.as_ref().map_or(held, |sample| held.saturating_mul(1 << sample.shift()))
     }
 
     /// Records that a policy holds `now` objects after `before`.
     pub(super) fn change_held(&self, before: usize, now: usize) {
         let change = (now as u64).wrapping_sub(before as u64);
         let held = self.held.fetch_add(change, Relaxed).wrapping_add(change);
-        let wanted = held.saturating_mul(8).div_ceil(RING).max(1).next_power_of_two().ilog2().min(31);
+        let wanted = self
+            .of_all_keys(held)
+            .saturating_mul(8)
+            .div_ceil(RING)
+            .max(1)
+            .next_power_of_two()
+            .ilog2()
+            .min(31);
+        // Keys that are no longer in the sample will not be used again.
+        let wanted = self.sample.as_ref().map_or(wanted, |sample| wanted.max(sample.shift()));
         let thinning = self.thinning.load(Relaxed);
         // A cache that shrinks a little soon grows again.
         if wanted > thinning || wanted + 1 < thinning {
@@ -183,7 +202,7 @@ impl Learner {
 
     /// Records a use. `print` is a fingerprint of the key, 0 if unknown.
     pub(super) fn record(&self, print: u32, number: u64, class: u8) {
-        if print != 0 && is_watched(print, self.thinning.load(Relaxed)) {
+        if print != 0 && is_in_sample(print, self.thinning.load(Relaxed)) {
             self.watched.lock().record(print, number, class);
         }
     }
@@ -207,6 +226,18 @@ impl Learner {
             values.clone_from(&self.values.lock());
             *edition = latest;
         }
+    }
+
+    /// Returns the uses of each class.
+    pub(super) fn counts(&self) -> Box<[Counts; CLASSES]> {
+        self.watched.lock().classes.clone()
+    }
+
+    /// Replaces the uses of each class, and computes the values.
+    pub(super) fn replace_counts(&self, classes: Box<[Counts; CLASSES]>) {
+        *self.values.lock() = Arc::new(Values::compute(&classes));
+        self.watched.lock().classes = classes;
+        self.edition.fetch_add(1, Relaxed);
     }
 
     /// Returns the latest values.

@@ -4,6 +4,7 @@ mod ages;
 mod class;
 mod ghosts;
 mod learner;
+mod saved;
 mod values;
 
 pub use self::learner::Learner;
@@ -12,11 +13,11 @@ use std::sync::Arc;
 
 use self::class::{CLASSES, class};
 use self::ghosts::{Ghosts, Gone};
-use self::values::Values;
+use self::values::{Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
-use super::rings::Rings;
-use super::{EvictionPolicy, MergeableOrder};
+use super::rings::{Link, Linked, Rings};
+use super::{EvictionPolicy, KeySample, Learned, MergeableOrder};
 use crate::ids::SlotId;
 
 /// Options of [`Gittins`].
@@ -58,11 +59,9 @@ pub struct Gittins {
     values: Arc<Values>,
     edition: u64,
     /// Rings of the classes, by last use, and a ring of parents that are set aside.
-    rings: Rings<{ CLASSES + 1 }>,
+    rings: Rings<{ CLASSES + 1 }, Seat>,
     /// Classes whose rings hold a slot, as bits.
     occupied: u64,
-    /// State of each slot; meaningful while the slot is in a ring, and of the last victim.
-    seats: Vec<Seat>,
     ghosts: Ghosts,
     now: u64,
     /// Number of slots held, without the last victim.
@@ -72,7 +71,7 @@ pub struct Gittins {
     /// Last victim with its value. It stays in its ring until the next call that cannot take it
     /// back.
     victim: Option<(SlotId, u64)>,
-    /// Slots that the eviction in progress has offered from the young ends.
+    /// Slots that the eviction in progress has offered, and that may be met again.
     offered: Vec<SlotId>,
     /// Candidates of the eviction in progress.
     candidates: Vec<Candidate>,
@@ -90,17 +89,18 @@ const YOUNG_REFUSED: usize = 64;
 /// Maximum number of younger slots of a class that a use passes to get to its position.
 const MAX_SORTED: usize = 256;
 
-/// Share of the least other value below which an object at a young end is taken.
-const YOUNG_MARGIN: f32 = 0.98;
-
 /// Added to the value of a parent, so that it compares after all other objects.
 const PARENT: u64 = 1 << 32;
 
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
 
-#[derive(Clone, Copy, Debug, Default)]
+/// State of a slot; meaningful while the slot is in a ring, and of the last victim. Half a cache
+/// line.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 struct Seat {
+    link: Link,
     used: u64,
     /// Hash of the key of the parent, 0 for none.
     parent: u64,
@@ -112,6 +112,19 @@ struct Seat {
     class: u8,
     /// Number of uses, saturating.
     uses: u8,
+}
+
+impl Linked for Seat {
+    const NONE: Self =
+        Self { link: Link::NONE, used: 0, parent: 0, print: 0, children: 0, class: 0, uses: 0 };
+
+    fn link(&self) -> &Link {
+        &self.link
+    }
+
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.link
+    }
 }
 
 /// Bit of [`Seat::class`] of a slot that is set aside.
@@ -159,7 +172,6 @@ impl EvictionPolicy for Gittins {
             learner,
             rings: Rings::new(slots),
             occupied: 0,
-            seats: Vec::new(),
             ghosts: Ghosts::new(),
             now: 0,
             len: 0,
@@ -206,6 +218,14 @@ impl EvictionPolicy for Gittins {
 impl MergeableOrder for Gittins {
     fn for_one_cache(config: &GittinsConfig) -> GittinsConfig {
         GittinsConfig { learner: Some(config.learner.clone().unwrap_or_default()) }
+    }
+
+    fn for_sample(_config: &GittinsConfig, sample: &Arc<KeySample>) -> GittinsConfig {
+        GittinsConfig { learner: Some(Arc::new(Learner::of_sample(sample.clone()))) }
+    }
+
+    fn learned(config: &GittinsConfig) -> Option<Arc<dyn Learned>> {
+        config.learner.clone().map(|learner| learner as Arc<dyn Learned>)
     }
 
     fn insert_hashed(&mut self, slot: SlotId, _bytes: u64, key_hash: u64) {
@@ -258,14 +278,14 @@ impl MergeableOrder for Gittins {
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
-        if self.rings.contains(slot) { self.seats[slot.index()].parent } else { 0 }
+        if self.rings.contains(slot) { self.rings[slot].parent } else { 0 }
     }
 
     fn change_children(&mut self, slot: SlotId, more: bool) {
         if !self.rings.contains(slot) {
             return;
         }
-        let seat = &mut self.seats[slot.index()];
+        let seat = &mut self.rings[slot];
         seat.children = if more { seat.children.saturating_add(1) } else { seat.children.saturating_sub(1) };
         if seat.children == 0 && seat.ring() == ASIDE {
             seat.class = seat.class();
@@ -290,7 +310,7 @@ impl Gittins {
     }
 
     fn is_victim_print(&self, print: u32) -> bool {
-        self.victim.is_some_and(|(slot, _)| self.seats[slot.index()].print == print)
+        self.victim.is_some_and(|(slot, _)| self.rings[slot].print == print)
     }
 
     fn enter(&mut self, slot: SlotId, print: u32, place: &Place) {
@@ -302,10 +322,8 @@ impl Gittins {
         }
         let gone = if print == 0 { None } else { self.ghosts.take(print, self.now) };
         let uses = gone.map_or(0, |gone| gone.uses);
-        let seat = Seat { parent: place.parent, print, uses, ..Seat::default() };
-        if slot.index() >= self.seats.len() {
-            self.seats.resize(slot.index() + 1, Seat::default());
-        }
+        let seat = Seat { parent: place.parent, print, uses, ..Seat::NONE };
+        self.rings.reserve(slot);
         self.take_seat(slot, seat, gone.map(|gone| gone.used), place);
         self.change_len(self.len + 1);
     }
@@ -313,7 +331,7 @@ impl Gittins {
     /// Records a use of a slot that is held.
     fn renew(&mut self, slot: SlotId, place: &Place) {
         self.unlink(slot);
-        let seat = self.seats[slot.index()];
+        let seat = self.rings[slot];
         self.take_seat(slot, seat, Some(seat.used), place);
     }
 
@@ -324,10 +342,10 @@ impl Gittins {
         let gap = before.map_or(0, |before| place.number.saturating_sub(before));
         let class = class(uses, gap, self.learner.held(), place);
         self.learner.record(seat.print, place.number, class);
-        self.seats[slot.index()] = Seat { used: place.number, class, uses, ..seat };
+        self.rings[slot] = Seat { used: place.number, class, uses, ..seat };
         // The keys of a batch may come in any order, and those of several threads, too.
         let young = std::iter::successors(self.rings.youngest(class.into()), |&slot| self.rings.older(slot));
-        let newer = young.take_while(|slot| self.seats[slot.index()].used > place.number);
+        let newer = young.take_while(|slot| self.rings[*slot].used > place.number);
         match newer.take(MAX_SORTED).last() {
             Some(newer) => self.rings.push_behind(class.into(), slot, newer),
             None => self.rings.push(class.into(), slot),
@@ -336,7 +354,7 @@ impl Gittins {
     }
 
     fn unlink(&mut self, slot: SlotId) {
-        let ring = self.seats[slot.index()].ring();
+        let ring = self.rings[slot].ring();
         self.rings.unlink(ring, slot);
         if ring != ASIDE && self.rings.len(ring) == 0 {
             self.occupied &= !(1 << ring);
@@ -347,7 +365,7 @@ impl Gittins {
     fn settle_victim(&mut self) {
         let Some((slot, _)) = self.victim.take() else { return };
         self.unlink(slot);
-        let Seat { print, used, uses, .. } = self.seats[slot.index()];
+        let Seat { print, used, uses, .. } = self.rings[slot];
         if print != 0 {
             let gone = Gone { used, uses };
             self.ghosts.remember(print, gone, self.len, self.learner.held(), self.now);
@@ -363,18 +381,18 @@ impl Gittins {
     }
 
     fn value_of(&self, slot: SlotId) -> f32 {
-        let seat = self.seats[slot.index()];
+        let seat = self.rings[slot];
         self.values.at(seat.class(), self.now.saturating_sub(seat.used))
     }
 
     /// Returns the value of a slot as an integer that orders like it, parents last.
     fn rank(&self, slot: SlotId) -> u64 {
-        let parent = if self.seats[slot.index()].children > 0 { PARENT } else { 0 };
+        let parent = if self.rings[slot].children > 0 { PARENT } else { 0 };
         parent | u64::from(self.value_of(slot).to_bits())
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
-        let seat = self.seats[slot.index()];
+        let seat = self.rings[slot];
         let value = self.value_of(slot);
         Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used: seat.used }
     }
@@ -383,19 +401,58 @@ impl Gittins {
     /// the old end of a class.
     fn least(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         self.offered.clear();
+        // Most candidates that go first are accepted, so the others are not collected.
+        loop {
+            let mut first: Option<Candidate> = None;
+            self.for_each_candidate(|candidate| {
+                if first.is_none_or(|first| candidate.goes_before(&first)) {
+                    first = Some(candidate);
+                }
+            });
+            let Candidate { slot, is_young, .. } = first?;
+            if is_young {
+                break;
+            }
+            if self.rings[slot].children > 0 {
+                self.set_aside(slot);
+            } else if allowed(slot) {
+                return Some(slot);
+            } else {
+                self.offered.push(slot);
+                break;
+            }
+        }
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
+        self.for_each_candidate(|candidate| candidates.push(candidate));
+        let found = self.least_of(&mut candidates, allowed);
+        self.candidates = candidates;
+        found
+    }
+
+    /// Passes each candidate to `see`.
+    fn for_each_candidate(&self, mut see: impl FnMut(Candidate)) {
         let mut classes = self.occupied;
         while classes != 0 {
             let class = classes.trailing_zeros() as usize;
             classes &= classes - 1;
-            let oldest = self.rings.oldest(class);
-            candidates.extend(oldest.map(|slot| self.candidate(slot, false)));
-            candidates.extend(self.young(class, oldest).map(|slot| self.candidate(slot, true)));
+            let Some(oldest) = self.rings.oldest(class) else { continue };
+            let candidate = self.candidate(oldest, false);
+            see(candidate);
+            let age = self.now.saturating_sub(candidate.used);
+            if self.values.rises_before(class, age)
+                && let Some(young) = self.young(class, oldest)
+            {
+                see(self.candidate(young, true));
+            }
         }
-        let found = self.least_of(&mut candidates, allowed);
-        self.candidates = candidates;
-        found
+    }
+
+    /// Sets a parent aside until its last child is gone.
+    fn set_aside(&mut self, slot: SlotId) {
+        self.unlink(slot);
+        self.rings[slot].class |= IS_ASIDE;
+        self.rings.push(ASIDE, slot);
     }
 
     /// Returns the candidate that goes first. Only candidates that would be first are offered.
@@ -433,10 +490,10 @@ impl Gittins {
     }
 
     /// Returns the slot at the young end of a class, past some parents.
-    fn young(&self, class: usize, oldest: Option<SlotId>) -> Option<SlotId> {
+    fn young(&self, class: usize, oldest: SlotId) -> Option<SlotId> {
         let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
-        let mut young = young.take_while(|&slot| Some(slot) != oldest).take(YOUNG_PARENTS + 1);
-        young.find(|slot| self.seats[slot.index()].children == 0)
+        let mut young = young.take_while(|&slot| slot != oldest).take(YOUNG_PARENTS + 1);
+        young.find(|slot| self.rings[*slot].children == 0)
     }
 
     /// Returns the first slot from `slot` to before `until`, or to the old end, that is accepted,
@@ -451,7 +508,7 @@ impl Gittins {
         for _ in 0..=YOUNG_REFUSED {
             let slot = next.filter(|slot| Some(*slot) != until)?;
             next = self.rings.older(slot);
-            if self.seats[slot.index()].children == 0 && !self.offered.contains(&slot) {
+            if self.rings[slot].children == 0 && !self.offered.contains(&slot) {
                 self.offered.push(slot);
                 if allowed(slot) {
                     return Some(slot);
@@ -466,10 +523,8 @@ impl Gittins {
         let mut next = self.rings.oldest(class);
         while let Some(slot) = next {
             next = self.rings.newer(slot);
-            if self.seats[slot.index()].children > 0 {
-                self.unlink(slot);
-                self.seats[slot.index()].class |= IS_ASIDE;
-                self.rings.push(ASIDE, slot);
+            if self.rings[slot].children > 0 {
+                self.set_aside(slot);
             } else if !self.offered.contains(&slot) && allowed(slot) {
                 return Some(slot);
             }
@@ -496,10 +551,10 @@ mod tests {
     /// Chooses among the oldest and the youngest slot of each class.
     fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
         let held = || (0..SLOTS).map(SlotId).filter(|slot| policy.holds(*slot));
-        let used = |slot: SlotId| policy.seats[slot.index()].used;
+        let used = |slot: SlotId| policy.rings[slot].used;
         let mut best: Option<(f32, u64, SlotId)> = None;
         for class in 0..CLASSES as u8 {
-            let of_class = || held().filter(|slot| policy.seats[slot.index()].class() == class);
+            let of_class = || held().filter(|slot| policy.rings[*slot].class() == class);
             let Some(oldest) = of_class().min_by_key(|slot| used(*slot)) else { continue };
             let youngest = of_class().max_by_key(|slot| used(*slot)).filter(|slot| *slot != oldest);
             let old = (policy.value_of(oldest), used(oldest), oldest);

@@ -1,6 +1,6 @@
 //! Values of objects: hazards from counts, and the Gittins index from hazards.
 
-use super::ages::{BUCKETS, bucket, middle, width};
+use super::ages::{BUCKETS, bucket_of_middles, middle, width};
 use super::class::{CLASSES, LEVELS, level};
 
 /// Uses by age since the previous use of the same key. Counts are halved from time to time, exactly
@@ -62,20 +62,41 @@ fn refine(base: &Hazards, part: &Counts) -> Hazards {
 /// of time that an object is worth if it is kept until some later age.
 pub(super) fn gittins_index(hazards: &Hazards) -> [f32; BUCKETS] {
     std::array::from_fn(|from| {
-        let (mut kept, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, 0.0f64);
+        let (mut kept, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, (0.0f64, 1.0f64));
         for (b, hazard) in hazards.iter().enumerate().skip(from) {
             hits += kept * hazard;
             time += kept * width(b) as f64 * (1.0 - hazard / 2.0);
             kept *= 1.0 - hazard;
-            best = best.max(hits / time);
+            // Compares the quotients of hits and time without a division.
+            if hits * best.1 > best.0 * time {
+                best = (hits, time);
+            }
         }
-        best as f32
+        (best.0 / best.1) as f32
     })
 }
 
+/// Share of the least other value below which an object at a young end is taken.
+pub(super) const YOUNG_MARGIN: f32 = 0.98;
+
 /// Value of each class at each age.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Values([[f32; BUCKETS]; CLASSES]);
+pub(super) struct Values {
+    classes: [[f32; BUCKETS]; CLASSES],
+    /// First bucket of each class whose value is above an earlier one by the margin; beyond the
+    /// last one if there is none.
+    rises_at: [u8; CLASSES],
+}
+
+/// Inverse of the distance from the middle of each bucket to that of the next.
+const INVERSES: [f32; BUCKETS] = {
+    let (mut inverses, mut at) = ([0.0; BUCKETS], 0);
+    while at + 1 < BUCKETS {
+        inverses[at] = 1.0 / (middle(at + 1) - middle(at)) as f32;
+        at += 1;
+    }
+    inverses
+};
 
 impl Values {
     /// Computes the values from the counts of each class.
@@ -88,20 +109,36 @@ impl Values {
         }
         let of_all = hazards_of_all(&all);
         let of_levels = levels.map(|counts| refine(&of_all, &counts));
-        Self(std::array::from_fn(|class| gittins_index(&refine(&of_levels[level(class)], &classes[class]))))
+        let value = |class| gittins_index(&refine(&of_levels[level(class)], &classes[class]));
+        Self::new(std::array::from_fn(value))
+    }
+
+    fn new(classes: [[f32; BUCKETS]; CLASSES]) -> Self {
+        let rises_at = std::array::from_fn(|class| {
+            let mut least = f32::INFINITY;
+            let rises = |value: &f32| {
+                least = least.min(*value);
+                least < value * YOUNG_MARGIN
+            };
+            classes[class].iter().position(rises).unwrap_or(BUCKETS + 1) as u8
+        });
+        Self { classes, rises_at }
+    }
+
+    /// Returns whether an object of this class that has been unused for `age` may be worth more
+    /// than a younger one by the margin.
+    pub(super) fn rises_before(&self, class: usize, age: u64) -> bool {
+        bucket_of_middles(age) + 1 >= usize::from(self.rises_at[class])
     }
 
     /// Returns the value of an object of this class that has been unused for `age`: positive, and
     /// interpolated between the middles of the buckets.
     pub(super) fn at(&self, class: u8, age: u64) -> f32 {
-        let values = &self.0[usize::from(class)];
-        let b = bucket(age);
-        let lower = if age < middle(b) { b.checked_sub(1) } else { Some(b) };
-        let Some(lower) = lower else { return values[0] };
-        let Some(upper) = values.get(lower + 1) else { return values[lower] };
-        let (from, to) = (middle(lower), middle(lower + 1));
-        let part = (age - from) as f32 / (to - from) as f32;
-        values[lower] + (upper - values[lower]) * part
+        let values = &self.classes[usize::from(class)];
+        let lower = bucket_of_middles(age);
+        let upper = (lower + 1).min(BUCKETS - 1);
+        let part = age.saturating_sub(middle(lower)) as f32 * INVERSES[lower];
+        values[lower] + (values[upper] - values[lower]) * part
     }
 }
 
@@ -181,13 +218,31 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn values_are_interpolated() {
-        let mut values = Values([[0.0; BUCKETS]; CLASSES]);
-        values.0[3] = std::array::from_fn(|b| b as f32);
+        let mut classes = [[0.0; BUCKETS]; CLASSES];
+        classes[3] = std::array::from_fn(|b| b as f32);
+        let values = Values::new(classes);
         assert_eq!(
             (values.at(3, 0), values.at(3, 32), values.at(3, 64), values.at(3, 96)),
             (0.0, 0.0, 0.5, 1.0)
         );
         assert_eq!((values.at(3, 144), values.at(3, 192), values.at(3, u64::MAX)), (1.5, 2.0, 35.0));
+    }
+
+    /// A young object is looked for only where it can be worth less than the oldest one.
+    #[test]
+    #[cfg_attr(miri, ignore = "numbers only, and slow")]
+    fn rises_are_known() {
+        let mut classes = [[1.0; BUCKETS]; CLASSES];
+        classes[1] = std::array::from_fn(|b| 1.0 / (b + 1) as f32);
+        classes[2] = std::array::from_fn(|b| if b < 5 { 1.0 } else { 1.03 });
+        let values = Values::new(classes);
+        for age in [0, 31, 200, 1 << 20, u64::MAX] {
+            assert!(!values.rises_before(0, age) && !values.rises_before(1, age));
+            let younger = (0..age.min(10_000)).step_by(7).map(|age| values.at(2, age));
+            let least = younger.fold(f32::INFINITY, f32::min);
+            assert!(values.rises_before(2, age) || least >= values.at(2, age) * YOUNG_MARGIN, "{age}");
+            assert_eq!(values.rises_before(2, age), age >= middle(4));
+        }
     }
 
     /// A class that is often reused after a pause is worth more just before it.

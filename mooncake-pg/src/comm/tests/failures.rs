@@ -1,6 +1,8 @@
 //! Failures: survivors end with one result.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use mooncake_core::clock::{Clock, SystemClock};
 
 use super::*;
 use crate::link::Recipient;
@@ -307,6 +309,27 @@ fn offer_by_hand(ranks: &[Rank], len: usize) -> Tag {
     tag
 }
 
+fn wait_until(is_true: impl Fn() -> bool) {
+    let clock = SystemClock::new();
+    let until = clock.now().after(WITHIN);
+    while !is_true() {
+        assert!(clock.now() < until, "it does not come true");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until a rank has the offer of another one.
+fn wait_until_offered(from: usize, to: &Rank, tag: Tag) {
+    wait_until(|| to.comm().shared.inbox.lock().members[from].offers.iter().any(|offer| offer.tag == tag));
+}
+
+/// Waits until a rank is ready for another one.
+fn wait_until_ready(from: usize, to: &Rank, tag: Tag) {
+    wait_until(|| {
+        to.comm().shared.inbox.lock().members[from].ready.iter().any(|(of, success)| *of == tag && *success)
+    });
+}
+
 #[test]
 fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
     let (group, mut ranks) = start(3);
@@ -339,11 +362,7 @@ fn a_ready_rank_may_end_while_another_one_is_not_ready() {
     ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
     succeed(&begun[0].0);
     assert!(!begun[1].0.is_done());
-    let until = Instant::now() + WITHIN;
-    while ranks[1].comm().shared.inbox.lock().members[0].ready.iter().all(|(theirs, _)| *theirs != tag) {
-        assert!(Instant::now() < until, "the readiness of the first rank does not arrive");
-        std::thread::yield_now();
-    }
+    wait_until_ready(0, &ranks[1], tag);
     drop(ranks.remove(0));
     ranks[0].comm().shared.lose_slot(0);
     let turns = async {
@@ -378,12 +397,13 @@ fn a_rank_that_was_stopped_finishes_only_what_the_others_have_finished() {
         ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
         let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
         let round_of = |(number, absent): (u32, u64)| Round { mask, number, absent };
-        let stopped = ranks[2].stop_until_dropped();
         let memory = Memory::new(values(2, 10));
         let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
         let tag = Tag { operation: 1, round: round_of(first), call: call.digest() };
         let operation = ranks[2].start_collective(call, &[&memory]);
+        wait_until_offered(2, &ranks[0], tag);
         // All of this arrives before the rank looks again.
+        let stopped = ranks[2].stop_until_dropped();
         for other in &ranks[..2] {
             let payload = Payload::Inline(values(other.slot, 10).into());
             deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
@@ -401,23 +421,44 @@ fn a_rank_that_was_stopped_finishes_only_what_the_others_have_finished() {
 }
 
 #[test]
+fn a_rank_that_was_stopped_takes_all_messages_before_it_finishes() {
+    let (_group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let (operation, memory) = all_reduce(&ranks[2], values(2, 10));
+    let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = Tag { operation: 1, round: Round { mask, number: 0, absent: 0 }, call: call.digest() };
+    wait_until_offered(2, &ranks[0], tag);
+    let stopped = ranks[2].stop_until_dropped();
+    // The rank has all that it needs, but not the news that the others go on without it.
+    for other in &ranks[..2] {
+        let payload = Payload::Inline(values(other.slot, 10).into());
+        deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+        deliver(other, &ranks[2], Message::Ready { tag, success: true });
+    }
+    let round = Round { absent: 0b100, ..tag.round };
+    let progress = Progress { round, next: Some(1), finished: Some(tag.round) };
+    ranks[0].comm().shared.send_to(2, Message::Progress(progress));
+    drop(stopped);
+    assert!(finish(&operation).error.is_some());
+    assert_eq!(contributors(&memory), 0b100);
+}
+
+#[test]
 fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_it() {
     for has_failed in [false, true] {
         let (group, ranks) = start(3);
         ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+        let (operation, memory) = all_reduce(&ranks[2], values(2, 10));
+        let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+        let tag = second(&group, &call);
+        wait_until_offered(2, &ranks[0], tag);
+        wait_until_offered(2, &ranks[1], tag);
         let stopped = ranks[2].stop_until_dropped();
-        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
-        let tag = offer_by_hand(&ranks, 10);
+        let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
         // Both others wait for the readiness of this rank only.
-        for (at, other) in [(0, 1), (1, 0)] {
-            let until = Instant::now() + WITHIN;
-            let is_ready =
-                || ranks[at].comm().shared.inbox.lock().members[other].ready.iter().any(|(of, _)| *of == tag);
-            while !is_ready() {
-                assert!(Instant::now() < until, "no readiness");
-                std::thread::yield_now();
-            }
-        }
+        wait_until_ready(0, &ranks[1], tag);
+        wait_until_ready(1, &ranks[0], tag);
         group.hold(2, true);
         group.change(|view| {
             view.members[2].state = MemberState::Inactive;
@@ -425,15 +466,15 @@ fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_
                 view.members[2].endpoint = None;
             }
         });
-        for (operation, memory) in &begun[..2] {
+        for (operation, memory) in &begun {
             assert!(finish(operation).error.is_none());
             assert_eq!(contributors(memory), 0b011);
         }
         drop(stopped);
-        assert!(!begun[2].0.wait(Some(Duration::from_millis(300))), "it does not wait for the view");
+        assert!(!operation.wait(Some(Duration::from_millis(300))), "it does not wait for the view");
         group.hold(2, false);
-        assert!(finish(&begun[2].0).error.is_some());
-        assert_eq!(contributors(&begun[2].1), 0b100, "its tensor is as before");
+        assert!(finish(&operation).error.is_some());
+        assert_eq!(contributors(&memory), 0b100, "its tensor is as before");
     }
 }
 

@@ -1,22 +1,83 @@
-//! Chains of keys: how the keys of one call depend on each other, for the eviction policy.
+//! Chains of keys: how the keys of one call depend on each other.
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder};
+use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
 use mooncake_core::ids::ClientId;
 
 use super::master::Master;
 
+/// Keys that one call reads, in order.
+pub(super) struct ReadCall {
+    /// Uses of the keys, if the policy has a use for them.
+    chain: Option<Batch>,
+    /// Number of keys from the front that were found.
+    found: usize,
+}
+
+/// Hash and chain of a key, known from the call that contains it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct KeyInCall<'c> {
+    chain: Option<(&'c Batch, usize)>,
+    /// True if an earlier key of the call was not found.
+    pub(super) is_behind_gap: bool,
+}
+
+impl KeyInCall<'_> {
+    /// Returns the place of the use, if the policy has a use for it.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.chain.map(|(chain, at)| chain.place(at))
+    }
+
+    /// Returns the hash of the key, if it was computed before.
+    pub(super) fn hash(&self) -> Option<u64> {
+        self.chain.map(|(chain, at)| chain.hash(at))
+    }
+}
+
+/// Returns what is known of the key at an index of a call that stores a chain.
+pub(super) fn key_in(chain: Option<&Batch>, at: usize) -> KeyInCall<'_> {
+    KeyInCall { chain: chain.map(|chain| (chain, at)), is_behind_gap: false }
+}
+
+impl ReadCall {
+    /// Describes a call whose keys are asked for, but not used.
+    pub(super) fn without_use() -> Self {
+        Self { chain: None, found: 0 }
+    }
+
+    /// Returns what is known of the key at an index. The keys before it have been looked up.
+    pub(super) fn key(&self, at: usize) -> KeyInCall<'_> {
+        KeyInCall { is_behind_gap: self.found < at, ..key_in(self.chain.as_ref(), at) }
+    }
+
+    /// Records that the key at an index was found.
+    pub(super) fn record_found(&mut self, at: usize) {
+        self.found += usize::from(self.found == at);
+    }
+
+    /// Returns the number of keys from the front that were found.
+    pub(super) fn found(&self) -> usize {
+        self.found
+    }
+}
+
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
-    /// Returns the chain of keys that a call reads, if the policy has a use for it.
-    pub(super) fn read_batch(&self, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
+    /// Describes a call that uses the keys which it finds.
+    pub(super) fn read_call(&self, tenant: &str, keys: &[&[u8]]) -> ReadCall {
+        ReadCall { chain: self.read_chain(tenant, keys), found: 0 }
+    }
+
+    fn read_chain(&self, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
         let directory = &self.space().directory;
         directory.links.as_ref()?;
         let (tenant, hashes) = self.hashes(tenant, keys)?;
-        Some(directory.batch(tenant, hashes, ChainEnd::default(), false))
+        let batch = directory.batch(tenant, hashes, ChainEnd::default(), false);
+        self.space().curve.feed.note_chain(&batch);
+        Some(batch)
     }
 
     /// Returns the chain of keys that a call of `client` stores, if the policy has a use for it.
-    pub(super) fn put_batch(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
+    pub(super) fn put_chain(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
         let directory = &self.space().directory;
         let links = directory.links.as_ref()?;
         let (tenant, hashes) = self.hashes(tenant, keys)?;
@@ -24,21 +85,30 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let before = links.before(client, *hashes.first()?, now);
         let batch = directory.batch(tenant, hashes, before, true);
         links.record_stored(client, batch.end(), now);
+        self.space().curve.feed.note_chain(&batch);
         Some(batch)
     }
 
-    /// Records that a call found that many of its keys, from the front, if the policy has a use for
+    /// Links what a call found to what is expected to be stored next, if the policy has a use for
     /// it.
-    pub(super) fn record_found(&self, tenant: &str, keys: &[&[u8]], found: impl FnOnce() -> usize) {
-        let directory = &self.space().directory;
-        let Some(links) = &directory.links else { return };
-        let found = found();
-        if let (Some(missing), Some(last)) = (keys.get(found), found.checked_sub(1).map(|at| keys[at]))
-            && let (Ok(missing), Ok(last)) = (self.scoped(tenant, missing), self.scoped(tenant, last))
-        {
-            let [missing, last] = [missing, last].map(|key| directory.hash(&key));
-            links.record_found(found, last, missing, self.space().clock.now());
+    pub(super) fn link_missing(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+        let Some(links) = &self.space().directory.links else { return };
+        let missing = call.found;
+        let Some(last) = missing.checked_sub(1).filter(|_| missing < keys.len()) else { return };
+        let hash = |at: usize| match &call.chain {
+            Some(chain) => Some(chain.hash(at)),
+            None => self.scoped(tenant, keys[at]).ok().map(|key| self.space().directory.hash(&key)),
+        };
+        if let (Some(missing), Some(last)) = (hash(missing), hash(last)) {
+            links.record_found(call.found, last, missing, self.space().clock.now());
         }
+    }
+
+    /// Returns the hash of a key in the directory.
+    pub(super) fn hash_of(&self, key: &[u8], call: KeyInCall<'_>) -> u64 {
+        let hash = call.hash().unwrap_or_else(|| self.space().directory.hash(key));
+        debug_assert_eq!(hash, self.space().directory.hash(key), "the hash is that of another key");
+        hash
     }
 
     /// Returns the number of a tenant, and the hashes of keys in the directory.

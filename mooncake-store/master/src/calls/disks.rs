@@ -14,6 +14,7 @@ use super::master::Master;
 use crate::directory::object::not_found;
 use crate::model::disk::{DiskOwner, DiskOwnerState, OffloadReport, not_offered};
 use crate::model::disk_replicas::DiskReplica;
+use crate::model::misses::MissCause;
 use crate::space::mount::MAX_WORD;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
@@ -227,7 +228,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
         shard[slot].retain_disk_replicas(|owner| owner != client);
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::Evicted);
         Ok(())
     }
 

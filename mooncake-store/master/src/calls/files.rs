@@ -16,6 +16,7 @@ use super::master::Master;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Shard};
 use crate::model::disk_replicas::{DiskLocation, FileGrant, PendingFile};
+use crate::model::misses::MissCause;
 use crate::model::value::Writer;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
@@ -71,7 +72,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             return true;
         }
         let dropped = shard[slot].drop_file(Some(writer));
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::PutFailed);
         dropped
     }
 
@@ -86,7 +87,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if shard[slot].drop_file(None) {
             tracing::debug!(%client, key = %key.escape_ascii(), "file replica dropped");
         }
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::Evicted);
         drop(shard);
         self.space().eviction.end_backoff();
         Ok(())

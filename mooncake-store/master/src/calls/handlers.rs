@@ -9,7 +9,7 @@ use std::time::Duration;
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::evict::{Batch, MergeableOrder, Place};
+use mooncake_core::evict::{Batch, MergeableOrder};
 use mooncake_core::ids::ClientId;
 use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
 
@@ -21,6 +21,7 @@ use mooncake_protocol::message::*;
 use mooncake_protocol::pack::{self, Pack, Pairs};
 use mooncake_protocol::wire::{DrainProgress, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix};
 
+use super::chains::{KeyInCall, ReadCall, key_in};
 use super::master::Master;
 use super::put::Put;
 use crate::model::value::Writer;
@@ -44,12 +45,19 @@ fn each<T, U>(items: &[T], handle: impl FnMut(&T) -> U) -> Vec<U> {
 // Reads.
 handlers! {
     ExistKey<'a>: |master, r| {
-        Ok(master.scoped_if_known(r.tenant, r.key).is_ok_and(|key| master.exists(&key)))
+        Ok(master.exists_of(r.tenant, r.key, KeyInCall::default()))
     };
     BatchExistKey<'a>: |master, r| {
-        let found = each(&r.keys, |key| master.handle(ExistKey { key, tenant: r.tenant }));
-        let from_front = || found.iter().take_while(|found| matches!(found, Ok(true))).count();
-        master.record_found(r.tenant, &r.keys, from_front);
+        let mut call = ReadCall::without_use();
+        let exists = |(at, key): (usize, &&[u8])| {
+            let found = master.exists_of(r.tenant, key, call.key(at));
+            if found {
+                call.record_found(at);
+            }
+            Ok(found)
+        };
+        let found = r.keys.iter().enumerate().map(exists).collect();
+        master.link_missing(&call, r.tenant, &r.keys);
         found
     };
     GetReplicaListByRegex<'a>: |master, r| master.locate_matching_of(r.tenant, r.pattern).map(|found| {
@@ -60,39 +68,37 @@ handlers! {
 
 impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<GetReplicaList<'a>> for Master<A, E> {
     fn handle(&self, r: GetReplicaList<'a>) -> Outcome<GetReplicaList<'a>> {
-        self.locate(&self.scoped_if_known(r.tenant, r.key)?)
+        self.locate_of(r.tenant, r.key, KeyInCall::default())
     }
 
     fn respond(&self, r: GetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
         response.write_one::<GetReplicaList<'a>, _>(|out| {
-            self.locate_to(&self.scoped_if_known(r.tenant, r.key)?, None, out)
+            self.locate_to(r.tenant, r.key, KeyInCall::default(), out)
         })
     }
 }
 
 impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>> for Master<A, E> {
     fn handle(&self, r: BatchGetReplicaList<'a>) -> Outcome<BatchGetReplicaList<'a>> {
-        let batch = self.read_batch(r.tenant, &r.keys);
+        let mut call = self.read_call(r.tenant, &r.keys);
         let locate = |at: usize| {
-            let place = batch.as_ref().map(|batch| batch.place(at));
-            self.locate_at(&self.scoped_if_known(r.tenant, r.keys[at])?, place)
+            let found = self.locate_of(r.tenant, r.keys[at], call.key(at))?;
+            call.record_found(at);
+            Ok(found)
         };
-        let found: Vec<_> = (0..r.keys.len()).map(locate).collect();
-        self.record_found(r.tenant, &r.keys, || found.iter().take_while(|found| found.is_ok()).count());
+        let found = (0..r.keys.len()).map(locate).collect();
+        self.link_missing(&call, r.tenant, &r.keys);
         found
     }
 
     fn respond(&self, r: BatchGetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
-        let batch = self.read_batch(r.tenant, &r.keys);
-        let mut found = 0;
+        let mut call = self.read_call(r.tenant, &r.keys);
         response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
-            let place = batch.as_ref().map(|batch| batch.place(at));
-            self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, place, out)?;
-            // Counts from the front: stays behind after a miss.
-            found += usize::from(found == at);
+            self.locate_to(r.tenant, r.keys[at], call.key(at), out)?;
+            call.record_found(at);
             Ok(())
         })?;
-        self.record_found(r.tenant, &r.keys, || found);
+        self.link_missing(&call, r.tenant, &r.keys);
         Ok(())
     }
 }
@@ -102,13 +108,14 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
         if !r.with_replicas {
             return Ok(ReadablePrefix { count: self.prefix_hits(&r) as u64, ..ReadablePrefix::default() });
         }
-        let batch = self.read_batch(r.tenant, &r.keys);
+        let mut call = self.read_call(r.tenant, &r.keys);
         let locate = |at: usize| {
-            let place = batch.as_ref().map(|batch| batch.place(at));
-            self.locate_at(&self.scoped_if_known(r.tenant, r.keys[at]).ok()?, place).ok()
+            let found = self.locate_of(r.tenant, r.keys[at], call.key(at)).ok()?;
+            call.record_found(at);
+            Some(found)
         };
         let replicas: Vec<_> = (0..r.keys.len()).map_while(locate).collect();
-        self.record_found(r.tenant, &r.keys, || replicas.len());
+        self.end_prefix(&call, &r);
         Ok(ReadablePrefix { count: replicas.len() as u64, replicas })
     }
 
@@ -116,12 +123,13 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
         let asked = r.keys.len();
         response.write_front::<LocatePrefix<'a>, ReadablePrefix>(asked, |out| {
             if r.with_replicas {
-                let batch = self.read_batch(r.tenant, &r.keys);
+                let mut call = self.read_call(r.tenant, &r.keys);
                 let hits = pack_prefix(asked, out, |at, out| {
-                    let place = batch.as_ref().map(|batch| batch.place(at));
-                    self.locate_to(&self.scoped_if_known(r.tenant, r.keys[at])?, place, out)
+                    self.locate_to(r.tenant, r.keys[at], call.key(at), out)?;
+                    call.record_found(at);
+                    Ok(())
                 });
-                self.record_found(r.tenant, &r.keys, || hits);
+                self.end_prefix(&call, &r);
                 return hits;
             }
             let hits = self.prefix_hits(&r);
@@ -134,10 +142,20 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Counts the keys from the front whose objects can be read, and grants leases on these.
     fn prefix_hits(&self, r: &LocatePrefix<'_>) -> usize {
-        let exists = |key: &&&[u8]| self.scoped_if_known(r.tenant, key).is_ok_and(|key| self.exists(&key));
-        let hits = r.keys.iter().take_while(exists).count();
-        self.record_found(r.tenant, &r.keys, || hits);
-        hits
+        let mut call = ReadCall::without_use();
+        for (at, key) in r.keys.iter().enumerate() {
+            if !self.exists_of(r.tenant, key, call.key(at)) {
+                break;
+            }
+            call.record_found(at);
+        }
+        self.end_prefix(&call, r);
+        call.found()
+    }
+
+    fn end_prefix(&self, call: &ReadCall, r: &LocatePrefix<'_>) {
+        self.link_missing(call, r.tenant, &r.keys);
+        self.count_rest(call, r.tenant, &r.keys);
     }
 }
 
@@ -175,7 +193,7 @@ impl Starts<'_> {
 
     /// Returns the chain of the keys, if the policy has a use for it.
     fn chain<A: SegmentAllocator, E: MergeableOrder>(&self, master: &Master<A, E>) -> Option<Batch> {
-        master.put_batch(self.caller.client, self.caller.tenant, self.keys)
+        master.put_chain(self.caller.client, self.caller.tenant, self.keys)
     }
 
     /// Returns the group of the object at this index; empty for none.
@@ -217,7 +235,7 @@ macro_rules! starts {
             fn handle(&self, $r: $call<'a>) -> Outcome<$call<'a>> {
                 let starts = $starts;
                 let chain = starts.chain(self);
-                let start = |at| starts.start(self, at, |put| self.put_start_at(put, place_in(&chain, at)));
+                let start = |at| starts.start(self, at, |put| self.put_start_in(put, key_in(chain.as_ref(), at)));
                 starts!(@handle $how starts start)
             }
 
@@ -225,7 +243,7 @@ macro_rules! starts {
                 let starts = $starts;
                 let chain = starts.chain(self);
                 let start = |at, out: &mut pack::Writer<'_>| {
-                    starts.start(self, at, |put| self.put_start_to(put, place_in(&chain, at), out))
+                    starts.start(self, at, |put| self.put_start_to(put, key_in(chain.as_ref(), at), out))
                 };
                 starts!(@respond $how $call starts start response)
             }
@@ -277,11 +295,6 @@ starts! {
         sizes: &r.sizes,
         config: &r.config,
     };
-}
-
-/// Returns the place of the key at an index of a chain.
-fn place_in(chain: &Option<Batch>, at: usize) -> Place {
-    chain.as_ref().map_or(Place::numbered(0), |chain| chain.place(at))
 }
 
 fn caller(client: ClientId, tenant: &str) -> Caller<'_> {

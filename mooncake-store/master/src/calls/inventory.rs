@@ -19,6 +19,7 @@ use mooncake_protocol::wire::{InventoryPage, StoredReplica};
 
 use super::master::Master;
 use crate::directory::{Object, Replicas, Shard, Value};
+use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN};
 use crate::model::value::{Stamp, Writer};
 use crate::space::mount::{Mount, unknown};
@@ -259,7 +260,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             && let Some(value) = shard.take_value(slot)
         {
             value.quarantine(self.space().quarantine_end(lease), now);
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Reads: existence and replicas of objects.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::{MergeableOrder, Place};
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -13,25 +14,40 @@ use smallvec::SmallVec;
 use mooncake_protocol::pack::{Pack, Writer};
 use mooncake_protocol::wire::pack_in_memory;
 
+use super::chains::KeyInCall;
 use super::master::Master;
 use crate::directory::Object;
 use crate::directory::object::not_found;
 use crate::model::disk_replicas::DiskReplicas;
+use crate::model::misses::MissCause;
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns whether an object can be read now. If so, grants a lease on it.
     pub fn exists(&self, key: &[u8]) -> bool {
+        self.exists_in(key, KeyInCall::default())
+    }
+
+    /// Returns whether an object of a tenant can be read, like [`Master::exists`].
+    pub(super) fn exists_of(&self, tenant: &str, key: &[u8], call: KeyInCall<'_>) -> bool {
+        let found = self.of_tenant(tenant, key).map(|key| self.exists_in(&key, call));
+        found.unwrap_or(false)
+    }
+
+    fn exists_in(&self, key: &[u8], call: KeyInCall<'_>) -> bool {
         let now = self.space().clock.now();
-        let hash = self.space().directory.hash(key);
+        let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
-        let Some(slot) = shard.find(hash, key) else { return false };
-        let object = &mut shard[slot];
-        if !is_readable(object) {
+        let found = shard.find(hash, key);
+        let Some(slot) = found.filter(|slot| is_readable(&shard[*slot])) else {
+            self.count_miss(&mut shard, key, hash, found);
             return false;
+        };
+        if call.is_behind_gap {
+            self.count_miss_as(&mut shard, key, MissCause::BehindGap);
         }
-        object.grant_lease(self.space().lease_from(now));
+        shard[slot].grant_lease(self.space().lease_from(now));
         // A policy that counts uses learns from those that read. The lease protects the object.
         if !self.space().directory.ranks_by_value() {
             self.space().directory.touch(&mut shard, slot, &self.space().next_place());
@@ -44,12 +60,26 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` while its first write is in progress.
     pub fn locate(&self, key: &[u8]) -> Result<ReplicaList> {
-        self.locate_at(key, None)
+        self.locate_in(key, KeyInCall::default())
     }
 
-    /// Returns the replicas like [`Master::locate`]. `place` is that of the use in its batch.
-    pub(super) fn locate_at(&self, key: &[u8], place: Option<Place>) -> Result<ReplicaList> {
-        self.read(key, place, |object| {
+    /// Returns the replicas of an object of a tenant, like [`Master::locate`].
+    ///
+    /// # Errors
+    /// Those of [`Master::locate`].
+    pub(super) fn locate_of(&self, tenant: &str, key: &[u8], call: KeyInCall<'_>) -> Result<ReplicaList> {
+        self.locate_in(&self.of_tenant(tenant, key)?, call)
+    }
+
+    /// Returns the directory key of a key that is read, and counts a miss if the tenant is not
+    /// registered.
+    fn of_tenant<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        let unknown = |_: &Error| self.space().counters.missed_without_tenant();
+        self.scoped_if_known(tenant, key).inspect_err(unknown)
+    }
+
+    fn locate_in(&self, key: &[u8], call: KeyInCall<'_>) -> Result<ReplicaList> {
+        self.read(key, call, |object| {
             let mut replicas = object.describe();
             let is_in_memory = |replica: &Replica| matches!(replica.location, ReplicaLocation::Memory(_));
             let in_memory = replicas.partition_point(is_in_memory);
@@ -65,9 +95,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if self.space().hot.is_some() && replicas > 1 { self.space().random.below(replicas) } else { 0 }
     }
 
-    /// Encodes the result of [`Master::locate`] as a [`ReplicaList`].
-    pub(super) fn locate_to(&self, key: &[u8], place: Option<Place>, out: &mut Writer<'_>) -> Result<()> {
-        self.read(key, place, |object| {
+    /// Encodes the replicas of an object of a tenant as a [`ReplicaList`]; see [`Master::locate`].
+    pub(super) fn locate_to(
+        &self,
+        tenant: &str,
+        key: &[u8],
+        call: KeyInCall<'_>,
+        out: &mut Writer<'_>,
+    ) -> Result<()> {
+        self.read(&self.of_tenant(tenant, key)?, call, |object| {
             match object.value() {
                 Some(value) if object.disk().is_none() => {
                     // Collected once: a segment may be retired meanwhile, and the number of
@@ -162,16 +198,20 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Grants a lease and passes the object to `show`.
-    fn read<R>(&self, key: &[u8], place: Option<Place>, show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
+    fn read<R>(&self, key: &[u8], call: KeyInCall<'_>, show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
         let now = self.space().clock.now();
-        let hash = self.space().directory.hash(key);
+        let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
-        let slot = shard.find(hash, key).ok_or_else(not_found)?;
-        let object = &mut shard[slot];
-        if !is_readable(object) {
-            return Err(unreadable(object));
+        let found = shard.find(hash, key);
+        let Some(slot) = found.filter(|slot| is_readable(&shard[*slot])) else {
+            self.count_miss(&mut shard, key, hash, found);
+            return Err(found.map_or_else(not_found, |slot| unreadable(&shard[slot])));
+        };
+        if call.is_behind_gap {
+            self.count_miss_as(&mut shard, key, MissCause::BehindGap);
         }
+        let object = &mut shard[slot];
         let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
         if in_memory.is_none() {
             self.jobs.read_from_disk(object, hash);
@@ -179,8 +219,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
         let shown = show(object);
         object.grant_lease(self.space().lease_from(now));
-        let place = place.unwrap_or_else(|| self.space().next_place());
+        let place = call.place().unwrap_or_else(|| self.space().next_place());
         self.space().directory.touch(&mut shard, slot, &place);
+        self.space().curve.feed.note_use(hash, &place, || shard[slot].memory_bytes());
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {
@@ -196,7 +237,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 }
 
 /// Returns whether an object has a replica to read.
-fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
+pub(super) fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
     object.value().is_some_and(|value| value.live().next().is_some())
         || object.disk().is_some_and(DiskReplicas::is_live)
 }

@@ -9,6 +9,7 @@ use mooncake_protocol::metrics::{Families, collector};
 use prometheus::core::Collector;
 
 use super::master::Master;
+use crate::model::curve::CurveReport;
 use crate::model::stats::{DiskStats, SegmentStats, Stats};
 use crate::model::tenants::TenantInfo;
 
@@ -46,6 +47,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         add_evictions(families, &stats);
         add_disks(families, &stats.disks);
         add_tenants(families, &self.tenants(), stats.capacity());
+        let learned = self.space().directory.learned.as_ref().map_or(0, |learned| learned.uses());
+        let help = "Watched uses that the eviction policy has learned from";
+        families.gauge("master_eviction_learned_uses", help, learned);
+        add_curve(families, &self.memory_curve());
     }
 }
 
@@ -109,6 +114,9 @@ fn add_reads(families: &mut Families, stats: &Stats) {
     ] {
         families.counter(name, help, value);
     }
+    let help = "Keys that requests asked for and could not use, by cause";
+    let misses = stats.misses.iter().map(|(cause, count)| ([("cause", cause.name())], count));
+    families.counters("master_misses_total", help, misses);
 }
 
 fn add_evictions(families: &mut Families, stats: &Stats) {
@@ -166,6 +174,18 @@ fn add_disks(families: &mut Families, disks: &DiskStats) {
     }
 }
 
+fn add_curve(families: &mut Families, curve: &CurveReport) {
+    let help = "Reads that found their object, and puts that stored one";
+    families.counter("master_memory_curve_uses_total", help, curve.total_uses);
+    let factors: Vec<String> = curve.points.iter().map(|point| point.factor.to_string()).collect();
+    let points = factors.iter().zip(&curve.points);
+    let misses = points.map(|(factor, point)| ([("memory", factor.as_str())], point.total_misses));
+    let help = "Estimated uses that miss, with so many times the memory";
+    families.counters("master_memory_curve_misses_total", help, misses);
+    let help = "Number of keys of which one is watched for the curve of hits by memory";
+    families.gauge("master_memory_curve_keys_for_each_sampled", help, curve.keys_for_each_sampled);
+}
+
 fn add_tenants(families: &mut Families, tenants: &[TenantInfo], capacity: u64) {
     if tenants.is_empty() {
         return;
@@ -196,4 +216,9 @@ fn add_tenants(families: &mut Families, tenants: &[TenantInfo], capacity: u64) {
     families.counters("mooncake_tenant_quota_reject_total", "Puts refused because of a quota", rejected);
     let evicted = tenants.iter().map(|at| ([("tenant_id", &*at.name)], at.evicted));
     families.counters("mooncake_tenant_evict_bytes_total", "Bytes evicted because of a quota", evicted);
+    let misses = tenants.iter().flat_map(|at| {
+        at.misses.iter().map(|(cause, count)| ([("tenant_id", &*at.name), ("cause", cause.name())], count))
+    });
+    let help = "Keys that requests of a tenant asked for and could not use, by cause";
+    families.counters("mooncake_tenant_misses_total", help, misses);
 }

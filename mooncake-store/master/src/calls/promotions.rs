@@ -13,6 +13,7 @@ use super::master::Master;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk::{count, not_offered};
+use crate::model::misses::MissCause;
 use crate::model::value::Stamp;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
@@ -106,7 +107,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let late = write.started.after(self.space().options.put_release) <= now;
         if live.is_empty() || late {
             live.into_iter().for_each(|held| held.quarantine(now, now));
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
             count(&self.space().disks.promotions.failed);
             return Err(nothing_promoted());
         }
@@ -145,7 +146,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let rest = now.after(self.space().options.revoke_rest);
             write.quarantine(self.space().quarantine_end(rest), now);
         }
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::OwnerLost);
         Ok(())
     }
 

@@ -15,10 +15,12 @@ use mooncake_protocol::api::WriteMode;
 use mooncake_protocol::pack::{self, Pack};
 use mooncake_protocol::wire::pack_in_memory;
 
+use super::chains::KeyInCall;
 use super::master::Master;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk_replicas::DiskReplicas;
+use crate::model::misses::MissCause;
 use crate::model::options::Placement;
 use crate::model::segment::Allocation;
 use crate::model::tenants::{QuotaRefusal, Reservation, unknown};
@@ -68,20 +70,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// `OBJECT_HAS_REPLICATION_TASK` (upsert only: the object is being copied or moved);
     /// `NO_AVAILABLE_HANDLE`; `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn put_start(&self, put: &Put<'_>) -> Result<Vec<Replica>> {
-        self.put_start_at(put, Place::numbered(0))
+        self.put_start_in(put, KeyInCall::default())
     }
 
-    /// Starts a put like [`Master::put_start`]. `place` is that of the object in its batch; its
-    /// number does not count.
-    pub(super) fn put_start_at(&self, put: &Put<'_>, place: Place) -> Result<Vec<Replica>> {
-        self.start(put, place, Write::describe)
+    /// Starts a put like [`Master::put_start`]. The object is one of the call. The number of its
+    /// use does not count.
+    pub(super) fn put_start_in(&self, put: &Put<'_>, call: KeyInCall<'_>) -> Result<Vec<Replica>> {
+        self.start(put, call, Write::describe)
     }
 
     /// Encodes the result of [`Master::put_start`] as a list of [`Replica`]s.
-    pub(super) fn put_start_to(&self, put: &Put<'_>, place: Place, out: &mut pack::Writer<'_>) -> Result<()> {
+    pub(super) fn put_start_to(
+        &self,
+        put: &Put<'_>,
+        call: KeyInCall<'_>,
+        out: &mut pack::Writer<'_>,
+    ) -> Result<()> {
         // `show` runs once at most, but two closures cannot share the writer.
         let out = RefCell::new(out);
-        self.start(put, place, |write| {
+        self.start(put, call, |write| {
             if write.file.is_some() {
                 return write.describe().pack(*out.borrow_mut());
             }
@@ -91,9 +98,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Allocates space and passes the write to `show`.
-    fn start<R>(&self, put: &Put<'_>, place: Place, show: impl Fn(&Write<A>) -> R) -> Result<R> {
+    fn start<R>(&self, put: &Put<'_>, call: KeyInCall<'_>, show: impl Fn(&Write<A>) -> R) -> Result<R> {
         self.check_put(put)?;
-        let hash = self.space().directory.hash(put.key);
+        let hash = self.hash_of(put.key, call);
+        let place = call.place().unwrap_or_else(|| Place::numbered(0));
         let tenant = self.space().tenants.number(put.key);
         let mut quota_made = 0;
         for _ in 0..ROUNDS {
@@ -114,6 +122,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 }
                 Err(QuotaRefusal::Unknown) => return Err(unknown(self.space().tenants.split(put.key).0)),
                 Err(QuotaRefusal::Full | QuotaRefusal::TooLarge) => {
+                    record_refusal(&mut shard, hash, put.key, MissCause::OverQuota);
                     return Err(self.space().quota_exceeded(tenant, put.key, bytes));
                 }
             };
@@ -131,6 +140,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             return Ok(shown);
         }
         self.space().counters.no_room();
+        record_refusal(&mut self.space().directory.lock(hash), hash, put.key, MissCause::PutFailed);
         Err(Error::new(
             ErrorCode::NoAvailableHandle,
             format!(
@@ -187,13 +197,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         shard.prune(slot, now, self.space().options.put_release);
         let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(write) = shard.take_write(slot) else {
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
             return Err(not_found().context("every segment of the write is gone"));
         };
         let deadline = write.started.after(self.space().options.put_release);
         if deadline <= now {
             self.space().quarantine_write(write, now);
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::PutFailed);
             return Err(Error::new(
                 ErrorCode::InvalidWrite,
                 format!("cannot end put: its allocation has expired. key={}", key.escape_ascii()),
@@ -235,7 +245,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 .min(write.started.after(self.space().options.put_release));
             write.quarantine(self.space().quarantine_end(rest), now);
         }
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::PutFailed);
         Ok(())
     }
 
@@ -306,7 +316,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         // The object that is about to be replaced should not be evicted for its successor.
         self.space().directory.touch(shard, slot, &self.space().next_place());
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::OwnerLost);
         Ok(None)
     }
 
@@ -444,6 +454,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         shard[slot].drop_disk_replicas();
         let old = self.space().directory.put_value(shard, slot, value, &place);
+        let object = &shard[slot];
+        self.space().curve.feed.note_use(object.hash, &place, || object.memory_bytes());
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
         }
@@ -453,6 +465,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
             self.jobs.offload(shard, slot, now);
         }
+    }
+}
+
+/// Records why a put was refused, for those who miss its object.
+fn record_refusal<A: SegmentAllocator, E: MergeableOrder>(
+    shard: &mut Shard<A, E>,
+    hash: u64,
+    key: &[u8],
+    why: MissCause,
+) {
+    if shard.find(hash, key).is_none() {
+        shard.record_departure(hash, why);
     }
 }
 

@@ -9,6 +9,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use super::master::Master;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard};
+use crate::model::misses::MissCause;
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
@@ -32,7 +33,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() && object.disk().is_none() {
             shard.expired.forget(key);
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
             return Err(not_found());
         }
         if let Some(code) = self.blocked(object, force, now) {
@@ -138,6 +139,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = self.space().in_use_until(&shard[slot]);
         shard[slot].drop_disk_replicas();
+        self.space().curve.feed.note_removal(shard[slot].hash);
         shard.forget_expired(slot);
         if let Some(value) = shard.take_value(slot) {
             value.quarantine(self.space().quarantine_end(lease), now);
@@ -145,7 +147,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if let Some(abandoned) = shard.take_write(slot) {
             self.space().quarantine_write(abandoned, now);
         }
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::Removed);
     }
 
     /// Drops the replicas in segments of a name. Returns whether there were any.
@@ -163,7 +165,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if !value.replicas.is_empty() {
             self.space().directory.put_value(shard, slot, value, &self.space().next_place());
         }
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, MissCause::Removed);
         true
     }
 }

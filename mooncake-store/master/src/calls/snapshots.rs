@@ -2,8 +2,8 @@
 //!
 //! A snapshot makes nothing readable. Objects return as they do without one: the owner of a segment
 //! mounts it again, checks the bytes, and announces the intact objects. The snapshot adds what the
-//! owners do not know: removals and replacements, the order of use, pins and groups of objects on
-//! disks, tasks, and drained segments.
+//! owners do not know: removals and replacements, the order of use, what the eviction policy has
+//! learned, pins and groups of objects on disks, tasks, and drained segments.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -47,7 +47,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut horizons = vec![since];
         horizons.extend(self.jobs.recovery.get().into_iter().flat_map(Recovery::horizons).take(FOREBEARS));
         let promise_ms = self.space().promise_ms(now);
-        write(&encode_head(&SnapshotHead { uses: since.number, horizons, promise_ms }))?;
+        let learned = self.space().directory.learned.as_ref().map_or_else(Vec::new, |learned| learned.save());
+        write(&encode_head(&SnapshotHead { uses: since.number, horizons, promise_ms, learned }))?;
         let (mut objects, mut number) = (0u64, 0u64);
         let batch = RefCell::new(Vec::new());
         let mut put = |part: SnapshotPart| {
@@ -120,12 +121,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
         self.space().directory.raise_use_number(head.uses.max(used));
         self.note_promise(Duration::from_millis(head.promise_ms), &"snapshot");
+        self.restore_learned(&head.learned);
         self.jobs.tasks.lock().restore(tasks, now);
         self.jobs.restore_drains(drains, now);
         let _ = self
             .jobs
             .recovery
             .set(Recovery::new(head.horizons, objects, now, |key| self.space().directory.hash(key)));
+    }
+
+    /// Restores what an eviction policy has learned under an earlier master.
+    fn restore_learned(&self, saved: &[u8]) {
+        let Some(learned) = &self.space().directory.learned else { return };
+        if saved.is_empty() {
+            tracing::info!("the snapshot has no learned values: the eviction policy starts without");
+        } else if let Err(error) = learned.load(saved) {
+            tracing::warn!(%error, "the eviction policy starts without learned values");
+        } else {
+            tracing::info!(uses = learned.uses(), "learned values of the eviction policy restored");
+        }
     }
 
     /// Forgets one part of the restored state at a time, once its time has ended.

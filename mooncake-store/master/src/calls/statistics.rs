@@ -26,6 +26,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             stats.objects += shard.values() as u64;
             stats.writing += shard.writing().len() as u64;
             stats.soft_pinned += shard.count_soft_pinned(now) as u64;
+            stats.misses.add_all(&shard.misses);
             stats.reads += shard.reads.asked;
             stats.hits += shard.reads.hits;
             stats.hit_bytes = stats.hit_bytes.saturating_add(shard.reads.hit_bytes);

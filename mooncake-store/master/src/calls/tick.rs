@@ -10,6 +10,7 @@ use mooncake_core::ids::SlotId;
 use mooncake_core::replica::Segment;
 
 use super::master::Master;
+use crate::model::misses::MissCause;
 
 /// Time between two searches for abandoned writes.
 const ABANDONED_EVERY: Duration = Duration::from_secs(1);
@@ -57,6 +58,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         self.space().evict_to_watermark(now);
         self.space().evict_requested_gaps(now);
+        self.space().follow_curve(now);
         self.jobs.update_hot_replicas(now);
         self.jobs.queue_requested_offloads(now);
         self.forget_recovered(now);
@@ -86,7 +88,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                     self.space().counters.released();
                     self.space().quarantine_write(write, now);
                 }
-                shard.remove_if_empty(slot);
+                shard.remove_if_empty(slot, MissCause::PutFailed);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! that expired clients may announce again.
 
 mod chains;
+mod departed;
 pub(crate) mod expired;
 pub(crate) mod object;
 pub(crate) mod object_disks;

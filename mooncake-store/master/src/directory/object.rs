@@ -31,14 +31,16 @@ pub(crate) enum OrderPosition {
     Policy,
     /// Among the soft-pinned.
     Pinned,
-    /// Among those whose soft pin has ended, or that were recovered, and that were not used since.
+    /// Among those whose soft pin has ended, and that were not used since.
     Unpinned,
+    /// Beside those, because the object was recovered and was not used since.
+    Recovered,
 }
 
 /// State of one key.
 pub(crate) struct Object<A> {
     pub(crate) key: ObjectKey,
-    pub(super) hash: u64,
+    pub(crate) hash: u64,
     /// End of the latest lease on the current value.
     pub(crate) lease: Moment,
     /// End of the soft pin; zero for none.
@@ -162,6 +164,16 @@ impl<A: SegmentAllocator> Object<A> {
 
     pub(crate) fn tenant(&self) -> u32 {
         self.tenant
+    }
+
+    /// Returns the bytes that the readable value takes in memory, or would take.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let on_disk = self.disk().map_or(0, |disk| disk.len);
+        // A registered segment may be larger than any memory, so the sum may be, too.
+        let of_value = |value: &Value<A>| {
+            value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len))
+        };
+        self.value.as_ref().map_or(on_disk, of_value)
     }
 
     /// Returns the bytes that the tenant is charged: those of every replica that exists or is being

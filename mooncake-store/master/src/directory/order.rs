@@ -159,7 +159,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
                 order.pinned.slots.insert((use_number, slot));
             }
             // The use makes the object as new as any other.
-            OrderPosition::Unpinned => {
+            OrderPosition::Unpinned | OrderPosition::Recovered => {
                 order.unpinned.slots.remove(&(before, slot));
                 self.give_to_policy(objects, slot, &Place { parent: 0, ..*place });
             }
@@ -194,7 +194,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
         // A policy would take the object as a new one. Among the unpinned, each has its own time.
         let object = &mut objects[slot];
-        object.position = OrderPosition::Unpinned;
+        object.position = OrderPosition::Recovered;
         let tenant = object.tenant;
         self.tenant(tenant).unpinned.slots.insert((used, slot));
     }
@@ -229,7 +229,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
             OrderPosition::Pinned => {
                 order.pinned.slots.remove(&(used, slot));
             }
-            OrderPosition::Unpinned => {
+            OrderPosition::Unpinned | OrderPosition::Recovered => {
                 order.unpinned.slots.remove(&(used, slot));
             }
         }

@@ -9,6 +9,7 @@ use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::tables::Tables;
 
+use super::departed::Departed;
 use super::expired::ExpiredReplicas;
 use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_retired};
 use super::order::{EvictionOrder, Pass};
@@ -16,6 +17,7 @@ use super::read_rates::ReadRates;
 use super::slots::Slots;
 use crate::model::group::Groups;
 use crate::model::journal::Journal;
+use crate::model::misses::{MissCause, MissCounts};
 use crate::model::segment::Allocation;
 use crate::model::tenants::Tenants;
 
@@ -45,6 +47,9 @@ pub(crate) struct Shard<A, E: MergeableOrder> {
     pub(crate) read_rates: ReadRates,
     /// Replicas that expired clients may announce again.
     pub(crate) expired: ExpiredReplicas,
+    departed: Departed,
+    /// Misses of keys of this shard. They are under its lock, like the counters of reads.
+    pub(crate) misses: MissCounts,
 }
 
 /// Counters of reads. They are under the lock of the shard, so that readers share no counter.
@@ -74,6 +79,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             reads: ReadCounters::default(),
             read_rates: ReadRates::default(),
             expired: ExpiredReplicas::default(),
+            departed: Departed::default(),
+            misses: MissCounts::default(),
         }
     }
 
@@ -327,19 +334,36 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         Some(write)
     }
 
-    /// Removes the object if it has neither value nor write nor disk replica.
-    pub(crate) fn remove_if_empty(&mut self, slot: SlotId) {
+    /// Removes the object if it has neither value nor write nor disk replica. Later misses of the
+    /// key have the cause `why`.
+    pub(crate) fn remove_if_empty(&mut self, slot: SlotId, why: MissCause) {
         let object = &self[slot];
         if object.value.is_none() && object.write.is_none() && object.disk().is_none() {
             self.keys.remove(tag(object.hash), |other| other == slot.0);
             self.remove_copy(slot);
             let Some(mut object) = self.objects.remove(slot) else { return };
+            self.record_departure(object.hash, why);
             object.drop_disk_replicas();
             self.read_rates.forget(slot);
             if let Some(group) = &object.group {
                 self.groups.leave(group, &object.key);
             }
         }
+    }
+
+    /// Remembers why the object with a hash is not here.
+    pub(crate) fn record_departure(&mut self, hash: u64, why: MissCause) {
+        self.departed.remember(hash, why, self.objects.len());
+    }
+
+    /// Returns why the object with a hash is not here.
+    pub(crate) fn why_absent(&self, hash: u64) -> MissCause {
+        self.departed.cause(hash)
+    }
+
+    /// Returns whether an object was not used since its soft pin ended.
+    pub(crate) fn is_after_pin(&self, slot: SlotId) -> bool {
+        self[slot].position == OrderPosition::Unpinned
     }
 
     /// Moves an object from its group to the group of that name.
@@ -589,7 +613,7 @@ mod tests {
         assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(5));
         for slot in [first, second, third] {
             shard.take_value(slot);
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::Removed);
         }
         assert_eq!(next(&mut shard, Pass::SoftPinned, 99, |_| true), (None, 0));
         assert!(!shard.order.has_pins() && shard.len() == 0);
@@ -621,7 +645,7 @@ mod tests {
         assert_eq!(listed(&shard), slots[1..]);
         // The slot of a removed object may hold another object.
         shard.take_value(slots[1]);
-        shard.remove_if_empty(slots[1]);
+        shard.remove_if_empty(slots[1], MissCause::Removed);
         assert_eq!(put(&mut shard, 5, Moment(0)), slots[1]);
         assert_eq!(listed(&shard), slots[2..]);
         assert!(shard[slots[1]].lost_copy().is_none());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::quality::FixedState;
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place, VictimNotes};
+use mooncake_core::evict::{Batch, ChainEnd, Learned, MergeableOrder, Place, VictimNotes};
 use mooncake_core::ids::SlotId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -27,6 +27,8 @@ pub(crate) struct Directory<A, E: MergeableOrder> {
     uses: Padded<AtomicU64>,
     /// Links between batches of keys; `None` if the policy has no use for them.
     pub(crate) links: Option<ChainLinks>,
+    /// Knowledge of the policies, if they learn.
+    pub(crate) learned: Option<Arc<dyn Learned>>,
 }
 
 type Locked<A, E> = Padded<Mutex<Shard<A, E>>>;
@@ -57,6 +59,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
             ranks_by_value,
             uses: Padded(AtomicU64::new(1)),
             links: ranks_by_value.then(ChainLinks::default),
+            learned: E::learned(&config),
         }
     }
 

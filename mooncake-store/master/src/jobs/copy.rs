@@ -13,6 +13,7 @@ use mooncake_protocol::wire::{CopyPlan, TaskKind};
 use super::state::Jobs;
 use crate::directory::object::not_found;
 use crate::directory::{Copying, Object, Replicas, Shard};
+use crate::model::misses::MissCause;
 use crate::model::segment::Allocation;
 use crate::space::hot_table::copy_not_requested;
 use crate::space::mount::unknown;
@@ -49,7 +50,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
             Ok(found) => found,
             Err(error) => {
-                shard.remove_if_empty(slot);
+                shard.remove_if_empty(slot, MissCause::OwnerLost);
                 return Err(error);
             }
         };
@@ -181,7 +182,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         shard.prune(slot, now, self.space.options.put_release);
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() {
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
             return Err(not_found());
         }
         if object.lost_copy().is_some_and(|copying| copying.client == client && copying.kind == kind) {

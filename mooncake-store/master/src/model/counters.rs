@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::misses::MissCause;
 use super::stats::Stats;
 
 /// Upper bounds of the histogram of value sizes, in bytes.
@@ -19,6 +20,7 @@ pub(crate) struct Counters {
     pub(crate) released: AtomicU64,
     pub(crate) value_sizes: [AtomicU64; VALUE_SIZES.len() + 1],
     pub(crate) value_bytes: AtomicU64,
+    missed_without_tenant: AtomicU64,
 }
 
 impl Counters {
@@ -32,6 +34,11 @@ impl Counters {
     /// Counts a put that was refused for lack of space.
     pub(crate) fn no_room(&self) {
         self.no_room.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a miss of a key of a tenant that is not registered.
+    pub(crate) fn missed_without_tenant(&self) {
+        self.missed_without_tenant.fetch_add(1, Relaxed);
     }
 
     /// Counts an attempt to evict.
@@ -63,6 +70,11 @@ impl Counters {
         self.value_bytes.fetch_add(len, Relaxed);
     }
 
+    /// Returns the number of completed values.
+    pub(crate) fn values(&self) -> u64 {
+        self.value_sizes.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
     /// Copies the counters into `stats`.
     pub(crate) fn fill(&self, stats: &mut Stats) {
         let read = |counter: &AtomicU64| counter.load(Relaxed);
@@ -75,6 +87,7 @@ impl Counters {
         stats.discarded = read(&self.discarded);
         stats.released = read(&self.released);
         stats.value_bytes = read(&self.value_bytes);
+        stats.misses.add(MissCause::Unknown, read(&self.missed_without_tenant));
         let mut below = 0;
         for (at, count) in self.value_sizes.iter().enumerate() {
             below += read(count);

@@ -5,12 +5,14 @@
 
 pub(crate) mod copy_jobs;
 pub(crate) mod counters;
+pub(crate) mod curve;
 pub(crate) mod disk;
 pub(crate) mod disk_replicas;
 pub(crate) mod drain;
 pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod ledger;
+pub(crate) mod misses;
 pub(crate) mod options;
 pub mod pattern;
 pub(crate) mod promise;

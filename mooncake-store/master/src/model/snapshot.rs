@@ -10,10 +10,12 @@ use mooncake_protocol::record::{append, next};
 use mooncake_protocol::wire::{TaskKind, TaskStatus};
 
 /// First bytes of a snapshot, with the version of the rest.
-const MAGIC: &[u8; 8] = b"mksnap03";
-/// First bytes of the previous version, which has no promise in its head.
+const MAGIC: &[u8; 8] = b"mksnap04";
+/// First bytes of the previous version, which has no learned values in its head.
+const THIRD: &[u8; 8] = b"mksnap03";
+/// First bytes of the version before, which has no promise in its head either.
 const SECOND: &[u8; 8] = b"mksnap02";
-/// First bytes of the version before the previous one, which has no drain jobs either.
+/// First bytes of the oldest version, which has no drain jobs either.
 const FIRST: &[u8; 8] = b"mksnap01";
 
 /// State of a master when it wrote a snapshot. [`Master::recall`](crate::Master::recall) gives it
@@ -31,27 +33,19 @@ impl Snapshot {
     /// passed.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the two before;
-    /// the text names the defect.
+    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the three
+    /// before; the text names the defect.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse =
             |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("cannot read snapshot: {why}")));
-        let first = bytes.starts_with(FIRST);
-        let without_promise = first || bytes.starts_with(SECOND);
-        let magic = if first {
-            FIRST
-        } else if without_promise {
-            SECOND
-        } else {
-            MAGIC
-        };
-        let Some(mut rest) = bytes.strip_prefix(magic) else {
-            return refuse("unknown version or not a snapshot");
-        };
-        let head = if without_promise {
-            next::<SecondHead>(&mut rest).map(SnapshotHead::from)
-        } else {
-            next::<SnapshotHead>(&mut rest)
+        let unknown = "unknown version or not a snapshot";
+        let Some((version, mut rest)) = bytes.split_first_chunk::<8>() else { return refuse(unknown) };
+        let first = version == FIRST;
+        let head = match version {
+            MAGIC => next::<SnapshotHead>(&mut rest),
+            THIRD => next::<ThirdHead>(&mut rest).map(SnapshotHead::from),
+            SECOND | FIRST => next::<SecondHead>(&mut rest).map(SnapshotHead::from),
+            _ => return refuse(unknown),
         };
         let Some(head) = head else { return refuse("the head is damaged") };
         let mut snapshot =
@@ -122,11 +116,33 @@ pub(crate) struct SnapshotHead {
     /// Longest time, in milliseconds, for which leases and allocations of that master and of
     /// earlier ones may hold.
     pub(crate) promise_ms: u64,
+    /// Knowledge of the eviction policy in an encoding of its own; empty for none.
+    pub(crate) learned: Vec<u8>,
 }
 
-wire_fields!(structure SnapshotHead { uses: u64, horizons: Vec<Horizon>, promise_ms: u64 });
+wire_fields!(structure SnapshotHead {
+    uses: u64,
+    horizons: Vec<Horizon>,
+    promise_ms: u64,
+    learned: Vec<u8>,
+});
 
 /// Head of a snapshot of the previous version.
+struct ThirdHead {
+    uses: u64,
+    horizons: Vec<Horizon>,
+    promise_ms: u64,
+}
+
+wire_fields!(structure ThirdHead { uses: u64, horizons: Vec<Horizon>, promise_ms: u64 });
+
+impl From<ThirdHead> for SnapshotHead {
+    fn from(ThirdHead { uses, horizons, promise_ms }: ThirdHead) -> Self {
+        Self { uses, horizons, promise_ms, learned: Vec::new() }
+    }
+}
+
+/// Head of a snapshot of the two oldest versions.
 struct SecondHead {
     uses: u64,
     horizons: Vec<Horizon>,
@@ -136,7 +152,7 @@ wire_fields!(structure SecondHead { uses: u64, horizons: Vec<Horizon> });
 
 impl From<SecondHead> for SnapshotHead {
     fn from(SecondHead { uses, horizons }: SecondHead) -> Self {
-        Self { uses, horizons, promise_ms: 0 }
+        Self { uses, horizons, promise_ms: 0, learned: Vec::new() }
     }
 }
 
@@ -321,4 +337,21 @@ wire_fields!(structure SnapshotMove { key: Vec<u8>, source: u64, tries: u32, tas
 written_as! {
     DrainStatus as i32: status => *status as i32, |number| DrainStatus::from_number(number)
         .ok_or_else(|| PackError::Enum { name: "drain status", value: number.into() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Snapshots of the previous version have a head without learned values.
+    #[test]
+    fn a_snapshot_of_the_third_version_is_read() {
+        let horizons = vec![Horizon { epoch: 1, number: 2 }];
+        let mut bytes = THIRD.to_vec();
+        append(&ThirdHead { uses: 3, horizons: horizons.clone(), promise_ms: 4 }, &mut bytes);
+        append(&SnapshotPart { last: true, ..SnapshotPart::default() }, &mut bytes);
+        let read = Snapshot::read(&bytes).unwrap();
+        assert_eq!(read.head, SnapshotHead { uses: 3, horizons, promise_ms: 4, learned: Vec::new() });
+        assert_eq!(Snapshot::read(&read.write()).unwrap(), read);
+    }
 }

@@ -3,6 +3,8 @@
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::{Segment, SegmentStatus};
 
+use super::misses::MissCounts;
+
 /// State of a master. Counters count from its start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
@@ -28,6 +30,9 @@ pub struct Stats {
     pub disk_hits: u64,
     /// Bytes of the objects that are only on disk and that reads found.
     pub disk_hit_bytes: u64,
+    /// Keys that requests asked for and could not use. Unlike `reads`, they include those that a
+    /// request only looked for, and those behind the first miss of a prefix.
+    pub misses: MissCounts,
     /// Disks of clients.
     pub disks: DiskStats,
     /// Number of times that eviction was attempted.

@@ -4,12 +4,14 @@
 //! key. With tenants off, nothing is added, looked up or counted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::DEFAULT_TENANT;
 use parking_lot::RwLock;
+
+use super::misses::{MissCause, MissCounts};
 
 /// Largest quota, in bytes.
 const MAX_QUOTA: u64 = i64::MAX as u64;
@@ -63,6 +65,8 @@ pub struct TenantInfo {
     pub evicted: u64,
     /// Number of puts that were refused for the quota.
     pub rejected: u64,
+    /// Misses of keys of the tenant.
+    pub misses: MissCounts,
 }
 
 /// Tenants with the bytes that they are charged.
@@ -87,6 +91,17 @@ struct TenantAccount {
     pub(crate) charged: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) rejected: AtomicU64,
+    misses: [AtomicU64; MissCause::ALL.len()],
+}
+
+impl TenantAccount {
+    fn misses(&self) -> MissCounts {
+        let mut counts = MissCounts::default();
+        for (cause, count) in MissCause::ALL.into_iter().zip(&self.misses) {
+            counts.add(cause, count.load(Relaxed));
+        }
+        counts
+    }
 }
 
 /// Reason why a tenant cannot be charged.
@@ -273,6 +288,18 @@ impl Tenants {
         }
     }
 
+    /// Counts a miss of a directory key.
+    pub(crate) fn count_miss(&self, key: &[u8], why: MissCause) {
+        if !self.on {
+            return;
+        }
+        let table = self.table.read();
+        let number = table.by_name.get(self.split(key).0).copied().unwrap_or(0);
+        if let Some(account) = table.numbered(number) {
+            account.misses[why as usize].fetch_add(1, Relaxed);
+        }
+    }
+
     /// Returns the state of every registered tenant, by name.
     pub(crate) fn infos(&self) -> Vec<TenantInfo> {
         let table = self.table.read();
@@ -299,6 +326,7 @@ impl TenantTable {
             charged: account.charged.load(SeqCst),
             evicted: account.evicted.load(SeqCst),
             rejected: account.rejected.load(SeqCst),
+            misses: account.misses(),
         })
     }
 
@@ -313,6 +341,7 @@ impl TenantTable {
                 charged: none(),
                 evicted: none(),
                 rejected: none(),
+                misses: Default::default(),
             });
         }
         self.accounts[number as usize - 1].requested = Some(tenant.bytes);

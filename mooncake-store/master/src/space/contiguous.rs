@@ -11,6 +11,7 @@ use mooncake_core::ids::{ObjectKey, ReplicaId};
 use super::state::Space;
 use super::victim::Victim;
 use crate::directory::Pass;
+use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN, MountedSegment};
 
 /// Upper bound of the cost of a used object, relative to an unused one of its size.
@@ -106,7 +107,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
         let group = object.group().cloned();
         let mut victim = Victim::empty();
-        self.evict_slot(&mut shard, slot, now, &mut victim);
+        self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
         drop(shard);
         if let Some(group) = group {
             self.evict_group(&group, pass, now, &mut victim);

@@ -12,6 +12,7 @@ use super::offload_first::SkippedObject;
 use super::state::Space;
 use super::victim::Victim;
 use crate::directory::{Object, Pass};
+use crate::model::misses::MissCause;
 use crate::model::segment::{GRAIN, MountedSegment};
 
 /// Maximum distance below the watermark down to which the background evicts, as a part of the
@@ -202,7 +203,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             }
             let group = shard[slot].group().cloned();
             let mut victim = Victim::empty();
-            self.evict_slot(&mut shard, slot, now, &mut victim);
+            self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
             let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
             self.directory.note_victim(index, next);
             drop(shard);

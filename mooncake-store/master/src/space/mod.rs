@@ -11,6 +11,8 @@
 pub(crate) mod backoff;
 pub(crate) mod client_disks;
 mod contiguous;
+mod curve;
+mod curve_state;
 mod eviction;
 pub(crate) mod gap_searches;
 mod hot_replicas;

@@ -11,6 +11,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::retired::RetiredSegments;
 use super::state::Space;
+use crate::model::misses::MissCause;
 use crate::model::segment::MountedSegment;
 
 /// Kind of a mount.
@@ -163,7 +164,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let now = self.clock.now();
         self.directory.visit(|shard, slot| {
             shard.prune(slot, now, self.options.put_release);
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
         });
     }
 
@@ -171,7 +172,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn sweep_disks(&self) {
         self.directory.visit(|shard, slot| {
             shard[slot].retain_disk_replicas(|_| true);
-            shard.remove_if_empty(slot);
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
         });
     }
 }

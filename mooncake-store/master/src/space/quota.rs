@@ -8,6 +8,7 @@ use mooncake_core::{Error, ErrorCode};
 use super::state::Space;
 use super::victim::Victim;
 use crate::directory::{Object, Pass};
+use crate::model::misses::MissCause;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Evicts the least recently used objects of a tenant until `bytes` more are within its quota
@@ -45,7 +46,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let (slot, _) = shard.choose_of(number, pass, now, |object| self.is_evictable(object, pass, now))?;
         let group = shard[slot].group().cloned();
         let mut victim = Victim::empty();
-        self.evict_slot(&mut shard, slot, now, &mut victim);
+        self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
         drop(shard);
         if let Some(group) = group {
             self.evict_group(&group, pass, now, &mut victim);

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::backoff::EvictionBackoff;
 use super::client_disks::ClientDisks;
+use super::curve_state::SpaceCurve;
 use super::hot_table::HotTable;
 #[cfg(feature = "testkit")]
 use super::injected_bug::InjectedBug;
@@ -49,6 +50,7 @@ pub(crate) struct Space<A: SegmentAllocator, E: MergeableOrder> {
     pub(crate) counters: Counters,
     pub(crate) hot: Option<HotTable>,
     pub(crate) disks: ClientDisks,
+    pub(crate) curve: SpaceCurve<E>,
     #[cfg(feature = "testkit")]
     pub(crate) injected_bug: InjectedBug,
 }
@@ -78,6 +80,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             counters: Counters::default(),
             hot: options.hot.map(HotTable::new),
             disks: ClientDisks::default(),
+            curve: SpaceCurve::new(eviction, clock.now()),
             epoch: rng.next_u64(),
             next_replica: AtomicU64::new(ReplicaId::first(rng.next_u64()).0),
             #[cfg(feature = "testkit")]

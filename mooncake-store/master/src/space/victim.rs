@@ -12,6 +12,7 @@ use super::offload_first::SkippedObject;
 use super::state::Space;
 use crate::directory::{Object, Pass, Shard};
 use crate::model::group::Group;
+use crate::model::misses::MissCause;
 use crate::model::segment::MountedSegment;
 
 /// Space that an eviction freed.
@@ -29,14 +30,17 @@ impl<A> Victim<A> {
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
-    /// Evicts the value in a slot, if there is one, and adds it to `victim`.
+    /// Evicts the value in a slot, if there is one, and adds it to `victim`. `why` is remembered.
     pub(crate) fn evict_slot(
         &self,
         shard: &mut Shard<A, E>,
         slot: SlotId,
+        why: MissCause,
         now: Moment,
         victim: &mut Victim<A>,
     ) {
+        let is_after_pin = why == MissCause::Evicted && shard.is_after_pin(slot);
+        let why = if is_after_pin { MissCause::PinEnded } else { why };
         let lease = self.in_use_until(&shard[slot]);
         let Some(value) = shard.take_value(slot) else { return };
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
@@ -44,7 +48,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
         value.quarantine(self.quarantine_end(lease), now);
         victim.parents.append(&mut shard.take_left_parents());
-        shard.remove_if_empty(slot);
+        shard.remove_if_empty(slot, why);
         self.counters.evicted(1, bytes);
     }
 
@@ -98,7 +102,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             let mut shard = self.directory.lock(hash);
             let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
             if self.is_evictable(&shard[slot], pass, now) {
-                self.evict_slot(&mut shard, slot, now, victim);
+                self.evict_slot(&mut shard, slot, MissCause::EvictedWithGroup, now, victim);
             }
         }
     }

@@ -45,6 +45,30 @@ pub(super) struct Leader {
     pub(super) view_version: Option<u64>,
 }
 
+/// Estimated hit rates at several sizes of memory.
+#[derive(Serialize, ToSchema)]
+pub(super) struct MemoryCurve {
+    /// Time in seconds that the hit rates are about: the last hour, or less after a start.
+    pub(super) span_seconds: f64,
+    /// Number of uses in that time: reads that found their object, and puts that stored one.
+    pub(super) uses: u64,
+    /// Number of keys of which one is watched.
+    pub(super) keys_for_each_sampled: u64,
+    /// Hit rates, the smallest memory first.
+    pub(super) points: Vec<MemoryCurvePoint>,
+}
+
+/// Estimated hit rate at one size of memory.
+#[derive(Serialize, ToSchema)]
+pub(super) struct MemoryCurvePoint {
+    /// Size as a multiple of the actual memory.
+    pub(super) factor: f64,
+    /// Size in bytes.
+    pub(super) bytes: u64,
+    /// Share of the uses that find their object.
+    pub(super) hit_rate: Option<f64>,
+}
+
 /// A replica in the memory of a client.
 #[derive(Serialize, ToSchema)]
 pub(super) struct MemoryReplica {
@@ -141,6 +165,21 @@ pub(super) struct Leases {
     pub(super) success: bool,
     /// Time in milliseconds until the last lease on each object ends.
     pub(super) lease_ms: BTreeMap<String, u64>,
+}
+
+/// State of a key.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Explained {
+    /// True.
+    pub(super) success: bool,
+    /// True if the object can be read.
+    pub(super) readable: bool,
+    /// Cause of a miss, as in the label `cause` of `master_misses_total`.
+    pub(super) cause: Option<&'static str>,
+    /// Cause of a miss in words.
+    pub(super) explanation: Option<&'static str>,
+    /// Time in milliseconds until the last lease on the object ends; 0 without a lease.
+    pub(super) lease_ms: u64,
 }
 
 /// Number of removed objects.

@@ -3,6 +3,7 @@
 
 mod answers;
 mod cluster;
+mod curve;
 mod drain;
 mod objects;
 mod query;
@@ -44,9 +45,11 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(cluster::leader))
         .routes(routes!(cluster::metrics))
         .routes(routes!(cluster::metrics_summary))
+        .routes(routes!(curve::memory_curve))
         .routes(routes!(objects::query_key))
         .routes(routes!(objects::batch_query_keys))
         .routes(routes!(objects::leases))
+        .routes(routes!(objects::explain))
         .routes(routes!(objects::all_keys))
         .routes(routes!(objects::remove_all))
         .routes(routes!(segments::all_segments))

@@ -9,11 +9,12 @@ use mooncake_core::replica::{Replica, ReplicaLocation};
 use mooncake_core::{ErrorCode, Result};
 
 use super::answers::{
-    DiskReplica, Failure, Found, FoundMany, Leases, LocalDiskReplica, MemoryReplica, NoKeys, OneOfMany,
-    Removed,
+    DiskReplica, Explained, Failure, Found, FoundMany, Leases, LocalDiskReplica, MemoryReplica, NoKeys,
+    OneOfMany, Removed,
 };
 use super::query::{decoded, form_bytes, form_text, raw};
 use super::reply::{Shared, answer, failure, page, text, text_failure};
+use mooncake_master::MissCause;
 use mooncake_protocol::api::DEFAULT_TENANT;
 
 /// Returns the replicas of an object in memory.
@@ -108,6 +109,35 @@ pub(super) async fn leases(State(state): Shared, RawQuery(query): RawQuery) -> R
         Some((String::from_utf8_lossy(&key).into_owned(), ms))
     });
     page(&Leases { success: true, lease_ms: lease_ms.collect() })
+}
+
+/// Returns whether an object can be read, and why not.
+///
+/// The request grants no lease and counts neither as a read nor as a miss. Mooncake C++ lacks this
+/// endpoint.
+#[utoipa::path(
+    get,
+    path = "/api/v1/explain",
+    params(
+        ("key" = String, Query, description = "Key of the object"),
+        ("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")
+    ),
+    responses((status = 200, body = Explained))
+)]
+pub(super) async fn explain(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+    let tenant = tenant(query.as_deref());
+    let key = form_bytes(raw(query.as_deref(), "key").unwrap_or_default());
+    let scoped = state.master.scoped(&tenant, &key);
+    // A tenant that is not registered has no objects.
+    let cause = scoped.as_ref().map_or(Some(MissCause::Unknown), |key| state.master.why_missing(key));
+    let lease = scoped.ok().and_then(|key| state.master.leased_for(&key)).unwrap_or_default();
+    page(&Explained {
+        success: true,
+        readable: cause.is_none(),
+        cause: cause.map(MissCause::name),
+        explanation: cause.map(MissCause::meaning),
+        lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
+    })
 }
 
 fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::args::To;
 
@@ -44,6 +44,23 @@ pub(super) struct Replica {
     pub(super) transport_endpoint_: String,
 }
 
+/// Response of `/api/v1/memory_curve`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Curve {
+    pub(super) span_seconds: f64,
+    pub(super) uses: u64,
+    pub(super) keys_for_each_sampled: u64,
+    pub(super) points: Vec<CurvePoint>,
+}
+
+/// Size of memory with its hit rate.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct CurvePoint {
+    pub(super) factor: f64,
+    pub(super) bytes: u64,
+    pub(super) hit_rate: Option<f64>,
+}
+
 #[derive(Deserialize)]
 struct Queried {
     data: BTreeMap<String, QueriedReplicas>,
@@ -52,6 +69,15 @@ struct Queried {
 #[derive(Deserialize)]
 struct Leases {
     lease_ms: BTreeMap<String, u64>,
+}
+
+/// Response of `/api/v1/explain`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Explained {
+    pub(super) readable: bool,
+    pub(super) cause: Option<String>,
+    pub(super) explanation: Option<String>,
+    pub(super) lease_ms: u64,
 }
 
 #[derive(Deserialize)]
@@ -137,6 +163,11 @@ impl Admin {
         Ok(self.document::<Segments>("/get_segments_detail")?.segments)
     }
 
+    /// Returns how often objects would be found at several sizes of memory.
+    pub(super) fn curve(&self) -> Result<Curve> {
+        self.document("/api/v1/memory_curve")
+    }
+
     /// Returns all keys of a tenant in ascending order.
     pub(super) fn keys(&self, tenant: &str) -> Result<Vec<String>> {
         let page = self.page(&format!("/get_all_keys?tenant_id={}", escaped(tenant)))?;
@@ -159,6 +190,12 @@ impl Admin {
         let path = format!("/api/v1/leases?keys={}&tenant_id={}", list.join(","), escaped(tenant));
         let leases: Leases = self.document(&path)?;
         Ok(leases.lease_ms.into_iter().map(|(key, ms)| (key, Duration::from_millis(ms))).collect())
+    }
+
+    /// Returns whether a key can be read, and why not.
+    pub(super) fn explain(&self, tenant: &str, key: &str) -> Result<Explained> {
+        let path = format!("/api/v1/explain?key={}&tenant_id={}", escaped(key), escaped(tenant));
+        self.document(&path).map_err(untold)
     }
 
     /// Returns the values of metrics without labels, and the sums of metrics with labels.
@@ -204,6 +241,11 @@ fn sums(text: &str) -> BTreeMap<String, f64> {
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+/// Returns the error for a master that does not tell why a key is missing.
+fn untold(error: Error) -> Error {
+    error.context("cannot explain a key: the master does not tell (Mooncake C++ and earlier versions)")
 }
 
 #[cfg(test)]

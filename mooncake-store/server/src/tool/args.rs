@@ -82,6 +82,8 @@ pub(super) enum Task {
     Status,
     /// Cluster: show status and activity, refreshed periodically
     Top(Top),
+    /// Cluster: show how often objects would be found with less or more memory
+    Curve,
     /// Cluster: diagnose the setup and print fixes
     Doctor(Doctor),
     /// Cluster: measure puts and gets of keys under `mooncake-bench/`; the keys are removed at the
@@ -95,6 +97,8 @@ pub(super) enum Task {
     Put(Put),
     /// Objects: remove keys
     Rm(Rm),
+    /// Objects: tell whether a key can be read, and why not
+    Explain(Explain),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -183,6 +187,12 @@ pub(super) struct Rm {
     /// Remove all keys (--all) without asking
     #[arg(long, short)]
     pub(super) yes: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct Explain {
+    /// Key of the object
+    pub(super) key: String,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

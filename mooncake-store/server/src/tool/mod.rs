@@ -4,9 +4,11 @@
 mod admin;
 mod args;
 mod bench;
+mod curve;
 mod doctor;
 mod finding;
 mod local;
+mod misses;
 mod objects;
 mod output;
 mod progress;
@@ -68,8 +70,10 @@ fn run_task(session: &Session, task: Task) -> Result<bool> {
         Task::Status => status::show(session).map(|()| true),
         Task::Ls(args) => objects::list(session, &args).map(|()| true),
         Task::Get(args) => objects::get(session, &args).map(|()| true),
+        Task::Explain(args) => misses::explain(session, &args).map(|()| true),
         Task::Put(args) => objects::put(session, &args).map(|()| true),
         Task::Rm(args) => objects::remove(session, &args),
+        Task::Curve => curve::show(session).map(|()| true),
         Task::Top(args) => top::show(session, &args).map(|()| true),
         Task::Bench(args) => bench::run(session, &args).map(|()| true),
         Task::Doctor(args) => doctor::examine(session, &args),

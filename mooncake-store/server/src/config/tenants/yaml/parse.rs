@@ -86,6 +86,7 @@ mod tests {
             charged: 0,
             evicted: 0,
             rejected: 0,
+            misses: Default::default(),
         };
         for tenants in [vec![], vec![info("a", 1), info("\"é: - #", i64::MAX as u64), info("yes", 7)]] {
             write_policy(&path, &tenants).unwrap();
