@@ -25,6 +25,9 @@ const LINGER: Duration = Duration::from_millis(5);
 /// messages may come than expected, and the driver looks at those that are there.
 const COUNTED_SLEEP: Duration = Duration::from_millis(10);
 
+/// Number of times that a thread which drives no more looks for messages in a row.
+const MAX_LOOKS: usize = 64;
+
 /// Messages of other processes of the host.
 pub(crate) trait Mail: Send + Sync {
     /// Takes the messages that are there.
@@ -125,12 +128,24 @@ impl Driver {
     /// Takes messages after a notice, unless a driver does.
     pub(crate) fn attend(self: &Arc<Self>) {
         let Some(mail) = self.mail.upgrade() else { return };
-        loop {
+        for _ in 0..MAX_LOOKS {
             mail.take();
             if !self.rest(&mut self.state.lock(), false) || !mail.is_waiting() {
                 return;
             }
         }
+        self.attend_later();
+    }
+
+    /// Takes messages after other tasks have had a turn.
+    fn attend_later(self: &Arc<Self>) {
+        let driver = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            tokio::task::yield_now().await;
+            if let Some(driver) = driver.upgrade() {
+                driver.attend();
+            }
+        });
     }
 
     /// Tells senders that no thread takes messages, unless one does. Returns false in that case.
@@ -243,12 +258,16 @@ impl Drop for Driving {
             driver.runtime.spawn(async move { task.run() });
         }
         // Messages that came before the bell showed the rest.
-        while self.mail.is_waiting() {
+        for _ in 0..MAX_LOOKS {
+            if !self.mail.is_waiting() {
+                return;
+            }
             self.mail.take();
             if !driver.rest(&mut driver.state.lock(), true) {
                 return;
             }
         }
+        driver.attend_later();
     }
 }
 

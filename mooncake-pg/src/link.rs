@@ -32,7 +32,7 @@ use tokio::time::timeout;
 
 use crate::driver::{Driver, Mail};
 use crate::message::{Endpoint, Envelope, Frame, HELLO_BYTES, Hello, Message};
-use crate::nearby::{Bell, FileAddress, Notice, RemoteBell, RingReader, RingWriter};
+use crate::nearby::{Bell, FileAddress, MAX_MESSAGES, Notice, RemoteBell, RingReader, RingWriter};
 use crate::staging::Pool;
 
 /// Longest time for a new connection, and for its first bytes.
@@ -322,6 +322,14 @@ struct VisitorState {
     ring: Option<RingReader>,
 }
 
+impl VisitorState {
+    /// Returns whether the next message of the ring may be taken.
+    fn has_message(&mut self) -> bool {
+        let frames = self.frames;
+        self.ring.as_mut().is_some_and(|ring| ring.has_message(frames))
+    }
+}
+
 impl Visitor {
     /// Reads without the runtime, which may not know yet that bytes are there.
     fn receive(&self, received: &mut BytesMut) -> io::Result<usize> {
@@ -338,13 +346,15 @@ impl Visitor {
 }
 
 impl Plane {
-    /// Delivers the messages of a ring that come next.
+    /// Delivers the messages of a ring that come next, at most as many as a ring has space for: a
+    /// process that writes without end does not keep the thread.
     ///
     /// # Errors
     /// A malformed message. The connection cannot be used any more.
     fn drain(&self, visitor: &Visitor, state: &mut VisitorState) -> Result<()> {
         let Some(ring) = &mut state.ring else { return Ok(()) };
-        while let Some(frame) = ring.take(state.frames)? {
+        for _ in 0..MAX_MESSAGES {
+            let Some(frame) = ring.take(state.frames)? else { break };
             self.deliver_or_refuse(visitor, Envelope::decode_frame(frame)?);
         }
         Ok(())
@@ -425,7 +435,7 @@ impl Plane {
             match read(&mut state.received) {
                 Ok(0) => return Err(closed_by_other()),
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(!state.has_message()),
                 Err(error) => return Err(error.into()),
             }
             while let Some(frame) = Frame::decode_next(&mut state.received)? {
@@ -469,11 +479,8 @@ impl Mail for Plane {
     }
 
     fn is_waiting(&self) -> bool {
-        self.visitors.read().iter().filter_map(Weak::upgrade).any(|visitor| {
-            let mut state = visitor.state.lock();
-            let frames = state.frames;
-            state.ring.as_mut().is_some_and(|ring| ring.has_message(frames))
-        })
+        let visitors = self.visitors.read();
+        visitors.iter().filter_map(Weak::upgrade).any(|visitor| visitor.state.lock().has_message())
     }
 
     fn has_all(&self) -> bool {

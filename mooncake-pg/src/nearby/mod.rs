@@ -10,4 +10,4 @@ mod ring;
 
 pub(crate) use bell::{Bell, Notice, RemoteBell, Rest};
 pub(crate) use file::FileAddress;
-pub(crate) use ring::{RingReader, RingWriter};
+pub(crate) use ring::{MAX_MESSAGES, RingReader, RingWriter};

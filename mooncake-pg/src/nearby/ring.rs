@@ -21,6 +21,9 @@ const CAPACITY: usize = 128 << 10;
 /// Length of the head of a message: its length, and the frames that come before it.
 const ENTRY: usize = 16;
 
+/// Largest number of messages in a ring.
+pub(crate) const MAX_MESSAGES: usize = CAPACITY / ENTRY;
+
 /// Bytes that a message of this length takes.
 fn space_of(len: usize) -> usize {
     ENTRY + len.next_multiple_of(ENTRY)
