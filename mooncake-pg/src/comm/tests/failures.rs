@@ -438,6 +438,11 @@ fn a_rank_that_was_stopped_takes_all_messages_before_it_finishes() {
     }
     let round = Round { absent: 0b100, ..tag.round };
     let progress = Progress { round, next: Some(1), finished: Some(tag.round) };
+    // More than a ring takes, so that the news needs the connection.
+    for part in 2..6 {
+        let payload = Payload::Inline(vec![0; 40_000].into());
+        ranks[0].comm().shared.send_to(2, Message::Offer { tag, part, payload });
+    }
     ranks[0].comm().shared.send_to(2, Message::Progress(progress));
     drop(stopped);
     assert!(finish(&operation).error.is_some());
