@@ -21,6 +21,9 @@ use crate::link::Plane;
 use crate::message::{Loan, Payload};
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 
+/// Least time limit of a transfer. The process of a slow rank gets this time to serve it.
+const LEAST_TRANSFER: Duration = Duration::from_secs(10);
+
 /// Bytes that are copied before other tasks of the thread get a turn.
 const TURN_BYTES: usize = 4 << 20;
 
@@ -191,9 +194,11 @@ impl Shared {
         self.plane.engine.clock().now().after(self.transfer_timeout(len))
     }
 
+    /// Returns the time limit of a transfer. Its end is a failure of the slot, so it is long also if
+    /// ranks are examined early.
     fn transfer_timeout(&self, len: usize) -> Duration {
         // At least 100 MB/s.
-        self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64)
+        self.plane.timeouts.collective().max(LEAST_TRANSFER) + Duration::from_nanos(10 * len as u64)
     }
 
     /// Reads a loan of a slot into memory of the caller. Nothing touches the memory after the end,

@@ -189,18 +189,20 @@ fn a_rank_that_does_not_respond_is_left_out() {
     }
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     group.set_dead(2);
-    ranks[2].stop(Duration::from_secs(3));
-    std::thread::sleep(Duration::from_millis(50));
-    let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
-    for (operation, memory) in &begun[..2] {
+    let stopped = ranks[2].stop_until_dropped();
+    // Its call comes before the others can leave it out.
+    let (late, late_memory) = all_reduce(&ranks[2], values(2, 70_000));
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
+    for (operation, memory) in &begun {
         let outcome = finish(operation);
         assert_eq!((outcome.failed, outcome.error.is_none()), (0b100, true));
         assert_eq!(contributors(memory), 0b011);
     }
     // The stopped rank continues, and learns that it is out.
-    let outcome = finish(&begun[2].0);
+    drop(stopped);
+    let outcome = finish(&late);
     assert!(outcome.error.is_some(), "{outcome:?}");
-    assert_eq!(contributors(&begun[2].1), 0b100, "its tensor is as before");
+    assert_eq!(contributors(&late_memory), 0b100, "its tensor is as before");
 }
 
 #[test]
@@ -213,8 +215,7 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
     }
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     group.set_dead(2);
-    ranks[2].stop(Duration::from_secs(2));
-    std::thread::sleep(Duration::from_millis(50));
+    let stopped = ranks[2].stop_until_dropped();
     // Two operations of every rank. The stopped rank is out of the first, perhaps of the second.
     let begun: Vec<Vec<_>> = ranks
         .iter()
@@ -225,6 +226,7 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
         assert_eq!(contributors(memory), 0b011);
     }
     group.set_alive(2);
+    drop(stopped);
     for (operation, _) in &begun[2] {
         assert!(finish(operation).error.is_some());
     }
