@@ -274,8 +274,8 @@ impl Shared {
         self.plane.engine.clock().now().after(self.transfer_timeout(len))
     }
 
-    /// Returns the time limit of a transfer. Its end is a failure of the slot, so it is long also if
-    /// ranks are examined early.
+    /// Returns the time limit of a transfer, after which the slot counts as failed. So it is long
+    /// also if ranks are examined early.
     fn transfer_timeout(&self, len: usize) -> Duration {
         // At least 100 MB/s.
         self.plane.timeouts.collective().max(LEAST_TRANSFER) + Duration::from_nanos(10 * len as u64)

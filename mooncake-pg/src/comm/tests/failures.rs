@@ -190,7 +190,7 @@ fn a_rank_that_does_not_respond_is_left_out() {
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     group.set_dead(2);
     let stopped = ranks[2].stop_until_dropped();
-    // Its call comes before the others can leave it out.
+    // The call of the stopped rank comes before the others can leave it out.
     let (late, late_memory) = all_reduce(&ranks[2], values(2, 70_000));
     let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
     for (operation, memory) in &begun {
