@@ -29,6 +29,11 @@ impl Buffer {
             .then(|| Self { address: self.address + range.start, len: range.end - range.start })
     }
 
+    /// Returns whether both have a byte in common.
+    fn overlaps(self, other: Buffer) -> bool {
+        self.address < other.address + other.len && other.address < self.address + self.len
+    }
+
     pub(crate) fn as_ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address)
     }
@@ -67,6 +72,13 @@ impl Buffers {
         let too_short =
             || Error::invalid(format!("cannot split buffer: the pieces are longer. len={}", whole.len));
         pieces.map(Buffers::List).ok_or_else(too_short)
+    }
+
+    fn overlap(&self, other: Buffer) -> bool {
+        match self {
+            Buffers::List(list) => list.iter().any(|buffer| buffer.overlaps(other)),
+            Buffers::Flat { whole, .. } => whole.overlaps(other),
+        }
     }
 
     /// Returns the buffer of a slot.
@@ -302,6 +314,18 @@ impl Input {
         input
     }
 
+    /// Returns the memory of a range, if it lies in one buffer.
+    pub(crate) fn part(&self, range: Range<usize>) -> Option<Buffer> {
+        let mut offset = 0;
+        for buffer in &self.staged {
+            if offset <= range.start && range.end <= offset + buffer.len {
+                return buffer.part(range.start - offset..range.end - offset);
+            }
+            offset += buffer.len;
+        }
+        None
+    }
+
     fn of(&self, slot: u8) -> Range<usize> {
         self.ranges.get(usize::from(slot)).cloned().unwrap_or_default()
     }
@@ -395,6 +419,28 @@ impl Collective {
             // The root has failed.
             Self::Broadcast { .. } | Self::Gather { .. } | Self::Scatter { .. } => Plan::default(),
         }
+    }
+
+    /// Returns the range of the input that only this rank uses, if nothing writes it before the
+    /// operation is over. The result of an own block is written at the end.
+    pub(crate) fn unstaged(&self, own: u8, plan: &Plan, input: &Input) -> Option<Range<usize>> {
+        let stays = |inputs: &Buffers, is_overwritten: &dyn Fn(Buffer) -> bool| {
+            inputs.of(Slot(own)).filter(|piece| !is_overwritten(*piece)).map(|_| input.of(own))
+        };
+        let range = match self {
+            Self::AllReduce { .. } | Self::Reduce { .. } => {
+                let fold = plan.fold.as_ref()?;
+                let is_late = fold.result.is_none() || !fold.receivers.is_empty();
+                (is_late && fold.own.len() < input.len).then(|| fold.own.clone())
+            }
+            Self::ReduceScatter { inputs, output, .. } => stays(inputs, &|piece| output.overlaps(piece)),
+            Self::Scatter { inputs: Some(inputs), output, .. } => {
+                stays(inputs, &|piece| output.overlaps(piece))
+            }
+            Self::AllToAll { inputs, outputs } => stays(inputs, &|piece| outputs.overlap(piece)),
+            _ => None,
+        };
+        range.filter(|range| !range.is_empty())
     }
 
     /// Returns the tensor if it is both input and result. A rank that is left out of the operation

@@ -9,11 +9,13 @@ pub mod call;
 pub mod comm;
 pub mod control;
 pub mod coordinator;
+mod driver;
 pub mod dtype;
 pub mod experts;
 pub mod limits;
 pub mod link;
 mod message;
+mod nearby;
 pub mod operation;
 #[cfg(any(test, feature = "testkit"))]
 pub mod parsers;
@@ -33,4 +35,5 @@ pub mod testkit;
 pub mod view;
 mod wire;
 
+pub use driver::Driving;
 pub use message::ExchangeTag;

@@ -1,21 +1,28 @@
 //! Data plane of a process: its listener, and one connection to each other process, which all
 //! communicators share.
+//!
+//! To a process of the same host, messages go through a ring in shared memory, which the connection
+//! introduces. A message that does not fit there goes through the connection. Each message of the
+//! ring names the number of frames before it. The connection remains as the sign of life.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use mooncake_core::clock::Rng;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
 use mooncake_transport::Protocol;
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -23,7 +30,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::message::{Endpoint, Envelope, HELLO_BYTES, Hello, Message};
+use crate::driver::{Driver, Mail};
+use crate::message::{Endpoint, Envelope, Frame, HELLO_BYTES, Hello, Message};
+use crate::nearby::{Bell, FileAddress, MAX_MESSAGES, Notice, RemoteBell, RingReader, RingWriter};
 use crate::staging::Pool;
 
 /// Longest time for a new connection, and for its first bytes.
@@ -35,7 +44,9 @@ const MAX_QUEUED: usize = 256 << 20;
 /// Time for the rest of the messages of a process after a connection to it has ended.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Free space of the receive buffer before each read.
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 32 << 10;
+/// Largest number of reads from a connection in a row.
+const MAX_READS: usize = 256;
 
 /// Receiver of messages: a communicator.
 pub(crate) trait Recipient: Send + Sync {
@@ -108,6 +119,7 @@ impl DataPlane {
         let listener = TcpListener::from_std(listener).map_err(Error::from)?;
         let port = listener.local_addr().map_err(Error::from)?.port();
         let uses_rdma = engine.descriptor().speaks(&Protocol::RDMA);
+        let bell = Bell::create()?;
         let plane = Arc::new_cyclic(|weak: &Weak<Plane>| Plane {
             process: rng.next_u64(),
             host: host.to_owned(),
@@ -121,6 +133,9 @@ impl DataPlane {
             links: Mutex::default(),
             incoming: Mutex::default(),
             left: Notify::new(),
+            visitors: RwLock::default(),
+            without_ring: AtomicUsize::new(0),
+            driver: Driver::new(runtime.clone(), bell, weak.clone()),
             accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
             runtime,
         });
@@ -157,6 +172,11 @@ pub(crate) struct Plane {
     incoming: Mutex<HashMap<u64, u32>>,
     /// Wakes those that wait for the end of a connection from a process.
     left: Notify,
+    /// Connections from processes, which their tasks own.
+    visitors: RwLock<Vec<Weak<Visitor>>>,
+    /// Number of these connections that have no ring.
+    without_ring: AtomicUsize,
+    pub(crate) driver: Arc<Driver>,
     accepting: JoinHandle<()>,
 }
 
@@ -244,7 +264,9 @@ impl Plane {
     }
 
     /// Registers a connection from a process, in place of its earlier one.
-    fn enter(&self, process: u64, connection: u32) {
+    fn enter(&self, process: u64, connection: u32, visitor: &Arc<Visitor>) {
+        self.without_ring.fetch_add(1, Ordering::SeqCst);
+        self.visitors.write().push(Arc::downgrade(visitor));
         if self.incoming.lock().insert(process, connection).is_some() {
             self.lose(process);
         }
@@ -252,7 +274,20 @@ impl Plane {
 
     /// Ends a connection from a process. The connection to the process is closed as well, so that
     /// both sides agree that messages may be lost.
-    fn leave(&self, process: u64, connection: u32) {
+    fn leave(&self, process: u64, connection: u32, visitor: &Arc<Visitor>) {
+        {
+            // The last messages of a process that has ended.
+            let mut state = visitor.state.lock();
+            if let Err(error) = self.drain(visitor, &mut state) {
+                tracing::debug!(%error, "messages lost");
+            }
+            if state.ring.take().is_none() {
+                self.without_ring.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        self.visitors.write().retain(|other| !std::ptr::eq(other.as_ptr(), &raw const **visitor));
+        // The process may have ended before it sent a notice.
+        self.driver.attend();
         {
             let mut incoming = self.incoming.lock();
             if incoming.get(&process) != Some(&connection) {
@@ -269,6 +304,190 @@ impl Plane {
     }
 }
 
+/// Connection from another process.
+struct Visitor {
+    process: u64,
+    socket: ParentOnly<TcpStream>,
+    state: Mutex<VisitorState>,
+}
+
+#[derive(Default)]
+struct VisitorState {
+    /// Bytes of the connection that are not delivered yet: the start of a frame.
+    received: BytesMut,
+    /// True from the end of the connection, or a malformed message, on.
+    has_ended: bool,
+    /// Number of frames that have been taken.
+    frames: u64,
+    ring: Option<RingReader>,
+}
+
+impl VisitorState {
+    /// Returns whether the next message of the ring may be taken.
+    fn has_message(&mut self) -> bool {
+        let frames = self.frames;
+        self.ring.as_mut().is_some_and(|ring| ring.has_message(frames))
+    }
+}
+
+impl Visitor {
+    /// Reads without the runtime, which may not know yet that bytes are there.
+    fn receive(&self, received: &mut BytesMut) -> io::Result<usize> {
+        let mut buffer = [0; 4096];
+        let (_, len) = recv(&*self.socket, &mut buffer[..], RecvFlags::DONTWAIT)?;
+        received.extend_from_slice(&buffer[..len]);
+        Ok(len)
+    }
+
+    /// Ends the connection. The task that serves it notices that.
+    fn close(&self) {
+        let _ = shutdown(&*self.socket, Shutdown::Both);
+    }
+}
+
+impl Plane {
+    /// Delivers the messages of a ring that come next, at most as many as a ring has space for: a
+    /// process that writes without end does not keep the thread.
+    ///
+    /// # Errors
+    /// A malformed message. The connection cannot be used any more.
+    fn drain(&self, visitor: &Visitor, state: &mut VisitorState) -> Result<()> {
+        let Some(ring) = &mut state.ring else { return Ok(()) };
+        for _ in 0..MAX_MESSAGES {
+            let Some(frame) = ring.take(state.frames)? else { break };
+            self.deliver_or_refuse(visitor, Envelope::decode_frame(frame)?);
+        }
+        Ok(())
+    }
+
+    fn deliver_or_refuse(&self, visitor: &Visitor, envelope: Envelope) {
+        let communicator = envelope.communicator;
+        if !self.deliver(visitor.process, envelope) {
+            // If this notice is lost, the next message of the sender causes another one.
+            let _ = visitor.socket.try_write(&communicator.to_le_bytes());
+        }
+    }
+
+    /// Takes a frame of a connection, with the messages of the ring before and after it. Returns
+    /// whether it is a notice.
+    ///
+    /// # Errors
+    /// A malformed message. The connection cannot be used any more.
+    fn take_frame(&self, visitor: &Visitor, state: &mut VisitorState, frame: Frame) -> Result<bool> {
+        self.drain(visitor, state)?;
+        state.frames += 1;
+        let is_notice = frame == Frame::Notice;
+        match frame {
+            Frame::Message(envelope) => self.deliver_or_refuse(visitor, envelope),
+            Frame::Ring(address) => {
+                let bell = match RingReader::open(address) {
+                    Ok(ring) if state.ring.is_none() => {
+                        state.ring = Some(ring);
+                        self.without_ring.fetch_sub(1, Ordering::SeqCst);
+                        self.driver.bell()
+                    }
+                    Ok(_) => FileAddress::NONE,
+                    Err(error) => {
+                        tracing::debug!(%error, "no shared memory with a process");
+                        FileAddress::NONE
+                    }
+                };
+                let mut answer = BytesMut::from(&[0; 4][..]);
+                bell.encode(&mut answer);
+                // If this answer is lost, messages go through the connection.
+                let _ = visitor.socket.try_write(&answer);
+            }
+            Frame::Notice => {}
+        }
+        self.drain(visitor, state)?;
+        Ok(is_notice)
+    }
+
+    /// Delivers the messages of a connection and its ring, until no bytes are there, or for the
+    /// largest number of reads. Does not wait. Returns whether all were delivered.
+    ///
+    /// # Errors
+    /// The end of the connection, or a malformed message. Nothing is read afterwards.
+    fn read(&self, visitor: &Visitor, read: impl FnMut(&mut BytesMut) -> io::Result<usize>) -> Result<bool> {
+        let (mut is_noticed, mut state) = (false, visitor.state.lock());
+        let end = match state.has_ended {
+            true => Err(closed_by_other()),
+            false => self.read_frames(visitor, &mut state, read, &mut is_noticed),
+        };
+        state.has_ended |= end.is_err();
+        drop(state);
+        if is_noticed {
+            self.driver.attend();
+        }
+        end
+    }
+
+    fn read_frames(
+        &self,
+        visitor: &Visitor,
+        state: &mut VisitorState,
+        mut read: impl FnMut(&mut BytesMut) -> io::Result<usize>,
+        is_noticed: &mut bool,
+    ) -> Result<bool> {
+        self.drain(visitor, state)?;
+        for _ in 0..MAX_READS {
+            state.received.reserve(READ_BYTES);
+            match read(&mut state.received) {
+                Ok(0) => return Err(closed_by_other()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(!state.has_message()),
+                Err(error) => return Err(error.into()),
+            }
+            while let Some(frame) = Frame::decode_next(&mut state.received)? {
+                *is_noticed |= self.take_frame(visitor, state, frame)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Delivers the messages that have arrived at this host, also those that the runtime has not
+    /// seen. Returns false if more may be there.
+    pub(crate) fn take_all(&self) -> bool {
+        if is_planted("pg-messages-wait-while-a-rank-finishes") {
+            return true;
+        }
+        let visitors: Vec<_> = self.visitors.read().iter().filter_map(Weak::upgrade).collect();
+        visitors.iter().fold(true, |all, visitor| {
+            let taken = self.read(visitor, |received| visitor.receive(received));
+            let is_all = taken.unwrap_or_else(|_| {
+                visitor.close();
+                true
+            });
+            is_all && all
+        })
+    }
+}
+
+fn closed_by_other() -> Error {
+    Error::new(ErrorCode::RpcFail, "connection closed by the other process")
+}
+
+impl Mail for Plane {
+    fn take(&self) {
+        for visitor in self.visitors.read().iter().filter_map(Weak::upgrade) {
+            let mut state = visitor.state.lock();
+            if let Err(error) = self.drain(&visitor, &mut state) {
+                tracing::debug!(%error, "connection closed");
+                visitor.close();
+            }
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        let visitors = self.visitors.read();
+        visitors.iter().filter_map(Weak::upgrade).any(|visitor| visitor.state.lock().has_message())
+    }
+
+    fn has_all(&self) -> bool {
+        self.without_ring.load(Ordering::SeqCst) == 0 && !self.visitors.read().is_empty()
+    }
+}
+
 /// Connection to another process, opened by the first message and again after it has ended.
 pub(crate) struct Link {
     process: u64,
@@ -282,6 +501,11 @@ pub(crate) struct Link {
 #[derive(Default)]
 struct Outbox {
     socket: Option<Arc<ParentOnly<TcpStream>>>,
+    /// Number of frames that were sent or queued.
+    frames: u64,
+    /// Ring that the receiver has not opened yet.
+    offered: Option<RingWriter>,
+    ring: Option<(RingWriter, RemoteBell)>,
     queue: VecDeque<Bytes>,
     queued: usize,
     /// Task that connects, writes the queue and notices the end of the connection.
@@ -305,8 +529,22 @@ impl Link {
     /// Messages arrive in order. If the connection ends, every communicator is notified, and queued
     /// messages are lost.
     pub(crate) fn send(self: &Arc<Self>, envelope: &Envelope) {
-        let mut frame = envelope.encode();
+        let frame = envelope.encode();
         let mut outbox = self.outbox.lock();
+        let frames = outbox.frames;
+        let rung = outbox.ring.as_mut().and_then(|(ring, bell)| {
+            ring.push(frames, &frame).then(|| bell.ring(envelope.message.is_urgent()))
+        });
+        match rung {
+            None => self.write(&mut outbox, frame),
+            Some(Notice::OnConnection) => self.write(&mut outbox, Frame::Notice.encode()),
+            Some(Notice::Unneeded) => {}
+        }
+    }
+
+    /// Sends a frame through the connection.
+    fn write(self: &Arc<Self>, outbox: &mut Outbox, mut frame: Bytes) {
+        outbox.frames += 1;
         if outbox.queue.is_empty()
             && let Some(socket) = &outbox.socket
             && let Ok(sent) = socket.try_write(&frame)
@@ -322,7 +560,7 @@ impl Link {
             tracing::warn!(host = self.host, port = self.port, "connection closed: too many bytes wait");
             outbox.is_full = true;
         }
-        self.run(&mut outbox);
+        self.run(outbox);
     }
 
     /// Connects, if there is no connection.
@@ -331,6 +569,11 @@ impl Link {
         if outbox.task.is_none() {
             self.run(&mut outbox);
         }
+    }
+
+    /// Returns whether there is a connection, or one is being opened.
+    pub(crate) fn is_open(&self) -> bool {
+        self.outbox.lock().task.is_some()
     }
 
     fn run(self: &Arc<Self>, outbox: &mut Outbox) {
@@ -383,7 +626,17 @@ impl Link {
         let hello = Hello { from, to: self.process }.encode();
         timeout(CONNECT_WITHIN, stream.write_all(&hello)).await.map_err(|_| late())?.map_err(Error::from)?;
         let stream = Arc::new(stream);
-        self.outbox.lock().socket = Some(stream.clone());
+        {
+            let mut outbox = self.outbox.lock();
+            outbox.socket = Some(stream.clone());
+            if let Ok((ring, address)) = RingWriter::create() {
+                outbox.offered = Some(ring);
+                let offer = Frame::Ring(address).encode();
+                outbox.frames += 1;
+                outbox.queued += offer.len();
+                outbox.queue.push_back(offer);
+            }
+        }
         let mut refused = BytesMut::new();
         loop {
             let waits = self.flush(&stream)?;
@@ -394,6 +647,18 @@ impl Link {
                 }
                 ready = stream.writable(), if waits => ready.map_err(Error::from)?,
                 () = self.wake.notified() => {}
+            }
+        }
+    }
+
+    /// Uses the ring from now on, if the receiver has a bell.
+    fn begin_ring(&self, bell: FileAddress) {
+        let mut outbox = self.outbox.lock();
+        let Some(ring) = outbox.offered.take() else { return };
+        if bell != FileAddress::NONE {
+            match RemoteBell::open(bell) {
+                Ok(bell) => outbox.ring = Some((ring, bell)),
+                Err(error) => tracing::debug!(%error, "no shared memory with a process"),
             }
         }
     }
@@ -421,18 +686,25 @@ impl Link {
         Ok(false)
     }
 
-    /// Reads the numbers of communicators that the other process does not have.
+    /// Reads the numbers of communicators that the other process does not have, and its response to
+    /// the offer of a ring.
     fn read_refusals(&self, stream: &TcpStream, refused: &mut BytesMut) -> Result<()> {
         let mut bytes = [0; 64];
         match stream.try_read(&mut bytes) {
-            Ok(0) => return Err(Error::new(ErrorCode::RpcFail, "connection closed by the other process")),
+            Ok(0) => return Err(closed_by_other()),
             Ok(read) => refused.extend_from_slice(&bytes[..read]),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         let Some(plane) = self.plane.upgrade() else { return Ok(()) };
-        while refused.len() >= 4 {
-            let communicator = refused.get_u32_le();
+        while let Some(communicator) = refused.first_chunk().copied().map(u32::from_le_bytes) {
+            if communicator == 0 {
+                let Some(answer) = refused.get(4..).and_then(|rest| rest.first_chunk()) else { break };
+                self.begin_ring(FileAddress::decode(answer));
+                refused.advance(4 + FileAddress::BYTES);
+                continue;
+            }
+            refused.advance(4);
             for recipient in plane.recipients() {
                 recipient.forget(self.process, communicator);
             }
@@ -477,30 +749,25 @@ async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, slot: C
     if !slot.work() {
         return Ok(());
     }
+    let visitor = Arc::new(Visitor { process: from, socket: stream, state: Mutex::default() });
     if let Some(plane) = plane.upgrade() {
-        plane.enter(from, connection);
+        plane.enter(from, connection, &visitor);
     }
-    let end = read_messages(&mut stream, from, &plane).await;
+    let end = read_messages(&visitor, &plane).await;
     if let Some(plane) = plane.upgrade() {
-        plane.leave(from, connection);
+        plane.leave(from, connection, &visitor);
     }
     end
 }
 
-async fn read_messages(stream: &mut TcpStream, from: u64, plane: &Weak<Plane>) -> Result<()> {
-    let mut received = BytesMut::with_capacity(READ_BYTES);
+async fn read_messages(visitor: &Visitor, plane: &Weak<Plane>) -> Result<()> {
     loop {
-        received.reserve(READ_BYTES / 2);
-        if stream.read_buf(&mut received).await.map_err(Error::from)? == 0 {
-            return Ok(());
-        }
+        visitor.socket.readable().await.map_err(Error::from)?;
         let Some(plane) = plane.upgrade() else { return Ok(()) };
-        while let Some(envelope) = Envelope::decode_next(&mut received)? {
-            let communicator = envelope.communicator;
-            if !plane.deliver(from, envelope) {
-                // If this notice is lost, the next message of the sender causes another one.
-                let _ = stream.try_write(&communicator.to_le_bytes());
-            }
+        let all = plane.read(visitor, |received| visitor.socket.try_read_buf(received))?;
+        drop(plane);
+        if !all {
+            tokio::task::yield_now().await;
         }
     }
 }
@@ -545,6 +812,16 @@ mod tests {
         }
         // A connection without a first message is closed after a while.
         assert!(respond(&plane, &hello[..3]).await.is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_ring_that_cannot_be_opened_is_refused() {
+        let plane = plane().await;
+        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
+        first.extend(Frame::Ring(FileAddress::NONE).encode());
+        assert_eq!(respond(&plane, &first).await, [0; 4]);
+        // Messages still come through the connection.
+        assert!(!plane.plane.has_all() && plane.plane.driver.enter().is_none());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

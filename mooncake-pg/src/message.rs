@@ -3,11 +3,14 @@
 //! A connection carries messages one way, from the process that opened it. It begins with a
 //! [`Hello`]. Each message is a frame: its length as `u32`, the number of the communicator in the
 //! receiving process as `u32`, the slot of the sender, the kind, and the fields. All integers are
-//! little-endian. In the other direction the receiver only names communicators that it does not
-//! have, by their numbers.
+//! little-endian. In the other direction the receiver names communicators that it does not have, by
+//! their numbers, and answers the offer of a ring by a zero and the address of its bell. Frames for
+//! the communicator 0 concern the ring.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mooncake_core::{Error, ErrorCode, Result};
+
+use crate::nearby::FileAddress;
 
 /// First bytes of a connection, with the version of the messages.
 const MAGIC: [u8; 8] = *b"MCKPGv02";
@@ -267,6 +270,26 @@ pub(crate) enum Message {
     },
 }
 
+impl Message {
+    /// Returns whether a process without operations in progress has to take the message at once.
+    pub(crate) fn is_urgent(&self) -> bool {
+        !matches!(
+            self,
+            Message::Offer { .. } | Message::Ready { .. } | Message::Send { .. } | Message::Taken { .. }
+        )
+    }
+}
+
+/// Frame of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Frame {
+    Message(Envelope),
+    /// Ring in shared memory, into which the sender writes further messages.
+    Ring(FileAddress),
+    /// Messages are in rings.
+    Notice,
+}
+
 /// Message with its addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Envelope {
@@ -334,6 +357,41 @@ impl Envelope {
         out.freeze()
     }
 
+    /// Decodes an encoded frame.
+    ///
+    /// # Errors
+    /// A malformed frame.
+    pub(crate) fn decode_frame(frame: Bytes) -> Result<Self> {
+        let mut frame = frame;
+        take::<4>(&mut frame)?;
+        Self::decode(frame)
+    }
+}
+
+/// Number of no communicator.
+const CONNECTION: u32 = 0;
+
+impl Frame {
+    /// Encodes a frame that concerns the ring.
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut out = BytesMut::new();
+        match self {
+            Frame::Message(envelope) => return envelope.encode(),
+            Frame::Ring(address) => {
+                out.put_u32_le(5 + FileAddress::BYTES as u32);
+                out.put_u32_le(CONNECTION);
+                out.put_u8(1);
+                address.encode(&mut out);
+            }
+            Frame::Notice => {
+                out.put_u32_le(5);
+                out.put_u32_le(CONNECTION);
+                out.put_u8(2);
+            }
+        }
+        out.freeze()
+    }
+
     /// Removes the next frame from the received bytes. Returns `None` if more bytes are needed.
     ///
     /// # Errors
@@ -349,9 +407,20 @@ impl Envelope {
             return Ok(None);
         }
         received.advance(4);
-        Self::decode(received.split_to(len).freeze()).map(Some)
+        let mut frame = received.split_to(len).freeze();
+        if frame.first_chunk::<4>() != Some(&CONNECTION.to_le_bytes()) {
+            return Envelope::decode(frame).map(|envelope| Some(Frame::Message(envelope)));
+        }
+        frame.advance(4);
+        match take::<1>(&mut frame)? {
+            [1] => Ok(Some(Frame::Ring(FileAddress::decode(&take(&mut frame)?)))),
+            [2] => Ok(Some(Frame::Notice)),
+            [kind] => Err(malformed(format!("unknown kind. kind={kind}"))),
+        }
     }
+}
 
+impl Envelope {
     fn decode(mut frame: Bytes) -> Result<Self> {
         let rest = &mut frame;
         let communicator = u32::from_le_bytes(take(rest)?);
@@ -457,24 +526,40 @@ mod tests {
         ]
     }
 
+    fn frame() -> impl Strategy<Value = Frame> {
+        let address = any::<(u32, u32, u64)>().prop_map(|(process, descriptor, secret)| FileAddress {
+            process,
+            descriptor,
+            secret,
+        });
+        let envelope = (1u32.., 0u8..64, message()).prop_map(|(communicator, slot, message)| Envelope {
+            communicator,
+            slot,
+            message,
+        });
+        prop_oneof![envelope.prop_map(Frame::Message), address.prop_map(Frame::Ring), Just(Frame::Notice)]
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
         #[test]
         fn messages_come_back_from_a_stream(
-            messages in prop::collection::vec((any::<u32>(), 0u8..64, message()), 1..6),
+            messages in prop::collection::vec(frame(), 1..6),
             cut in 1usize..50,
         ) {
-            let sent: Vec<Envelope> = messages
-                .into_iter()
-                .map(|(communicator, slot, message)| Envelope { communicator, slot, message })
-                .collect();
-            let stream: Vec<u8> = sent.iter().flat_map(|envelope| envelope.encode()).collect();
+            let sent: Vec<Frame> = messages;
+            for frame in &sent {
+                if let Frame::Message(envelope) = frame {
+                    prop_assert_eq!(&Envelope::decode_frame(envelope.encode()).unwrap(), envelope);
+                }
+            }
+            let stream: Vec<u8> = sent.iter().flat_map(|frame| frame.encode()).collect();
             let (mut received, mut got) = (BytesMut::new(), Vec::new());
             for piece in stream.chunks(cut) {
                 received.extend_from_slice(piece);
-                while let Some(envelope) = Envelope::decode_next(&mut received).unwrap() {
-                    got.push(envelope);
+                while let Some(frame) = Frame::decode_next(&mut received).unwrap() {
+                    got.push(frame);
                 }
             }
             prop_assert_eq!(got, sent);
@@ -484,7 +569,8 @@ mod tests {
         #[test]
         fn noise_is_refused_without_a_panic(noise in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut received = BytesMut::from(&noise[..]);
-            while let Ok(Some(_)) = Envelope::decode_next(&mut received) {}
+            while let Ok(Some(_)) = Frame::decode_next(&mut received) {}
+            let _ = Envelope::decode_frame(Bytes::copy_from_slice(&noise));
             let _ = Endpoint::decode(noise.into());
         }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+use crate::driver::{Driver, Driving};
 use crate::view::{MAX_RANKS, Slot};
 
 /// Outcome of an operation.
@@ -65,13 +66,14 @@ struct Shared {
 #[derive(Clone)]
 pub struct Operation {
     shared: Arc<Shared>,
+    driver: Option<Arc<Driver>>,
 }
 
 impl Operation {
     /// Creates an operation and the duty to finish it.
-    pub(crate) fn new() -> (Self, Pending) {
-        let shared = Arc::<Shared>::default();
-        (Self { shared: shared.clone() }, Pending { shared: Some(shared) })
+    pub(crate) fn new(driver: Option<&Arc<Driver>>) -> (Self, Pending) {
+        let (shared, driver) = (Arc::<Shared>::default(), driver.cloned());
+        (Self { shared: shared.clone(), driver }, Pending { shared: Some(shared) })
     }
 
     /// Returns whether the operation is over.
@@ -95,6 +97,29 @@ impl Operation {
             }
         }
         state.outcome.is_some()
+    }
+
+    /// Carries the operation out on this thread until it is over, for at most `limit`. Returns
+    /// whether it is over. Returns at once if another thread does so for this process, or if a rank
+    /// of another host takes part: [`wait`](Self::wait) then waits.
+    pub fn drive(&self, limit: Duration) -> bool {
+        match self.driver.as_ref().and_then(Driver::enter) {
+            Some(driving) => self.drive_by(&driving, limit),
+            None => self.is_done(),
+        }
+    }
+
+    /// As [`drive`](Self::drive), by the thread that drives already.
+    pub fn drive_by(&self, driving: &Driving, limit: Duration) -> bool {
+        {
+            let mut state = self.shared.state.lock();
+            if state.outcome.is_some() {
+                return true;
+            }
+            // Another thread may finish the operation.
+            state.wakers.push(driving.waker());
+        }
+        driving.until(limit, || self.is_done())
     }
 
     /// Calls `callback` when the operation is over: now, or on the thread that finishes it. The
@@ -195,7 +220,7 @@ mod tests {
 
     #[test]
     fn threads_tasks_and_callbacks_see_the_end() {
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(None);
         assert!(!operation.is_done() && !operation.wait(Some(Duration::from_millis(1))));
         let (sender, receiver) = channel();
         let early = sender.clone();
@@ -220,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_operation_ends_with_an_error() {
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(None);
         drop(pending);
         assert!(operation.wait(None) && operation.outcome().unwrap().error.is_some());
     }

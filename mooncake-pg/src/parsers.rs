@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::message::{self, Endpoint, Envelope, HELLO_BYTES};
+use crate::message::{self, Endpoint, Envelope, Frame, HELLO_BYTES};
 use crate::protocol::{ToAgent, ToCoordinator};
 use crate::wire::{self, ANSWER_LENGTH, Answer, HELLO_LENGTH, Message};
 
@@ -53,8 +53,8 @@ fn control<M: Message + PartialEq + Debug>(mut stream: &[u8]) -> Vec<M> {
     messages
 }
 
-/// Parses a connection of the data plane, in pieces of `piece` bytes, and the bytes as a published
-/// endpoint.
+/// Parses a connection of the data plane, in pieces of `piece` bytes, its messages as those of a
+/// ring, and the bytes as a published endpoint.
 ///
 /// # Panics
 /// If a second encoding has another meaning.
@@ -69,10 +69,13 @@ pub fn data_plane(stream: &[u8], piece: usize) {
     for piece in stream.chunks(piece.max(1)) {
         received.extend_from_slice(piece);
         loop {
-            match Envelope::decode_next(&mut received) {
-                Ok(Some(envelope)) => {
-                    let mut again = BytesMut::from(&envelope.encode()[..]);
-                    assert_eq!(Envelope::decode_next(&mut again).ok(), Some(Some(envelope)));
+            match Frame::decode_next(&mut received) {
+                Ok(Some(frame)) => {
+                    let again = frame.encode();
+                    if let Frame::Message(envelope) = &frame {
+                        assert_eq!(Envelope::decode_frame(again.clone()).ok().as_ref(), Some(envelope));
+                    }
+                    assert_eq!(Frame::decode_next(&mut BytesMut::from(&again[..])).ok(), Some(Some(frame)));
                 }
                 Ok(None) => break,
                 Err(_) => return,

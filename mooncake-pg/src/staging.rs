@@ -184,6 +184,16 @@ impl Staged {
         unsafe { AtomicU64::from_ptr(word.as_ptr()) }
     }
 
+    /// Returns the first byte of a range.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub(crate) fn part(&self, range: Range<usize>) -> *mut u8 {
+        assert!(range.start <= range.end && range.end <= self.len(), "beyond staging memory");
+        // SAFETY: inside the memory.
+        unsafe { self.as_ptr().add(range.start) }
+    }
+
     /// Copies bytes in.
     ///
     /// # Safety

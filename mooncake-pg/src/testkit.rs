@@ -2,7 +2,9 @@
 //! membership that a test drives.
 
 use std::cell::UnsafeCell;
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -331,9 +333,30 @@ impl Rank {
         std::mem::forget(self.plane.take());
     }
 
-    /// Blocks the only thread of the rank, as if its process were stopped.
+    /// Blocks the only thread of the rank from now on, as if its process were stopped. Calls on
+    /// other threads take no messages meanwhile.
     pub fn stop(&self, span: Duration) {
-        self.runtime().spawn(async move { std::thread::sleep(span) });
+        self.block(move || std::thread::sleep(span));
+    }
+
+    /// As [`stop`](Self::stop), until the result is dropped.
+    pub fn stop_until_dropped(&self) -> Sender<Infallible> {
+        let (stopped, released) = std::sync::mpsc::channel();
+        self.block(move || {
+            let _ = released.recv();
+        });
+        stopped
+    }
+
+    fn block(&self, block: impl FnOnce() + Send + 'static) {
+        let driving = self.communicator.as_ref().and_then(Communicator::drive);
+        let (begins, begun) = std::sync::mpsc::channel();
+        self.runtime().spawn(async move {
+            let _ = begins.send(());
+            block();
+            drop(driving);
+        });
+        begun.recv().expect("the rank has ended");
     }
 }
 

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SIZES = [4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
+SIZES = [4, 64, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 ROWS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"]
-ROUNDS = 5
+ROUNDS = 7
 # Least and greatest number of operations in one round.
 LEAST, MOST = 2, 2000
 

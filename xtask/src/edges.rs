@@ -420,6 +420,16 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_was_stopped_finishes_only_what_the_others_have_finished",
+                bugs: &["pg-abandoned-round-is-finished"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_was_stopped_takes_all_messages_before_it_finishes",
+                bugs: &["pg-messages-wait-while-a-rank-finishes"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
                 test: "comm::tests::failures::bytes_that_were_given_up_do_not_count",
                 bugs: &["pg-stamps-are-not-looked-at"],
             },

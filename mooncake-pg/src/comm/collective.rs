@@ -1,6 +1,7 @@
 //! Data of a collective operation: offers, copies, and reduction.
 
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 
 use bytes::Bytes;
@@ -34,9 +35,10 @@ enum Arrived {
 #[derive(Default)]
 struct Attempt {
     /// Bytes that are written to the caller's memory when the operation is finished. So the memory
-    /// gets all bytes of a participant, and no byte of a rank that has failed.
+    /// gets all bytes of a participant, and no byte of a rank that has failed. Other participants
+    /// may read them, too.
     writes: Vec<(Buffer, Arrived)>,
-    /// Reduced block that other participants read.
+    /// Reduced block that only other participants read.
     reduced: Option<Staged>,
     /// Fault of this rank that does not concern the others.
     local: Option<Error>,
@@ -92,8 +94,8 @@ impl Executor {
                 (other, _) => {
                     let error = self.error_of(other);
                     if let (Some(tensor), Some(source)) = (call.in_place(), &source) {
-                        // SAFETY: the source is a copy of the whole tensor.
-                        unsafe { source.copy_to(0..tensor.len, tensor.as_ptr()) };
+                        // SAFETY: the tensor is the input.
+                        unsafe { source.restore(tensor) };
                     }
                     return Err(error);
                 }
@@ -101,9 +103,15 @@ impl Executor {
             let plan = call.plan(own, self.members(), &input);
             let longest = plan.offers.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
             let staged = match source.take() {
-                // SAFETY: promised by the caller.
-                None => unsafe { Source::stage(&self.shared.plane, &input, longest) }.await,
-                Some(mut source) => source.share(&self.shared.plane, longest).await.map(|()| source),
+                None => {
+                    let unstaged = call.unstaged(own, &plan, &input);
+                    // SAFETY: promised by the caller.
+                    unsafe { Source::stage(&self.shared.plane, &input, longest, unstaged) }.await
+                }
+                Some(mut source) => {
+                    // SAFETY: as above.
+                    unsafe { source.share(&self.shared.plane, longest) }.await.map(|()| source)
+                }
             };
             let tag = self.tag(digest);
             let mut attempt = Attempt::default();
@@ -151,8 +159,8 @@ impl Executor {
         }
         match &plan.own {
             Some((range, Place::To(buffer))) if range.len() == buffer.len => {
-                // SAFETY: the buffer is the caller's; the source is a copy, so that both may be the
-                // same memory.
+                // SAFETY: the buffer is the caller's; the source is a copy, or the range does not
+                // overlap with the buffer.
                 unsafe { source.copy_to(range.clone(), buffer.as_ptr()) };
             }
             Some(_) => attempt.local = Some(does_not_fit(self.shared.own.0)),
@@ -196,8 +204,9 @@ impl Executor {
             // A participant may have finished and sent its next progress already. Its readiness
             // counts.
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
-            if (missing == 0 || is_early) && self.round == tag.round {
-                return Ok(());
+            if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.take_all() {
+                // A rank that was stopped meanwhile may have been left out.
+                return if self.is_abandoned(tag.round) { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
             // count as a failure of this operation.
@@ -207,6 +216,11 @@ impl Executor {
             self.settled = 0;
             if is_interrupted {
                 return Err(Interrupted);
+            }
+            if missing == 0 {
+                // More messages are there.
+                tokio::task::yield_now().await;
+                continue;
             }
             if missing != waited_for {
                 patience.restart();
@@ -436,8 +450,8 @@ impl Executor {
         if open.len() < inputs.len() {
             return Err(self.interruption(tag.round, 0).await);
         }
-        // One part for each input, the own one and the result.
-        let count = open.len() + 2;
+        // One part for each input and the result.
+        let count = open.len() + 1;
         let part = (SCRATCH_BYTES / count).min(FOLD_BYTES) & !63;
         for from in (0..len).step_by(part) {
             let size = part.min(len - from);
@@ -468,7 +482,10 @@ impl Executor {
                 let payload = payload_of(&staged, 0..len);
                 self.shared.send_to(*slot, Message::Offer { tag, part: SECOND, payload });
             }
-            attempt.reduced = Some(staged);
+            match fold.result {
+                Some(Place::To(buffer)) => attempt.writes.push((buffer, Arrived::Apart(staged))),
+                _ => attempt.reduced = Some(staged),
+            }
         }
         Ok(())
     }
@@ -498,8 +515,8 @@ impl Executor {
         Interrupted
     }
 
-    /// Reads a part of each input into scratch memory. The last two parts are for the own input and
-    /// the result. Returns `None` if a transfer failed.
+    /// Reads a part of each input into scratch memory. The last part is for the result. Returns
+    /// `None` if a transfer failed.
     ///
     /// # Errors
     /// The errors of the scratch memory.
@@ -511,14 +528,14 @@ impl Executor {
         scratch: &Scratch,
     ) -> Result<Option<Vec<SliceMut<TransportSet>>>> {
         // SAFETY: the ranges of the last call are dropped.
-        let mut parts = unsafe { scratch.split(size, inputs.len() + 2) }?;
+        let mut parts = unsafe { scratch.split(size, inputs.len() + 1) }?;
         let rest = parts.split_off(inputs.len());
         let engine = &self.shared.plane.engine;
         let deadline = self.shared.transfer_deadline(size);
         let reads = inputs.iter().zip(parts).map(|((_, loan, target), sink)| {
             engine.read(target, loan.address + from as u64, sink, Some(deadline))
         });
-        let mut parts = Vec::with_capacity(inputs.len() + 2);
+        let mut parts = Vec::with_capacity(inputs.len() + 1);
         let mut all = true;
         for ((slot, ..), (result, sink)) in inputs.iter().zip(join_all(reads).await) {
             if let Err(error) = result {
@@ -533,42 +550,42 @@ impl Executor {
     }
 }
 
-/// Reduces one part of a tensor. `parts` has the inputs of the other participants in ascending
-/// order, a part for the own input, which is number `at` among the inputs, and a part for the
-/// result.
+/// Reduces one part of a tensor, into the staging memory of the result, or else into its
+/// destination. `parts` has the inputs of the other participants in ascending order, between which
+/// the own input is number `at`, and a part for a result without a destination.
 ///
 /// # Safety
 /// The parts are ranges of scratch memory of the length of `range`. The destination of the result
-/// is writable.
+/// is writable, no other code reads it, and it does not overlap with the own input.
 unsafe fn fold_parts(
     fold: &Fold,
     mut parts: Vec<SliceMut<TransportSet>>,
     at: usize,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
     source: &Source,
     staged: Option<&Staged>,
 ) {
-    let (Some(result), Some(own)) = (parts.pop(), parts.pop()) else { return };
-    parts.insert(at, own);
+    let Some(spare) = parts.pop() else { return };
     let pointer =
         |part: &SliceMut<TransportSet>| std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize);
-    let (size, own) = (range.len(), pointer(&parts[at]));
+    let size = range.len();
+    let place = match fold.result {
+        Some(Place::To(buffer)) => buffer.part(range.clone()),
+        _ => None,
+    };
+    let out = match (staged, place) {
+        (Some(staged), _) => staged.part(range.clone()),
+        (None, Some(place)) => place.as_ptr(),
+        (None, None) => pointer(&spare),
+    };
     // SAFETY: scratch memory is private to this process, and these are the only ranges of it in
-    // use. They do not overlap.
+    // use. They do not overlap. No other code uses the result, as promised by the caller, and
+    // nothing writes the own input.
     unsafe {
-        source.copy_to(fold.own.start + range.start..fold.own.start + range.end, own);
-        let inputs: Vec<&[u8]> =
+        let mut inputs: Vec<&[u8]> =
             parts.iter().map(|part| std::slice::from_raw_parts(pointer(part).cast_const(), size)).collect();
-        let out = std::slice::from_raw_parts_mut(pointer(&result), size);
-        fold.reduction.apply(&inputs, out);
-        if let Some(staged) = staged {
-            staged.write(range.start, out.as_ptr(), size);
-        }
-        if let Some(Place::To(buffer)) = fold.result
-            && let Some(place) = buffer.part(range)
-        {
-            fill(place, out);
-        }
+        inputs.insert(at, source.bytes(fold.own.start + range.start..fold.own.start + range.end));
+        fold.reduction.apply(&inputs, std::slice::from_raw_parts_mut(out, size));
     }
 }
 

@@ -12,6 +12,7 @@ use super::executor::{Call, Executor};
 use super::p2p::failed_with;
 use super::shared::{CommunicatorOptions, Shared, not_active, unavailable};
 use crate::call::{Buffer, Collective};
+use crate::driver::Driving;
 use crate::link::{DataPlane, Recipient};
 use crate::message::{Envelope, ExchangeTag, Message};
 use crate::operation::{Operation, closed};
@@ -49,9 +50,26 @@ impl Communicator {
         let recipient: Arc<dyn Recipient> = shared.clone();
         shared.plane.add(number, Arc::downgrade(&recipient));
         let (calls, queue) = mpsc::channel(MAX_QUEUED);
-        shared.plane.runtime.spawn(Executor::new(shared.clone()).run(queue));
+        shared.plane.driver.spawn(Executor::new(shared.clone()).run(queue));
         shared.membership.publish_endpoint(shared.plane.endpoint(number).encode());
         Ok(Self { shared, calls })
+    }
+
+    /// Makes this thread carry out the operations of this process, for [`Operation::drive_by`].
+    /// Operations that are started meanwhile begin there. Returns `None` if another thread does so,
+    /// or if a rank of another host takes part.
+    pub fn drive(&self) -> Option<Driving> {
+        self.shared.plane.driver.enter()
+    }
+
+    /// Starts an operation: its first steps are done on this thread.
+    fn begin<R>(&self, start: impl FnOnce() -> R) -> R {
+        let driving = self.drive();
+        let started = start();
+        if let Some(driving) = driving {
+            driving.turn();
+        }
+        started
     }
 
     /// Publishes the endpoint again, for a process that joins its group once more. From the next
@@ -81,9 +99,9 @@ impl Communicator {
         {
             return Err(not_active(shared.own));
         }
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(Some(&shared.plane.driver));
         let call = Call { collective, keep: keep(guard), pending, _counted: Counted::new(&shared.gauge) };
-        match self.calls.try_send(call) {
+        match self.begin(|| self.calls.try_send(call)) {
             Ok(()) => Ok(operation),
             Err(mpsc::error::TrySendError::Full(_)) => Err(unavailable(format!(
                 "cannot start collective: too many operations wait. max={MAX_QUEUED}"
@@ -106,7 +124,7 @@ impl Communicator {
         if !self.shared.check_partner(to)? {
             return Ok(failed_at_once(to));
         }
-        Ok(self.shared.post_send(tensor, to, keep(guard)))
+        Ok(self.begin(|| self.shared.post_send(tensor, to, keep(guard))))
     }
 
     /// Receives a tensor from the process of a slot. A shorter message fills the start of the
@@ -121,7 +139,7 @@ impl Communicator {
         if !self.shared.check_partner(from)? {
             return Ok(failed_at_once(from));
         }
-        Ok(self.shared.post_receive(tensor, Some(from), keep(guard)))
+        Ok(self.begin(|| self.shared.post_receive(tensor, Some(from), keep(guard))))
     }
 
     /// Receives a tensor from any other slot, and returns that slot in
@@ -135,7 +153,7 @@ impl Communicator {
     pub unsafe fn receive_any(&self, tensor: Buffer, guard: Box<dyn Send>) -> Result<Operation> {
         self.shared.check_open()?;
         self.shared.check_global()?;
-        Ok(self.shared.post_receive(tensor, None, keep(guard)))
+        Ok(self.begin(|| self.shared.post_receive(tensor, None, keep(guard))))
     }
 
     /// Exchanges messages of any length with other ranks, until all have arrived or `timeout` has
@@ -190,7 +208,7 @@ impl Communicator {
 
 /// Returns the operation with a slot whose process has failed before.
 fn failed_at_once(slot: Slot) -> Operation {
-    let (operation, pending) = Operation::new();
+    let (operation, pending) = Operation::new(None);
     pending.finish(failed_with(slot.0, "its process has ended"));
     operation
 }

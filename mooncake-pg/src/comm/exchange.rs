@@ -36,7 +36,7 @@ impl Shared {
         keep: Keep,
     ) -> Operation {
         self.apply_view();
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(None);
         let (shared, counted) = (self.clone(), Counted::new(&self.gauge));
         let exchange = Exchange { tag, outputs, inputs, keep };
         self.plane.runtime.spawn(async move {
@@ -176,9 +176,9 @@ impl Shared {
         }
         let input = Input::joined(output);
         // SAFETY: the caller of `exchange` promises the buffers.
-        let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, input.len) }.await {
+        let (payload, staged) = match unsafe { Source::stage(&self.plane, &input, input.len, None) }.await {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared(staged)) => (Payload::Staged(staged.loan(0..input.len)), Some(staged)),
+            Ok(Source::Shared { staged, .. }) => (Payload::Staged(staged.loan(0..input.len)), Some(staged)),
             Err(error) => return tracing::warn!(slot, %error, "cannot send data"),
         };
         let id = self.message_number();

@@ -15,7 +15,7 @@ use tokio::time::{Sleep, sleep};
 use super::counted::Counted;
 use super::shared::{Shared, not_active};
 use crate::call::{Collective, bits};
-use crate::message::{Message, Progress, Round, Tag};
+use crate::message::{Envelope, Message, Progress, Round, Tag};
 use crate::operation::{Outcome, Pending, closed};
 use crate::staging::Keep;
 use crate::view::{Evidence, MAX_RANKS, MemberState, Slot, View};
@@ -157,6 +157,7 @@ impl Executor {
     /// Waits for a message, a view, or the end of patience. In the last case the slots that this
     /// rank waits for are examined.
     pub(super) async fn wait_for(&mut self, slots: u64, patience: &mut Patience) {
+        self.shared.plane.driver.expect(slots.count_ones());
         let expired = tokio::select! {
             () = self.wake() => false,
             () = patience.end() => true,
@@ -206,7 +207,9 @@ impl Executor {
     /// Takes over the view, the rounds of other participants, and failures. Does not wait.
     pub(super) fn reconcile(&mut self) {
         self.shared.apply_view();
+        let before = self.active;
         let mut is_new = self.take_view();
+        let dismissed = before & !self.active;
         if self.view.is_none() {
             return;
         }
@@ -246,7 +249,7 @@ impl Executor {
             is_new = true;
         }
         if is_new {
-            self.announce();
+            self.announce_to(self.active | dismissed);
         }
     }
 
@@ -285,11 +288,22 @@ impl Executor {
 
     /// Sends the progress to all active slots, absent ones included.
     fn announce(&self) {
+        self.announce_to(self.active);
+    }
+
+    /// Sends the progress to slots, and to the processes that the view has removed. A process that
+    /// was stopped learns by it that the others go on without it.
+    fn announce_to(&self, slots: u64) {
+        let removed = std::mem::take(&mut self.shared.inbox.lock().removed);
         if self.active & self.own_bit() == 0 {
             return;
         }
         let progress = Progress { round: self.round, next: self.next, finished: self.finished };
-        for slot in bits(self.active & !self.own_bit()) {
+        for (communicator, link) in removed.into_iter().filter(|(_, link)| link.is_open()) {
+            let (slot, message) = (self.shared.own.0, Message::Progress(progress));
+            link.send(&Envelope { communicator, slot, message });
+        }
+        for slot in bits(slots & !self.own_bit()) {
             self.shared.send_to(slot, Message::Progress(progress));
         }
     }
@@ -318,6 +332,23 @@ impl Executor {
             inbox.members[usize::from(slot)]
                 .progress
                 .is_some_and(|theirs| theirs.round.mask > round.mask || theirs.next > self.next)
+        })
+    }
+
+    /// Returns whether a participant has left `round`, before it had finished the present
+    /// operation, for a round that perhaps lacks this rank. The others do not wait for this rank
+    /// then. So this rank must not finish the operation in `round`.
+    pub(super) fn is_abandoned(&self, round: Round) -> bool {
+        if is_planted("pg-abandoned-round-is-finished") {
+            return false;
+        }
+        let inbox = self.shared.inbox.lock();
+        bits(self.peers()).filter_map(|slot| inbox.members[usize::from(slot)].progress).any(|theirs| {
+            let has_finished =
+                theirs.finished == Some(round) && theirs.next == self.next.map(|next| next + 1);
+            let is_same_mask = theirs.round.mask == round.mask && theirs.round.number >= round.number;
+            let is_without = is_same_mask && theirs.round.absent & self.own_bit() != 0;
+            !has_finished && (theirs.round.mask > round.mask || is_without)
         })
     }
 
@@ -432,9 +463,12 @@ impl Executor {
         let next = self.next.map_or(1, |next| next + 1);
         (self.next, self.finished) = (Some(next), round);
         let mut inbox = self.shared.inbox.lock();
-        for member in &mut inbox.members {
+        for slot in bits(std::mem::take(&mut inbox.kept)) {
+            let member = &mut inbox.members[usize::from(slot)];
             member.offers.retain(|offer| offer.tag.operation >= next);
             member.ready.retain(|(tag, _)| tag.operation >= next);
+            let is_empty = member.offers.is_empty() && member.ready.is_empty();
+            inbox.kept |= u64::from(!is_empty) << slot;
         }
     }
 

@@ -45,7 +45,7 @@ pub(super) struct State {
 pub(super) struct Lane {
     /// Sends that are not announced yet.
     pub(super) sends: VecDeque<Outgoing>,
-    /// True while a task announces the sends.
+    /// True while a task announces the sends, which is from the first of them on.
     pub(super) is_announcing: bool,
     /// Wakes that task when the receiver has taken a message.
     pub(super) taken: Arc<Notify>,
@@ -67,7 +67,8 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn is_idle(&self) -> bool {
-        self.sends.is_empty() && self.announced.is_empty() && self.receives.is_empty() && self.reading == 0
+        // A send that is being staged is in no list.
+        !self.is_announcing && self.announced.is_empty() && self.receives.is_empty() && self.reading == 0
     }
 }
 

@@ -26,6 +26,11 @@
 //!   with it. A participant that was ready in that round has the same result, and finishes as well.
 //!   Any other participant was absent from that round; the operation fails there, because it is
 //!   left out.
+//! - A rank that was stopped may find all others ready and yet left out of their later round. A
+//!   participant that leaves a round tells this to the absent slots, and to those that a new view
+//!   has removed. A rank takes all messages that have arrived before it finishes an operation. It
+//!   finishes none in a round that a participant has left in this way, unless that participant has
+//!   finished it.
 //! - A rank that was left out counts the operation as over. While others still carry that operation
 //!   out, the rank is absent there. From the next operation on, it takes part again if its slot is
 //!   still active: after a round with absent slots, each operation begins a new round.

@@ -28,7 +28,7 @@ impl Shared {
     }
 
     pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(Some(&self.plane.driver));
         let send = Outgoing { tensor, keep, pending, counted: Counted::new(&self.gauge) };
         let mut state = self.p2p.state.lock();
         let lane = state.lanes.entry(to.0).or_default();
@@ -36,7 +36,7 @@ impl Shared {
         if !lane.is_announcing {
             lane.is_announcing = true;
             let (shared, failures) = (self.clone(), lane.failures);
-            self.plane.runtime.spawn(async move { shared.announce_sends(to.0, failures).await });
+            self.plane.driver.spawn(async move { shared.announce_sends(to.0, failures).await });
         }
         self.watch(to.0, lane);
         operation
@@ -48,7 +48,7 @@ impl Shared {
         from: Option<Slot>,
         keep: Keep,
     ) -> Operation {
-        let (operation, pending) = Operation::new();
+        let (operation, pending) = Operation::new(Some(&self.plane.driver));
         let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
         match from {
             Some(slot) => {
@@ -108,11 +108,11 @@ impl Shared {
         let longest = if inline { 0 } else { tensor.len.max(inline_bytes() + 1) };
         let input = Input::whole(tensor);
         // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
-        let source = unsafe { Source::stage(&self.plane, &input, longest) }.await;
+        let source = unsafe { Source::stage(&self.plane, &input, longest, None) }.await;
         let end = End { keep, pending, _counted: counted };
         let (payload, staged) = match source {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared(staged)) => (Payload::Staged(staged.loan(0..tensor.len)), Some(staged)),
+            Ok(Source::Shared { staged, .. }) => (Payload::Staged(staged.loan(0..tensor.len)), Some(staged)),
             Err(error) => return end.finish(Outcome::of_error(error)),
         };
         let (id, len) = (self.message_number(), tensor.len);
@@ -161,9 +161,7 @@ impl Shared {
                 let Some((id, payload)) = lane.arrived.pop_front() else { break };
                 lane.reading += 1;
                 let (shared, slot) = (self.clone(), *slot);
-                self.plane
-                    .runtime
-                    .spawn(async move { shared.read_message(slot, id, payload, receive).await });
+                self.plane.driver.spawn(async move { shared.read_message(slot, id, payload, receive).await });
                 self.watch(slot, lane);
             }
         }

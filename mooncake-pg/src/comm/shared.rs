@@ -81,6 +81,10 @@ pub(super) struct Inbox {
     pub(super) left: u64,
     /// Slots that have sent a collective message since the executor last looked.
     pub(super) heard: u64,
+    /// Slots whose offers or readiness are kept.
+    pub(super) kept: u64,
+    /// Communicators, with their links, that the view has removed and that do not know it perhaps.
+    pub(super) removed: Vec<(u32, Arc<Link>)>,
     pub(super) early: VecDeque<(u64, u8, Message)>,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
@@ -113,6 +117,8 @@ impl Shared {
                 lost: 0,
                 left: 0,
                 heard: 0,
+                kept: 0,
+                removed: Vec::new(),
                 early: VecDeque::new(),
                 early_lost: VecDeque::new(),
             }),
@@ -122,7 +128,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             rejoins: AtomicBool::new(false),
             quiescing: AtomicBool::new(false),
-            gauge: Arc::default(),
+            gauge: Gauge::new(plane.driver.running()),
             plane,
         }
     }
@@ -175,9 +181,13 @@ impl Shared {
 
     /// Sends a message to the present process of a slot. Without one, nothing is sent.
     pub(super) fn send_to(&self, slot: u8, message: Message) {
-        let present = self.inbox.lock().members[usize::from(slot)].present.clone();
-        if let Some((_, endpoint, link)) = present {
-            link.send(&Envelope { communicator: endpoint.communicator, slot: self.own.0, message });
+        let present = {
+            let inbox = self.inbox.lock();
+            let present = inbox.members[usize::from(slot)].present.as_ref();
+            present.map(|(_, endpoint, link)| (endpoint.communicator, link.clone()))
+        };
+        if let Some((communicator, link)) = present {
+            link.send(&Envelope { communicator, slot: self.own.0, message });
         }
     }
 
@@ -222,7 +232,13 @@ impl Shared {
                 });
                 let process = present.as_ref().map(|(_, endpoint, _)| endpoint.process);
                 let is_lost = process.is_some_and(|process| inbox.early_lost.contains(&process));
-                inbox.members[slot] = Correspondent { present, ..Correspondent::default() };
+                let next = Correspondent { present, ..Correspondent::default() };
+                let before = std::mem::replace(&mut inbox.members[slot], next);
+                if let Some((_, endpoint, link)) = before.present
+                    && inbox.removed.len() < MAX_RANKS
+                {
+                    inbox.removed.push((endpoint.communicator, link));
+                }
                 inbox.lost = inbox.lost & !(1 << slot) | u64::from(is_lost) << slot;
                 inbox.left &= !(1 << slot);
             }
@@ -288,6 +304,7 @@ impl Shared {
         {
             let mut inbox = self.inbox.lock();
             inbox.heard |= 1 << slot;
+            inbox.kept |= 1 << slot;
             let participant = &mut inbox.members[usize::from(slot)];
             if !keep(participant) {
                 tracing::warn!(slot, "participant sends too many messages");

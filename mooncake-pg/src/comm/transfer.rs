@@ -2,6 +2,7 @@
 //! another rank into memory of the caller.
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -21,26 +22,46 @@ use crate::link::Plane;
 use crate::message::{Loan, Payload};
 use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
 
+/// Least time limit of a transfer. The process of a slow rank gets this time to serve it.
+const LEAST_TRANSFER: Duration = Duration::from_secs(10);
+
 /// Bytes that are copied before other tasks of the thread get a turn.
 const TURN_BYTES: usize = 4 << 20;
 
-/// Staged input of an operation. It does not change until the operation is over.
+/// Input of an operation. It does not change until the operation is over.
 pub(super) enum Source {
     /// Input whose parts all travel in messages.
     Private(Bytes),
     /// Input that other ranks read.
-    Shared(Staged),
+    Shared {
+        staged: Staged,
+        /// Range that stays in the caller's memory, because no other rank reads it.
+        unstaged: Option<(Range<usize>, Buffer)>,
+    },
+}
+
+/// Returns the parts of a range outside of another one.
+fn without(whole: Range<usize>, hole: Option<&Range<usize>>) -> [Range<usize>; 2] {
+    let Some(hole) = hole else { return [whole.clone(), whole.end..whole.end] };
+    let cut = |at: usize| at.clamp(whole.start, whole.end);
+    [whole.start..cut(hole.start), cut(hole.end)..whole.end]
 }
 
 impl Source {
-    /// Copies the input of an operation.
+    /// Copies the input of an operation, without the range `unstaged` of a long one.
     ///
     /// # Errors
     /// The errors of the staging memory.
     ///
     /// # Safety
-    /// The buffers of the input are readable.
-    pub(super) async unsafe fn stage(plane: &Plane, input: &Input, longest: usize) -> Result<Self> {
+    /// The buffers of the input are readable. Nothing writes the range `unstaged` until the
+    /// operation is over.
+    pub(super) async unsafe fn stage(
+        plane: &Plane,
+        input: &Input,
+        longest: usize,
+        unstaged: Option<Range<usize>>,
+    ) -> Result<Self> {
         if longest <= inline_bytes() {
             let mut bytes = Vec::with_capacity(input.len);
             for buffer in input.staged.iter().filter(|buffer| buffer.len > 0) {
@@ -50,62 +71,124 @@ impl Source {
             return Ok(Source::Private(bytes.into()));
         }
         let staged = plane.pool.lend(input.len).await?;
+        let unstaged = unstaged.and_then(|range| Some((range.clone(), input.part(range)?)));
         let mut offset = 0;
         for buffer in &input.staged {
-            for from in (0..buffer.len).step_by(TURN_BYTES) {
-                let len = TURN_BYTES.min(buffer.len - from);
-                // SAFETY: inside of the buffer, which is readable.
-                unsafe { staged.write(offset, buffer.as_ptr().add(from), len) };
-                offset += len;
-                if len == TURN_BYTES {
-                    tokio::task::yield_now().await;
+            let whole = offset..offset + buffer.len;
+            for part in without(whole, unstaged.as_ref().map(|(range, _)| range)) {
+                for from in part.clone().step_by(TURN_BYTES) {
+                    let len = TURN_BYTES.min(part.end - from);
+                    // SAFETY: inside of the buffer, which is readable.
+                    unsafe { staged.write(from, buffer.as_ptr().add(from - offset), len) };
+                    if len == TURN_BYTES {
+                        tokio::task::yield_now().await;
+                    }
                 }
             }
+            offset += buffer.len;
         }
-        Ok(Source::Shared(staged))
+        Ok(Source::Shared { staged, unstaged })
     }
 
-    /// Makes ranges of up to `longest` bytes accessible to other ranks.
+    /// Makes all ranges of up to `longest` bytes accessible to other ranks.
     ///
     /// # Errors
     /// The errors of the staging memory.
-    pub(super) async fn share(&mut self, plane: &Plane, longest: usize) -> Result<()> {
-        if let Source::Private(bytes) = self
-            && longest > inline_bytes()
-        {
-            let staged = plane.pool.lend(bytes.len()).await?;
-            // SAFETY: the bytes are readable.
-            unsafe { staged.write(0, bytes.as_ptr(), bytes.len()) };
-            *self = Source::Shared(staged);
+    ///
+    /// # Safety
+    /// As for [`stage`](Self::stage).
+    pub(super) async unsafe fn share(&mut self, plane: &Plane, longest: usize) -> Result<()> {
+        match self {
+            Source::Private(bytes) if longest > inline_bytes() => {
+                let staged = plane.pool.lend(bytes.len()).await?;
+                // SAFETY: the bytes are readable.
+                unsafe { staged.write(0, bytes.as_ptr(), bytes.len()) };
+                *self = Source::Shared { staged, unstaged: None };
+            }
+            Source::Private(_) => {}
+            Source::Shared { staged, unstaged } => {
+                if let Some((range, buffer)) = unstaged.take() {
+                    // SAFETY: readable, as promised by the caller, and as long as the range.
+                    unsafe { staged.write(range.start, buffer.as_ptr(), buffer.len) };
+                }
+            }
         }
         Ok(())
     }
 
     /// Returns the range as the content of a message.
-    pub(super) fn payload(&self, range: std::ops::Range<usize>) -> Payload {
+    pub(super) fn payload(&self, range: Range<usize>) -> Payload {
         match self {
             Source::Private(bytes) => Payload::Inline(bytes.slice(range)),
-            Source::Shared(staged) => payload_of(staged, range),
+            Source::Shared { staged, .. } => payload_of(staged, range),
         }
+    }
+
+    /// Returns the first byte of a range.
+    ///
+    /// # Panics
+    /// If the range is not in the input, or only a part of it is staged.
+    fn pointer(&self, range: &Range<usize>) -> *const u8 {
+        let (from, len) = match self {
+            Source::Private(bytes) => (bytes.as_ptr(), bytes.len()),
+            Source::Shared { unstaged: Some((own, buffer)), .. }
+                if own.start <= range.start && range.end <= own.end =>
+            {
+                assert!(own.len() == buffer.len, "beyond the input");
+                // SAFETY: the range lies in the buffer.
+                return unsafe { buffer.as_ptr().add(range.start - own.start) };
+            }
+            Source::Shared { staged, unstaged } => {
+                let is_cut =
+                    unstaged.as_ref().is_some_and(|(own, _)| range.start < own.end && own.start < range.end);
+                assert!(!is_cut, "not staged");
+                (staged.as_ptr().cast_const(), staged.len())
+            }
+        };
+        assert!(range.start <= range.end && range.end <= len, "beyond the input");
+        // SAFETY: the range lies in the input.
+        unsafe { from.add(range.start) }
     }
 
     /// Copies a range out.
     ///
     /// # Safety
-    /// The bytes from `to` on are writable, as many as the range has.
-    pub(super) unsafe fn copy_to(&self, range: std::ops::Range<usize>, to: *mut u8) {
-        let (from, len) = match self {
-            Source::Private(bytes) => (bytes.as_ptr(), bytes.len()),
-            Source::Shared(staged) => (staged.as_ptr().cast_const(), staged.len()),
+    /// The bytes from `to` on are writable, as many as the range has, and are not the range itself.
+    pub(super) unsafe fn copy_to(&self, range: Range<usize>, to: *mut u8) {
+        // SAFETY: the pointer is that of the range; the caller promises the other side.
+        unsafe { std::ptr::copy_nonoverlapping(self.pointer(&range), to, range.len()) };
+    }
+
+    /// Returns the bytes of a range.
+    ///
+    /// # Safety
+    /// Nothing writes the range while the result lives.
+    pub(super) unsafe fn bytes(&self, range: Range<usize>) -> &[u8] {
+        if range.is_empty() {
+            return &[];
+        }
+        // SAFETY: the pointer is that of the range; the caller promises that its bytes stay.
+        unsafe { std::slice::from_raw_parts(self.pointer(&range), range.len()) }
+    }
+
+    /// Copies the whole input back to its tensor.
+    ///
+    /// # Safety
+    /// The tensor is the input, and writable.
+    pub(super) unsafe fn restore(&self, tensor: Buffer) {
+        let unstaged = match self {
+            Source::Private(_) => None,
+            Source::Shared { unstaged, .. } => unstaged.as_ref().map(|(range, _)| range),
         };
-        assert!(range.start <= range.end && range.end <= len, "beyond the input");
-        // SAFETY: the range lies in the input; the caller promises the other side.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(range.start), to, range.len()) };
+        for part in without(0..tensor.len, unstaged) {
+            // SAFETY: the part is a copy, and its destination lies in the tensor.
+            unsafe { self.copy_to(part.clone(), tensor.as_ptr().add(part.start)) };
+        }
     }
 }
 
 /// Returns a range of staging memory as the content of a message.
-pub(super) fn payload_of(staged: &Staged, range: std::ops::Range<usize>) -> Payload {
+pub(super) fn payload_of(staged: &Staged, range: Range<usize>) -> Payload {
     if range.len() <= inline_bytes() {
         let mut bytes = Vec::with_capacity(range.len());
         assert!(range.start <= range.end && range.end <= staged.len(), "beyond staging memory");
@@ -191,9 +274,11 @@ impl Shared {
         self.plane.engine.clock().now().after(self.transfer_timeout(len))
     }
 
+    /// Returns the time limit of a transfer, after which the slot counts as failed. So it is long
+    /// also if ranks are examined early.
     fn transfer_timeout(&self, len: usize) -> Duration {
         // At least 100 MB/s.
-        self.plane.timeouts.collective() + Duration::from_nanos(10 * len as u64)
+        self.plane.timeouts.collective().max(LEAST_TRANSFER) + Duration::from_nanos(10 * len as u64)
     }
 
     /// Reads a loan of a slot into memory of the caller. Nothing touches the memory after the end,

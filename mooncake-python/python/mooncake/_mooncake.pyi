@@ -896,7 +896,8 @@ class GroupContext:
 @final
 class GroupCommunicator:
     """Communicator of one group. Operations name memory by address; `keep` holds the objects that
-    own it until the operation is over.
+    own it until the operation is over. With `waits`, the caller waits for the operation next, and
+    its thread carries it out.
     """
 
     def is_local(self, /) -> bool:
@@ -923,27 +924,27 @@ class GroupCommunicator:
         """Declares that this rank may be activated, and waits until it is active."""
     def close(self, /) -> None:
         """Ends all operations and leaves the group. Later calls raise."""
-    def barrier(self, /) -> GroupOperation:
+    def barrier(self, /, waits: bool = False) -> GroupOperation:
         """Waits until every active rank has called it."""
-    def all_reduce(self, /, tensor: _Span, reducing: tuple[int, int], keep: Any) -> GroupOperation:
+    def all_reduce(self, /, tensor: _Span, reducing: tuple[int, int], keep: Any, waits: bool = False) -> GroupOperation:
         """Reduces the tensors of all ranks, in place. `reducing` has the numbers of element type
         and operator.
         """
-    def reduce(self, /, tensor: _Span, reducing: tuple[int, int], root: int, keep: Any) -> GroupOperation:
+    def reduce(self, /, tensor: _Span, reducing: tuple[int, int], root: int, keep: Any, waits: bool = False) -> GroupOperation:
         """Reduces the tensors of all ranks, in place on the root."""
     def reduce_scatter(
-        self, /, inputs: _Spans, output: _Span, reducing: tuple[int, int], keep: Any
+        self, /, inputs: _Spans, output: _Span, reducing: tuple[int, int], keep: Any, waits: bool = False
     ) -> GroupOperation:
         """Reduces a piece for each rank."""
-    def broadcast(self, /, tensor: _Span, root: int, keep: Any) -> GroupOperation:
+    def broadcast(self, /, tensor: _Span, root: int, keep: Any, waits: bool = False) -> GroupOperation:
         """Copies the tensor of the root to every rank."""
-    def all_gather(self, /, input: _Span, outputs: _Spans, keep: Any) -> GroupOperation:
+    def all_gather(self, /, input: _Span, outputs: _Spans, keep: Any, waits: bool = False) -> GroupOperation:
         """Copies the tensor of each rank to every rank."""
-    def gather(self, /, input: _Span, outputs: _Spans | None, root: int, keep: Any) -> GroupOperation:
+    def gather(self, /, input: _Span, outputs: _Spans | None, root: int, keep: Any, waits: bool = False) -> GroupOperation:
         """Copies the tensor of each rank to the root, which has outputs."""
-    def scatter(self, /, inputs: _Spans | None, output: _Span, root: int, keep: Any) -> GroupOperation:
+    def scatter(self, /, inputs: _Spans | None, output: _Span, root: int, keep: Any, waits: bool = False) -> GroupOperation:
         """Copies a piece of the root, which has inputs, to each rank."""
-    def all_to_all(self, /, inputs: _Spans, outputs: _Spans, keep: Any) -> GroupOperation:
+    def all_to_all(self, /, inputs: _Spans, outputs: _Spans, keep: Any, waits: bool = False) -> GroupOperation:
         """Copies a piece from each rank to each rank."""
     def send(self, /, tensor: _Span, to: int, keep: Any) -> GroupOperation:
         """Sends a tensor to a rank."""

@@ -46,6 +46,11 @@ def _root(options: Any) -> int:
     return int(options.rootRank) + int(getattr(options, "rootTensor", 0))
 
 
+def _waits(options: Any) -> bool:
+    """Returns whether the caller waits for the operation at once."""
+    return getattr(options, "asyncOp", True) is False
+
+
 def _one(tensors: Any, what: str = "tensor") -> Any:
     """Returns the only tensor, or list of tensors, of a call."""
     if isinstance(tensors, torch.Tensor):
@@ -126,14 +131,15 @@ class GroupCalls:
         staging, operations = _Staging(), []
         for tensor in tensors:
             reducing, plain = _reducing(tensor, opts), staging.output(tensor)
-            operations.append(self._comm.all_reduce(_span(plain), reducing, plain))
+            waits = tensor is tensors[-1] and _waits(opts)
+            operations.append(self._comm.all_reduce(_span(plain), reducing, plain, waits))
         return self._work(operations, tensors, staging)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> MooncakeWork:
         tensor, staging = _one(tensors), _Staging()
         plain = staging.output(tensor)
         reducing = _reducing(tensor, op if isinstance(opts, int) else opts)
-        operation = self._comm.reduce(_span(plain), reducing, _root(opts), plain)
+        operation = self._comm.reduce(_span(plain), reducing, _root(opts), plain, _waits(opts))
         return self._work([operation], [tensor], staging)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
@@ -141,7 +147,8 @@ class GroupCalls:
         pieces = self._checked(_one(inputs, "list"), output)
         spans = [_span(staging.input(piece)) for piece in pieces]
         plain = staging.output(output)
-        operation = self._comm.reduce_scatter(spans, _span(plain), _reducing(output, opts), staging.keep)
+        reducing = _reducing(output, opts)
+        operation = self._comm.reduce_scatter(spans, _span(plain), reducing, staging.keep, _waits(opts))
         return self._work([operation], [output], staging)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> MooncakeWork:
@@ -152,9 +159,10 @@ class GroupCalls:
         for output, source in zip(outputs, inputs, strict=True):
             _alike([source], output, same_length=False)
             whole, plain = staging.input(source), staging.output(output)
-            piece = _span(plain)[1]
+            piece, reducing = _span(plain)[1], _reducing(output, opts)
+            waits = output is outputs[-1] and _waits(opts)
             operations.append(
-                self._comm.reduce_scatter((*_span(whole), piece), _span(plain), _reducing(output, opts), (whole, plain))
+                self._comm.reduce_scatter((*_span(whole), piece), _span(plain), reducing, (whole, plain), waits)
             )
         return self._work(operations, list(outputs), staging)
 
@@ -163,23 +171,24 @@ class GroupCalls:
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
         tensor, staging = _one(tensors), _Staging()
         plain = staging.output(tensor)
-        operation = self._comm.broadcast(_span(plain), _root(opts), plain)
+        operation = self._comm.broadcast(_span(plain), _root(opts), plain, _waits(opts))
         return self._work([operation], [tensor], staging)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
-        return self._allgather([_one(outputs, "list")], [_one(inputs)])
+        return self._allgather([_one(outputs, "list")], [_one(inputs)], opts)
 
     def allgather_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> MooncakeWork:
         # `outputs` has a list per rank, with a tensor per input.
-        return self._allgather([list(one) for one in zip(*outputs, strict=True)], list(inputs))
+        return self._allgather([list(one) for one in zip(*outputs, strict=True)], list(inputs), opts)
 
-    def _allgather(self, outputs: list[Any], inputs: list[Any]) -> MooncakeWork:
+    def _allgather(self, outputs: list[Any], inputs: list[Any], opts: Any) -> MooncakeWork:
         staging, operations = _Staging(), []
         for of_one, source in zip(outputs, inputs, strict=True):
             plain = staging.input(source)
             results = [staging.output(one) for one in self._checked(of_one, source)]
             spans = [_span(one) for one in results]
-            operations.append(self._comm.all_gather(_span(plain), spans, (plain, results)))
+            waits = source is inputs[-1] and _waits(opts)
+            operations.append(self._comm.all_gather(_span(plain), spans, (plain, results), waits))
         return self._work(operations, [one for of_one in outputs for one in of_one], staging)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> MooncakeWork:
@@ -191,8 +200,8 @@ class GroupCalls:
             # The output may have space for the ranks that are left only.
             _alike([output], source, same_length=False)
             plain, whole = staging.input(source), staging.output(output)
-            piece = _span(plain)[1]
-            operations.append(self._comm.all_gather(_span(plain), (*_span(whole), piece), (plain, whole)))
+            piece, waits = _span(plain)[1], source is inputs[-1] and _waits(opts)
+            operations.append(self._comm.all_gather(_span(plain), (*_span(whole), piece), (plain, whole), waits))
         return self._work(operations, list(outputs), staging)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
@@ -200,7 +209,7 @@ class GroupCalls:
         results = list(self._checked(_one(outputs, "list"), source)) if root == self._slot else []
         plain = staging.input(source)
         spans = [_span(staging.output(one)) for one in results] if root == self._slot else None
-        operation = self._comm.gather(_span(plain), spans, root, staging.keep)
+        operation = self._comm.gather(_span(plain), spans, root, staging.keep, _waits(opts))
         return self._work([operation], results, staging)
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> MooncakeWork:
@@ -210,7 +219,7 @@ class GroupCalls:
         if is_root:
             _alike([output], input, same_length=False)
             spans = (*_span(staging.output(output)), _span(plain)[1])
-        operation = self._comm.gather(_span(plain), spans, root, staging.keep)
+        operation = self._comm.gather(_span(plain), spans, root, staging.keep, _waits(opts))
         return self._work([operation], [output] if is_root else [], staging)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
@@ -219,7 +228,7 @@ class GroupCalls:
         if root == self._slot:
             spans = [_span(staging.input(one)) for one in self._checked(_one(inputs, "list"), output)]
         plain = staging.output(output)
-        operation = self._comm.scatter(spans, _span(plain), root, staging.keep)
+        operation = self._comm.scatter(spans, _span(plain), root, staging.keep, _waits(opts))
         return self._work([operation], [output], staging)
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None, timeout: Any = None) -> MooncakeWork:
@@ -230,7 +239,7 @@ class GroupCalls:
             self._checked(tensors, inputs[0], same_length=False)
         sources = [_span(staging.input(one)) for one in inputs]
         spans = [_span(staging.output(one)) for one in outputs]
-        operation = self._comm.all_to_all(sources, spans, staging.keep)
+        operation = self._comm.all_to_all(sources, spans, staging.keep, _waits(opts))
         return self._work([operation], list(outputs), staging)
 
     def all_to_all_single(
@@ -259,11 +268,11 @@ class GroupCalls:
                     f"cannot start operation: the elements do not split evenly. elements={plain.numel()} ranks={extent}"
                 )
             spans.append((*_span(plain), _span(plain)[1] // extent))
-        operation = self._comm.all_to_all(spans[0], spans[1], staging.keep)
+        operation = self._comm.all_to_all(spans[0], spans[1], staging.keep, _waits(opts))
         return self._work([operation], [output], staging)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> MooncakeWork:
-        return self._work([self._comm.barrier()], [], _Staging())
+        return self._work([self._comm.barrier(_waits(opts))], [], _Staging())
 
     # Messages. Tags are ignored: messages of a pair match in the order of their calls.
 

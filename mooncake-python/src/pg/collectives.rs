@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::Result;
+use mooncake_core::{Error, Result};
 use mooncake_pg::ExchangeTag;
 use mooncake_pg::call::{Buffer, Collective};
 use mooncake_pg::operation::Operation;
@@ -16,20 +16,31 @@ use super::communicator::{GroupCommunicator, GroupParts};
 use super::operation::{GroupOperation, SharedKeep};
 use crate::args::Keep;
 use crate::error::exception;
+use crate::signals::CHECK_INTERVAL;
 
 impl GroupCommunicator {
-    /// Starts an operation whose memory `keep` holds.
+    /// Starts an operation whose memory `keep` holds. With `waits`, the caller waits for it next:
+    /// this thread carries the operation out, as far as that is over soon.
     fn begin(
         &self,
         py: Python<'_>,
         keep: Py<PyAny>,
-        start: impl FnOnce(&GroupParts, Box<SharedKeep>) -> Result<Operation>,
+        waits: bool,
+        start: impl FnOnce(&GroupParts, Box<SharedKeep>) -> Result<Operation> + Send,
     ) -> PyResult<GroupOperation> {
         let parts = self.parts(py)?;
         let mut kept = Keep::default();
         kept.object(keep);
         let kept: SharedKeep = Arc::new(Mutex::new(kept));
-        let operation = start(&parts, Box::new(kept.clone())).map_err(|error| exception(py, &error))?;
+        let started = py.detach(|| {
+            let driving = if waits { parts.communicator.drive() } else { None };
+            let operation = start(&parts, Box::new(kept.clone()))?;
+            if let Some(driving) = driving {
+                operation.drive_by(&driving, CHECK_INTERVAL);
+            }
+            Ok(operation)
+        });
+        let operation = started.map_err(|error: Error| exception(py, &error))?;
         Ok(GroupOperation::new(operation, parts.mirror.clone(), kept))
     }
 
@@ -38,9 +49,10 @@ impl GroupCommunicator {
         &self,
         py: Python<'_>,
         keep: Py<PyAny>,
-        collective: impl FnOnce() -> Result<Collective>,
+        waits: bool,
+        collective: impl FnOnce() -> Result<Collective> + Send,
     ) -> PyResult<GroupOperation> {
-        self.begin(py, keep, |parts, kept| {
+        self.begin(py, keep, waits, |parts, kept| {
             let collective = collective()?;
             // SAFETY: `kept` holds the owners of the memory until the operation is over. The
             // program does not touch memory of an operation in progress, as with every backend.
@@ -55,24 +67,28 @@ impl GroupCommunicator {
 #[pymethods]
 impl GroupCommunicator {
     /// Waits until every active rank has called it.
-    fn barrier(&self, py: Python<'_>) -> PyResult<GroupOperation> {
-        self.collective(py, py.None(), || Ok(Collective::Barrier))
+    #[pyo3(signature = (waits=false))]
+    fn barrier(&self, py: Python<'_>, waits: bool) -> PyResult<GroupOperation> {
+        self.collective(py, py.None(), waits, || Ok(Collective::Barrier))
     }
 
     /// Reduces the tensors of all ranks, in place.
+    #[pyo3(signature = (tensor, reducing, keep, waits=false))]
     fn all_reduce(
         &self,
         py: Python<'_>,
         tensor: Span,
         reducing: Reducing,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             Ok(Collective::AllReduce { tensor: tensor.buffer(), reduction: reducing.reduction()? })
         })
     }
 
     /// Reduces the tensors of all ranks, in place on the root.
+    #[pyo3(signature = (tensor, reducing, root, keep, waits=false))]
     fn reduce(
         &self,
         py: Python<'_>,
@@ -80,14 +96,16 @@ impl GroupCommunicator {
         reducing: Reducing,
         root: i64,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             let (tensor, reduction, root) = (tensor.buffer(), reducing.reduction()?, slot_of(root)?);
             Ok(Collective::Reduce { tensor, reduction, root })
         })
     }
 
     /// Reduces a piece for each rank.
+    #[pyo3(signature = (inputs, output, reducing, keep, waits=false))]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
@@ -95,40 +113,46 @@ impl GroupCommunicator {
         output: Span,
         reducing: Reducing,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             let (inputs, output, reduction) = (inputs.buffers(), output.buffer(), reducing.reduction()?);
             Ok(Collective::ReduceScatter { inputs, output, reduction })
         })
     }
 
     /// Copies the tensor of the root to every rank.
+    #[pyo3(signature = (tensor, root, keep, waits=false))]
     fn broadcast(
         &self,
         py: Python<'_>,
         tensor: Span,
         root: i64,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             Ok(Collective::Broadcast { tensor: tensor.buffer(), root: slot_of(root)? })
         })
     }
 
     /// Copies the tensor of each rank to every rank.
+    #[pyo3(signature = (input, outputs, keep, waits=false))]
     fn all_gather(
         &self,
         py: Python<'_>,
         input: Span,
         outputs: Spans,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             Ok(Collective::AllGather { input: input.buffer(), outputs: outputs.buffers() })
         })
     }
 
     /// Copies the tensor of each rank to the root, which has outputs.
+    #[pyo3(signature = (input, outputs, root, keep, waits=false))]
     fn gather(
         &self,
         py: Python<'_>,
@@ -136,14 +160,16 @@ impl GroupCommunicator {
         outputs: Option<Spans>,
         root: i64,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             let (input, outputs) = (input.buffer(), outputs.map(Spans::buffers));
             Ok(Collective::Gather { input, outputs, root: slot_of(root)? })
         })
     }
 
     /// Copies a piece of the root, which has inputs, to each rank.
+    #[pyo3(signature = (inputs, output, root, keep, waits=false))]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -151,29 +177,32 @@ impl GroupCommunicator {
         output: Span,
         root: i64,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             let (inputs, output) = (inputs.map(Spans::buffers), output.buffer());
             Ok(Collective::Scatter { inputs, output, root: slot_of(root)? })
         })
     }
 
     /// Copies a piece from each rank to each rank.
+    #[pyo3(signature = (inputs, outputs, keep, waits=false))]
     fn all_to_all(
         &self,
         py: Python<'_>,
         inputs: Spans,
         outputs: Spans,
         keep: Py<PyAny>,
+        waits: bool,
     ) -> PyResult<GroupOperation> {
-        self.collective(py, keep, || {
+        self.collective(py, keep, waits, || {
             Ok(Collective::AllToAll { inputs: inputs.buffers(), outputs: outputs.buffers() })
         })
     }
 
     /// Sends a tensor to a rank.
     fn send(&self, py: Python<'_>, tensor: Span, to: i64, keep: Py<PyAny>) -> PyResult<GroupOperation> {
-        self.begin(py, keep, |parts, kept| {
+        self.begin(py, keep, false, |parts, kept| {
             let to = slot_of(to)?;
             // SAFETY: as in `collective`.
             #[allow(unsafe_code)]
@@ -192,7 +221,7 @@ impl GroupCommunicator {
         source: Option<i64>,
         keep: Py<PyAny>,
     ) -> PyResult<GroupOperation> {
-        self.begin(py, keep, |parts, kept| {
+        self.begin(py, keep, false, |parts, kept| {
             let (tensor, source) = (tensor.buffer(), source.map(slot_of).transpose()?);
             // SAFETY: as in `collective`.
             #[allow(unsafe_code)]
@@ -218,7 +247,7 @@ impl GroupCommunicator {
         seconds: Option<f64>,
         keep: Py<PyAny>,
     ) -> PyResult<GroupOperation> {
-        self.begin(py, keep, |parts, kept| {
+        self.begin(py, keep, false, |parts, kept| {
             let (buffer, round, phase) = tag;
             let tag = ExchangeTag { buffer, round, phase };
             let buffers = |spans: Vec<Span>| spans.into_iter().map(Span::buffer).collect::<Vec<Buffer>>();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::ErrorCode;
+use mooncake_core::clock::{Clock, SystemClock};
 use mooncake_pg::operation::{Operation, Outcome};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -13,6 +14,7 @@ use crate::args::Keep;
 use crate::delivery::deliver;
 use crate::error::exception;
 use crate::runtime::wait;
+use crate::signals::CHECK_INTERVAL;
 
 /// Python objects that an operation uses. The operation and its handle share them, so that the
 /// handle, if it lives longer, frees them on a thread of the program.
@@ -43,16 +45,21 @@ impl GroupOperation {
     #[pyo3(signature = (seconds=None))]
     fn wait(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+        // Most operations are over before signals have to be handled.
+        let first = limit.map_or(CHECK_INTERVAL, |limit| limit.min(CHECK_INTERVAL));
+        let clock = SystemClock::new();
+        let began = clock.now();
+        let is_over = self.operation.is_done() || py.detach(|| self.operation.drive(first));
         let work = async {
-            match limit {
+            match limit.map(|limit| limit.saturating_sub(clock.now().since(began))) {
                 None => {
                     self.operation.done().await;
                     Ok(true)
                 }
-                Some(limit) => Ok(tokio::time::timeout(limit, self.operation.done()).await.is_ok()),
+                Some(left) => Ok(tokio::time::timeout(left, self.operation.done()).await.is_ok()),
             }
         };
-        let is_over = if self.operation.is_done() { Ok(true) } else { wait(py, work) };
+        let is_over = if is_over { Ok(true) } else { wait(py, work) };
         if is_over.is_ok() {
             self.mirror.refresh();
         }

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use mooncake_core::clock::{Clock, SystemClock};
+
 use super::*;
-use crate::message::{Message, Payload, Round, Tag};
+use crate::link::Recipient;
+use crate::message::{Message, Payload, Progress, Round, Tag};
 use crate::staging::Staged;
 use crate::view::{Evidence, MemberState};
 
@@ -186,18 +189,20 @@ fn a_rank_that_does_not_respond_is_left_out() {
     }
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     group.set_dead(2);
-    ranks[2].stop(Duration::from_secs(3));
-    std::thread::sleep(Duration::from_millis(50));
-    let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
-    for (operation, memory) in &begun[..2] {
+    let stopped = ranks[2].stop_until_dropped();
+    // The call of the stopped rank comes before the others can leave it out.
+    let (late, late_memory) = all_reduce(&ranks[2], values(2, 70_000));
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 70_000))).collect();
+    for (operation, memory) in &begun {
         let outcome = finish(operation);
         assert_eq!((outcome.failed, outcome.error.is_none()), (0b100, true));
         assert_eq!(contributors(memory), 0b011);
     }
     // The stopped rank continues, and learns that it is out.
-    let outcome = finish(&begun[2].0);
+    drop(stopped);
+    let outcome = finish(&late);
     assert!(outcome.error.is_some(), "{outcome:?}");
-    assert_eq!(contributors(&begun[2].1), 0b100, "its tensor is as before");
+    assert_eq!(contributors(&late_memory), 0b100, "its tensor is as before");
 }
 
 #[test]
@@ -210,8 +215,7 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
     }
     ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
     group.set_dead(2);
-    ranks[2].stop(Duration::from_secs(2));
-    std::thread::sleep(Duration::from_millis(50));
+    let stopped = ranks[2].stop_until_dropped();
     // Two operations of every rank. The stopped rank is out of the first, perhaps of the second.
     let begun: Vec<Vec<_>> = ranks
         .iter()
@@ -222,6 +226,7 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
         assert_eq!(contributors(memory), 0b011);
     }
     group.set_alive(2);
+    drop(stopped);
     for (operation, _) in &begun[2] {
         assert!(finish(operation).error.is_some());
     }
@@ -306,6 +311,27 @@ fn offer_by_hand(ranks: &[Rank], len: usize) -> Tag {
     tag
 }
 
+fn wait_until(is_true: impl Fn() -> bool) {
+    let clock = SystemClock::new();
+    let until = clock.now().after(WITHIN);
+    while !is_true() {
+        assert!(clock.now() < until, "it does not come true");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until a rank has the offer of another one.
+fn wait_until_offered(from: usize, to: &Rank, tag: Tag) {
+    wait_until(|| to.comm().shared.inbox.lock().members[from].offers.iter().any(|offer| offer.tag == tag));
+}
+
+/// Waits until a rank is ready for another one.
+fn wait_until_ready(from: usize, to: &Rank, tag: Tag) {
+    wait_until(|| {
+        to.comm().shared.inbox.lock().members[from].ready.iter().any(|(of, success)| *of == tag && *success)
+    });
+}
+
 #[test]
 fn a_rank_that_lacks_a_last_message_has_the_result_of_one_that_has_finished() {
     let (group, mut ranks) = start(3);
@@ -338,13 +364,7 @@ fn a_ready_rank_may_end_while_another_one_is_not_ready() {
     ranks[2].comm().shared.send_to(0, Message::Ready { tag, success: true });
     succeed(&begun[0].0);
     assert!(!begun[1].0.is_done());
-    let shared = &ranks[1].comm().shared;
-    let arrival = async {
-        while shared.inbox.lock().members[0].ready.iter().all(|(theirs, _)| *theirs != tag) {
-            tokio::task::yield_now().await;
-        }
-    };
-    ranks[1].runtime().block_on(async { tokio::time::timeout(WITHIN, arrival).await }).unwrap();
+    wait_until_ready(0, &ranks[1], tag);
     drop(ranks.remove(0));
     ranks[0].comm().shared.lose_slot(0);
     let turns = async {
@@ -359,6 +379,110 @@ fn a_ready_rank_may_end_while_another_one_is_not_ready() {
     assert!(begun[1].0.wait(Some(WITHIN / 6)), "the end of the rank interrupts the operation");
     succeed(&begun[1].0);
     assert_eq!(contributors(&begun[1].1), 0b111);
+}
+
+/// Delivers a message of a slot to a rank, without its thread.
+fn deliver(from: &Rank, to: &Rank, message: Message) {
+    let process = from.comm().shared.plane.process;
+    to.comm().shared.clone().deliver(process, from.slot as u8, message);
+}
+
+#[test]
+fn a_rank_that_was_stopped_finishes_only_what_the_others_have_finished() {
+    let (first, later) = ((0, 0b000), (1, 0b000));
+    let without = (0, 0b100);
+    // The progress of the others: their round, next operation, and round of the last one.
+    for (round, next, finished, is_finished) in
+        [(without, 1, first, false), (without, 2, without, false), (later, 2, first, true)]
+    {
+        let (_group, ranks) = start(3);
+        ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+        let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
+        let round_of = |(number, absent): (u32, u64)| Round { mask, number, absent };
+        let memory = Memory::new(values(2, 10));
+        let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+        let tag = Tag { operation: 1, round: round_of(first), call: call.digest() };
+        let operation = ranks[2].start_collective(call, &[&memory]);
+        wait_until_offered(2, &ranks[0], tag);
+        // All of this arrives before the rank looks again.
+        let stopped = ranks[2].stop_until_dropped();
+        for other in &ranks[..2] {
+            let payload = Payload::Inline(values(other.slot, 10).into());
+            deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+            deliver(other, &ranks[2], Message::Ready { tag, success: true });
+            let (round, finished) = (round_of(round), Some(round_of(finished)));
+            let progress = Progress { round, next: Some(next), finished };
+            deliver(other, &ranks[2], Message::Progress(progress));
+        }
+        drop(stopped);
+        let outcome = finish(&operation);
+        let case = (round, next, outcome.error);
+        assert_eq!(case.2.is_none(), is_finished, "{case:?}");
+        assert_eq!(contributors(&memory), if is_finished { 0b111 } else { 0b100 }, "{case:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_was_stopped_takes_all_messages_before_it_finishes() {
+    let (_group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let (operation, memory) = all_reduce(&ranks[2], values(2, 10));
+    let mask = ranks[2].comm().shared.views.borrow().as_ref().unwrap().mask;
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = Tag { operation: 1, round: Round { mask, number: 0, absent: 0 }, call: call.digest() };
+    wait_until_offered(2, &ranks[0], tag);
+    let stopped = ranks[2].stop_until_dropped();
+    // The rank has all that it needs, but not the news that the others go on without it.
+    for other in &ranks[..2] {
+        let payload = Payload::Inline(values(other.slot, 10).into());
+        deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+        deliver(other, &ranks[2], Message::Ready { tag, success: true });
+    }
+    let round = Round { absent: 0b100, ..tag.round };
+    let progress = Progress { round, next: Some(1), finished: Some(tag.round) };
+    // More than a ring takes, so that the news needs the connection.
+    for part in 2..6 {
+        let payload = Payload::Inline(vec![0; 40_000].into());
+        ranks[0].comm().shared.send_to(2, Message::Offer { tag, part, payload });
+    }
+    ranks[0].comm().shared.send_to(2, Message::Progress(progress));
+    drop(stopped);
+    assert!(finish(&operation).error.is_some());
+    assert_eq!(contributors(&memory), 0b100);
+}
+
+#[test]
+fn a_rank_that_was_stopped_does_not_finish_what_others_repeat_in_a_view_without_it() {
+    for has_failed in [false, true] {
+        let (group, ranks) = start(3);
+        ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+        let (operation, memory) = all_reduce(&ranks[2], values(2, 10));
+        let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+        let tag = second(&group, &call);
+        wait_until_offered(2, &ranks[0], tag);
+        wait_until_offered(2, &ranks[1], tag);
+        let stopped = ranks[2].stop_until_dropped();
+        let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+        // Both others wait for the readiness of this rank only.
+        wait_until_ready(0, &ranks[1], tag);
+        wait_until_ready(1, &ranks[0], tag);
+        group.hold(2, true);
+        group.change(|view| {
+            view.members[2].state = MemberState::Inactive;
+            if has_failed {
+                view.members[2].endpoint = None;
+            }
+        });
+        for (operation, memory) in &begun {
+            assert!(finish(operation).error.is_none());
+            assert_eq!(contributors(memory), 0b011);
+        }
+        drop(stopped);
+        assert!(!operation.wait(Some(Duration::from_millis(300))), "it does not wait for the view");
+        group.hold(2, false);
+        assert!(finish(&operation).error.is_some());
+        assert_eq!(contributors(&memory), 0b100, "its tensor is as before");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr, reason = "seeds and measurements")]
 
 mod collectives;
+mod driving;
 mod exchange;
 mod failures;
 mod p2p;
