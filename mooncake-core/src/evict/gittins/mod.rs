@@ -16,7 +16,7 @@ use self::ghosts::{Ghosts, Gone};
 use self::values::{Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
-use super::rings::{Link, Linked, Rings};
+use super::rings::Rings;
 use super::{EvictionPolicy, KeySample, Learned, MergeableOrder};
 use crate::ids::SlotId;
 
@@ -59,15 +59,23 @@ pub struct Gittins {
     values: Arc<Values>,
     edition: u64,
     /// Rings of the classes, by last use, and a ring of parents that are set aside.
-    rings: Rings<{ CLASSES + 1 }, Seat>,
+    rings: Rings<{ CLASSES + 1 }>,
+    /// State of each slot; meaningful while the slot is in a ring.
+    seats: Vec<Seat>,
+    /// Hash of the key of the parent of each slot, 0 for none. Uses do not need it.
+    parents: Vec<u64>,
     /// Classes whose rings hold a slot, as bits.
     occupied: u64,
+    /// Largest number of a use of each class.
+    latest: [u64; CLASSES],
     ghosts: Ghosts,
     now: u64,
     /// Number of slots held, without the last victim.
     len: usize,
     /// Number of slots that the learner counts for this policy.
     reported: usize,
+    /// Number of objects that fit into memory, as the learner told last.
+    held: u64,
     /// Last victim with its value. It stays in its ring until the next call that cannot take it
     /// back.
     victim: Option<(SlotId, u64)>,
@@ -95,15 +103,12 @@ const PARENT: u64 = 1 << 32;
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
 
-/// State of a slot; meaningful while the slot is in a ring, and of the last victim. Half a cache
-/// line.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(32))]
+/// State of a slot that a use reads and changes: never on two cache lines. The links are apart, so
+/// that those of more neighbours share a line.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(16))]
 struct Seat {
-    link: Link,
     used: u64,
-    /// Hash of the key of the parent, 0 for none.
-    parent: u64,
     /// Fingerprint of the key, 0 if unknown.
     print: u32,
     /// Number of children in memory, saturating.
@@ -112,19 +117,6 @@ struct Seat {
     class: u8,
     /// Number of uses, saturating.
     uses: u8,
-}
-
-impl Linked for Seat {
-    const NONE: Self =
-        Self { link: Link::NONE, used: 0, parent: 0, print: 0, children: 0, class: 0, uses: 0 };
-
-    fn link(&self) -> &Link {
-        &self.link
-    }
-
-    fn link_mut(&mut self) -> &mut Link {
-        &mut self.link
-    }
 }
 
 /// Bit of [`Seat::class`] of a slot that is set aside.
@@ -169,9 +161,13 @@ impl EvictionPolicy for Gittins {
         Self {
             values: learner.values(),
             edition: 0,
+            held: learner.held(),
             learner,
             rings: Rings::new(slots),
+            seats: Vec::new(),
+            parents: Vec::new(),
             occupied: 0,
+            latest: [0; CLASSES],
             ghosts: Ghosts::new(),
             now: 0,
             len: 0,
@@ -204,6 +200,7 @@ impl EvictionPolicy for Gittins {
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         self.settle_victim();
         self.learner.refresh(&mut self.values, &mut self.edition, self.now);
+        self.held = self.learner.held();
         let slot = self.least(allowed).or_else(|| self.rings.oldest_of(ASIDE, allowed))?;
         self.victim = Some((slot, self.rank(slot)));
         self.change_len(self.len - 1);
@@ -278,14 +275,14 @@ impl MergeableOrder for Gittins {
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
-        if self.rings.contains(slot) { self.rings[slot].parent } else { 0 }
+        if self.rings.contains(slot) { self.parents[slot.index()] } else { 0 }
     }
 
     fn change_children(&mut self, slot: SlotId, more: bool) {
         if !self.rings.contains(slot) {
             return;
         }
-        let seat = &mut self.rings[slot];
+        let seat = &mut self.seats[slot.index()];
         seat.children = if more { seat.children.saturating_add(1) } else { seat.children.saturating_sub(1) };
         if seat.children == 0 && seat.ring() == ASIDE {
             seat.class = seat.class();
@@ -310,7 +307,7 @@ impl Gittins {
     }
 
     fn is_victim_print(&self, print: u32) -> bool {
-        self.victim.is_some_and(|(slot, _)| self.rings[slot].print == print)
+        self.victim.is_some_and(|(slot, _)| self.seats[slot.index()].print == print)
     }
 
     fn enter(&mut self, slot: SlotId, print: u32, place: &Place) {
@@ -322,8 +319,12 @@ impl Gittins {
         }
         let gone = if print == 0 { None } else { self.ghosts.take(print, self.now) };
         let uses = gone.map_or(0, |gone| gone.uses);
-        let seat = Seat { parent: place.parent, print, uses, ..Seat::NONE };
-        self.rings.reserve(slot);
+        if slot.index() >= self.seats.len() {
+            self.seats.resize(slot.index() + 1, Seat::default());
+            self.parents.resize(slot.index() + 1, 0);
+        }
+        self.parents[slot.index()] = place.parent;
+        let seat = Seat { print, uses, ..Seat::default() };
         self.take_seat(slot, seat, gone.map(|gone| gone.used), place);
         self.change_len(self.len + 1);
     }
@@ -331,7 +332,7 @@ impl Gittins {
     /// Records a use of a slot that is held.
     fn renew(&mut self, slot: SlotId, place: &Place) {
         self.unlink(slot);
-        let seat = self.rings[slot];
+        let seat = self.seats[slot.index()];
         self.take_seat(slot, seat, Some(seat.used), place);
     }
 
@@ -340,21 +341,32 @@ impl Gittins {
         self.now = self.now.max(place.number);
         let uses = seat.uses.saturating_add(1);
         let gap = before.map_or(0, |before| place.number.saturating_sub(before));
-        let class = class(uses, gap, self.learner.held(), place);
+        let class = class(uses, gap, self.held, place);
         self.learner.record(seat.print, place.number, class);
-        self.rings[slot] = Seat { used: place.number, class, uses, ..seat };
-        // The keys of a batch may come in any order, and those of several threads, too.
-        let young = std::iter::successors(self.rings.youngest(class.into()), |&slot| self.rings.older(slot));
-        let newer = young.take_while(|slot| self.rings[*slot].used > place.number);
-        match newer.take(MAX_SORTED).last() {
-            Some(newer) => self.rings.push_behind(class.into(), slot, newer),
-            None => self.rings.push(class.into(), slot),
-        }
+        self.seats[slot.index()] = Seat { used: place.number, class, uses, ..seat };
         self.occupied |= 1 << class;
+        let latest = &mut self.latest[usize::from(class)];
+        if place.number >= *latest {
+            *latest = place.number;
+            self.rings.push(class.into(), slot);
+        } else {
+            self.push_sorted(class.into(), slot, place.number);
+        }
+    }
+
+    /// Puts a slot at its position in a class that may hold younger ones: the keys of a batch may
+    /// come in any order, and those of several threads, too.
+    fn push_sorted(&mut self, class: usize, slot: SlotId, used: u64) {
+        let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
+        let newer = young.take_while(|slot| self.seats[slot.index()].used > used);
+        match newer.take(MAX_SORTED).last() {
+            Some(newer) => self.rings.push_behind(class, slot, newer),
+            None => self.rings.push(class, slot),
+        }
     }
 
     fn unlink(&mut self, slot: SlotId) {
-        let ring = self.rings[slot].ring();
+        let ring = self.seats[slot.index()].ring();
         self.rings.unlink(ring, slot);
         if ring != ASIDE && self.rings.len(ring) == 0 {
             self.occupied &= !(1 << ring);
@@ -365,10 +377,10 @@ impl Gittins {
     fn settle_victim(&mut self) {
         let Some((slot, _)) = self.victim.take() else { return };
         self.unlink(slot);
-        let Seat { print, used, uses, .. } = self.rings[slot];
+        let Seat { print, used, uses, .. } = self.seats[slot.index()];
         if print != 0 {
             let gone = Gone { used, uses };
-            self.ghosts.remember(print, gone, self.len, self.learner.held(), self.now);
+            self.ghosts.remember(print, gone, self.len, self.held, self.now);
         }
     }
 
@@ -377,22 +389,27 @@ impl Gittins {
         if len.abs_diff(self.reported) * REPORT_PART > self.reported {
             self.learner.change_held(self.reported, len);
             self.reported = len;
+            self.held = self.learner.held();
         }
     }
 
     fn value_of(&self, slot: SlotId) -> f32 {
-        let seat = self.rings[slot];
+        let seat = self.seats[slot.index()];
         self.values.at(seat.class(), self.now.saturating_sub(seat.used))
+    }
+
+    fn is_parent(&self, slot: SlotId) -> bool {
+        self.seats[slot.index()].children > 0
     }
 
     /// Returns the value of a slot as an integer that orders like it, parents last.
     fn rank(&self, slot: SlotId) -> u64 {
-        let parent = if self.rings[slot].children > 0 { PARENT } else { 0 };
+        let parent = if self.is_parent(slot) { PARENT } else { 0 };
         parent | u64::from(self.value_of(slot).to_bits())
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
-        let seat = self.rings[slot];
+        let seat = self.seats[slot.index()];
         let value = self.value_of(slot);
         Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used: seat.used }
     }
@@ -413,7 +430,7 @@ impl Gittins {
             if is_young {
                 break;
             }
-            if self.rings[slot].children > 0 {
+            if self.is_parent(slot) {
                 self.set_aside(slot);
             } else if allowed(slot) {
                 return Some(slot);
@@ -451,7 +468,7 @@ impl Gittins {
     /// Sets a parent aside until its last child is gone.
     fn set_aside(&mut self, slot: SlotId) {
         self.unlink(slot);
-        self.rings[slot].class |= IS_ASIDE;
+        self.seats[slot.index()].class |= IS_ASIDE;
         self.rings.push(ASIDE, slot);
     }
 
@@ -493,7 +510,7 @@ impl Gittins {
     fn young(&self, class: usize, oldest: SlotId) -> Option<SlotId> {
         let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
         let mut young = young.take_while(|&slot| slot != oldest).take(YOUNG_PARENTS + 1);
-        young.find(|slot| self.rings[*slot].children == 0)
+        young.find(|slot| !self.is_parent(*slot))
     }
 
     /// Returns the first slot from `slot` to before `until`, or to the old end, that is accepted,
@@ -508,7 +525,7 @@ impl Gittins {
         for _ in 0..=YOUNG_REFUSED {
             let slot = next.filter(|slot| Some(*slot) != until)?;
             next = self.rings.older(slot);
-            if self.rings[slot].children == 0 && !self.offered.contains(&slot) {
+            if !self.is_parent(slot) && !self.offered.contains(&slot) {
                 self.offered.push(slot);
                 if allowed(slot) {
                     return Some(slot);
@@ -523,7 +540,7 @@ impl Gittins {
         let mut next = self.rings.oldest(class);
         while let Some(slot) = next {
             next = self.rings.newer(slot);
-            if self.rings[slot].children > 0 {
+            if self.is_parent(slot) {
                 self.set_aside(slot);
             } else if !self.offered.contains(&slot) && allowed(slot) {
                 return Some(slot);
@@ -551,10 +568,10 @@ mod tests {
     /// Chooses among the oldest and the youngest slot of each class.
     fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
         let held = || (0..SLOTS).map(SlotId).filter(|slot| policy.holds(*slot));
-        let used = |slot: SlotId| policy.rings[slot].used;
+        let used = |slot: SlotId| policy.seats[slot.index()].used;
         let mut best: Option<(f32, u64, SlotId)> = None;
         for class in 0..CLASSES as u8 {
-            let of_class = || held().filter(|slot| policy.rings[*slot].class() == class);
+            let of_class = || held().filter(|slot| policy.seats[slot.index()].class() == class);
             let Some(oldest) = of_class().min_by_key(|slot| used(*slot)) else { continue };
             let youngest = of_class().max_by_key(|slot| used(*slot)).filter(|slot| *slot != oldest);
             let old = (policy.value_of(oldest), used(oldest), oldest);

@@ -60,20 +60,40 @@ fn refine(base: &Hazards, part: &Counts) -> Hazards {
 
 /// Returns the Gittins index at the lower end of each bucket: the largest number of hits per unit
 /// of time that an object is worth if it is kept until some later age.
+///
+/// The index of a bucket is the best over itself alone, and over itself and the best span after it
+/// if that span is worth more. So the spans are merged from the last one backwards.
 pub(super) fn gittins_index(hazards: &Hazards) -> [f32; BUCKETS] {
-    std::array::from_fn(|from| {
-        let (mut kept, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, (0.0f64, 1.0f64));
-        for (b, hazard) in hazards.iter().enumerate().skip(from) {
-            hits += kept * hazard;
-            time += kept * width(b) as f64 * (1.0 - hazard / 2.0);
-            kept *= 1.0 - hazard;
-            // Compares the quotients of hits and time without a division.
-            if hits * best.1 > best.0 * time {
-                best = (hits, time);
-            }
+    let mut index = [0.0; BUCKETS];
+    let (mut spans, mut count) = ([Span::default(); BUCKETS], 0);
+    for (b, hazard) in hazards.iter().enumerate().rev() {
+        let time = width(b) as f64 * (1.0 - hazard / 2.0);
+        let mut span = Span { hits: *hazard, time, kept: 1.0 - hazard };
+        // Compares the quotients of hits and time without a division.
+        while let Some(next) =
+            spans[..count].last().filter(|next| next.hits * span.time > span.hits * next.time)
+        {
+            span.hits += span.kept * next.hits;
+            span.time += span.kept * next.time;
+            span.kept *= next.kept;
+            count -= 1;
         }
-        (best.0 / best.1) as f32
-    })
+        index[b] = (span.hits / span.time) as f32;
+        spans[count] = span;
+        count += 1;
+    }
+    index
+}
+
+/// Span of ages, seen from its beginning.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    /// Chance of a reuse within the span.
+    hits: f64,
+    /// Time that the object is expected to stay unused within it.
+    time: f64,
+    /// Chance of no reuse within it.
+    kept: f64,
 }
 
 /// Share of the least other value below which an object at a young end is taken.

@@ -5,6 +5,7 @@ use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
 use mooncake_core::ids::ClientId;
 
 use super::master::Master;
+use super::misses::CallMisses;
 
 /// Keys that one call reads, in order.
 pub(super) struct ReadCall {
@@ -12,6 +13,7 @@ pub(super) struct ReadCall {
     chain: Option<Batch>,
     /// Number of keys from the front that were found.
     found: usize,
+    pub(super) misses: CallMisses,
 }
 
 /// Hash and chain of a key, known from the call that contains it.
@@ -20,6 +22,8 @@ pub(super) struct KeyInCall<'c> {
     chain: Option<(&'c Batch, usize)>,
     /// True if an earlier key of the call was not found.
     pub(super) is_behind_gap: bool,
+    /// Misses of the call that contains the key; `None` if the call is about one key.
+    pub(super) misses: Option<&'c CallMisses>,
 }
 
 impl KeyInCall<'_> {
@@ -36,18 +40,23 @@ impl KeyInCall<'_> {
 
 /// Returns what is known of the key at an index of a call that stores a chain.
 pub(super) fn key_in(chain: Option<&Batch>, at: usize) -> KeyInCall<'_> {
-    KeyInCall { chain: chain.map(|chain| (chain, at)), is_behind_gap: false }
+    KeyInCall { chain: chain.map(|chain| (chain, at)), ..KeyInCall::default() }
 }
 
 impl ReadCall {
     /// Describes a call whose keys are asked for, but not used.
     pub(super) fn without_use() -> Self {
-        Self { chain: None, found: 0 }
+        Self::of_chain(None)
+    }
+
+    fn of_chain(chain: Option<Batch>) -> Self {
+        Self { chain, found: 0, misses: CallMisses::default() }
     }
 
     /// Returns what is known of the key at an index. The keys before it have been looked up.
     pub(super) fn key(&self, at: usize) -> KeyInCall<'_> {
-        KeyInCall { is_behind_gap: self.found < at, ..key_in(self.chain.as_ref(), at) }
+        let misses = Some(&self.misses);
+        KeyInCall { is_behind_gap: self.found < at, misses, ..key_in(self.chain.as_ref(), at) }
     }
 
     /// Records that the key at an index was found.
@@ -64,7 +73,7 @@ impl ReadCall {
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Describes a call that uses the keys which it finds.
     pub(super) fn read_call(&self, tenant: &str, keys: &[&[u8]]) -> ReadCall {
-        ReadCall { chain: self.read_chain(tenant, keys), found: 0 }
+        ReadCall::of_chain(self.read_chain(tenant, keys))
     }
 
     fn read_chain(&self, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
@@ -89,9 +98,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Some(batch)
     }
 
+    /// Ends a call that looked up each of its keys.
+    pub(super) fn end_read(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+        self.link_missing(call, tenant, keys);
+        self.count_for_tenant(call, tenant);
+    }
+
+    /// Ends a call that looked up its keys up to the first miss.
+    pub(super) fn end_prefix(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+        self.count_rest(call, tenant, keys);
+        self.end_read(call, tenant, keys);
+    }
+
     /// Links what a call found to what is expected to be stored next, if the policy has a use for
     /// it.
-    pub(super) fn link_missing(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+    fn link_missing(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
         let Some(links) = &self.space().directory.links else { return };
         let missing = call.found;
         let Some(last) = missing.checked_sub(1).filter(|_| missing < keys.len()) else { return };
@@ -113,15 +134,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Returns the number of a tenant, and the hashes of keys in the directory.
     fn hashes(&self, tenant: &str, keys: &[&[u8]]) -> Option<(u32, Vec<u64>)> {
-        let (directory, mut number) = (&self.space().directory, 0);
-        let mut hashes = Vec::with_capacity(keys.len());
-        for key in keys {
-            let key = self.scoped(tenant, key).ok()?;
-            if hashes.is_empty() {
-                number = self.space().tenants.number(&key);
-            }
-            hashes.push(directory.hash(&key));
-        }
-        Some((number, hashes))
+        let (scope, mut scratch) = (self.scope(tenant).ok()?, Vec::new());
+        let first = scope.key_in(keys.first().copied().unwrap_or_default(), &mut scratch);
+        let number = first.map_or(0, |key| self.space().tenants.number(key));
+        let hash = |key: &&[u8]| {
+            let key = scope.key_in(key, &mut scratch).ok()?;
+            Some(self.space().directory.hash(key))
+        };
+        Some((number, keys.iter().map(hash).collect::<Option<_>>()?))
     }
 }

@@ -57,7 +57,7 @@ handlers! {
             Ok(found)
         };
         let found = r.keys.iter().enumerate().map(exists).collect();
-        master.link_missing(&call, r.tenant, &r.keys);
+        master.end_read(&call, r.tenant, &r.keys);
         found
     };
     GetReplicaListByRegex<'a>: |master, r| master.locate_matching_of(r.tenant, r.pattern).map(|found| {
@@ -87,19 +87,19 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
             Ok(found)
         };
         let found = (0..r.keys.len()).map(locate).collect();
-        self.link_missing(&call, r.tenant, &r.keys);
+        self.end_read(&call, r.tenant, &r.keys);
         found
     }
 
     fn respond(&self, r: BatchGetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
         let mut call = self.read_call(r.tenant, &r.keys);
-        response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
+        let written = response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
             self.locate_to(r.tenant, r.keys[at], call.key(at), out)?;
             call.record_found(at);
             Ok(())
-        })?;
-        self.link_missing(&call, r.tenant, &r.keys);
-        Ok(())
+        });
+        self.end_read(&call, r.tenant, &r.keys);
+        written
     }
 }
 
@@ -115,7 +115,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
             Some(found)
         };
         let replicas: Vec<_> = (0..r.keys.len()).map_while(locate).collect();
-        self.end_prefix(&call, &r);
+        self.end_prefix(&call, r.tenant, &r.keys);
         Ok(ReadablePrefix { count: replicas.len() as u64, replicas })
     }
 
@@ -129,7 +129,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
                     call.record_found(at);
                     Ok(())
                 });
-                self.end_prefix(&call, &r);
+                self.end_prefix(&call, r.tenant, &r.keys);
                 return hits;
             }
             let hits = self.prefix_hits(&r);
@@ -149,13 +149,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
             call.record_found(at);
         }
-        self.end_prefix(&call, r);
+        self.end_prefix(&call, r.tenant, &r.keys);
         call.found()
-    }
-
-    fn end_prefix(&self, call: &ReadCall, r: &LocatePrefix<'_>) {
-        self.link_missing(call, r.tenant, &r.keys);
-        self.count_rest(call, r.tenant, &r.keys);
     }
 }
 

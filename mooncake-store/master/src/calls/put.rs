@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::{MergeableOrder, Place};
+use mooncake_core::evict::{KeyUse, MergeableOrder, Place};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
@@ -209,9 +209,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 format!("cannot end put: its allocation has expired. key={}", key.escape_ascii()),
             ));
         }
-        self.complete(&mut shard, slot, write, checksum, use_number, now);
+        let sampled = self.complete(&mut shard, slot, write, checksum, use_number, now);
         let parent = shard.parent(slot);
         drop(shard);
+        self.space().curve.feed.note(sampled);
         self.space().directory.change_children(parent, true);
         self.space().eviction.end_backoff();
         Ok(())
@@ -418,6 +419,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         shard.find(hash, key).map_or(0, |slot| shard[slot].charged_bytes())
     }
 
+    /// Makes the value of a write readable. Returns the use if the curve of hits by memory watches
+    /// it.
     fn complete(
         &self,
         shard: &mut Shard<A, E>,
@@ -426,7 +429,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         checksum: Option<u64>,
         use_number: Option<u64>,
         now: Moment,
-    ) {
+    ) -> Option<KeyUse> {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let (writer, file) = (write.writer, write.file);
         let use_number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
@@ -455,7 +458,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         shard[slot].drop_disk_replicas();
         let old = self.space().directory.put_value(shard, slot, value, &place);
         let object = &shard[slot];
-        self.space().curve.feed.note_use(object.hash, &place, || object.memory_bytes());
+        let feed = &self.space().curve.feed;
+        let sampled = feed.sampled_use(object.hash, &place, || object.memory_bytes());
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
         }
@@ -465,6 +469,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
             self.jobs.offload(shard, slot, now);
         }
+        sampled
     }
 }
 

@@ -182,6 +182,26 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         (hash >> 40) as usize & (self.shards.len() - 1)
     }
 
+    /// Passes the index of each hash to `see` with its shard. Each shard is locked once.
+    pub(crate) fn visit_hashes(&self, hashes: &[u64], mut see: impl FnMut(&mut Shard<A, E>, usize)) {
+        let mut ends = vec![0; self.shards.len()];
+        hashes.iter().for_each(|hash| ends[self.index(*hash)] += 1);
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += std::mem::replace(end, sum);
+        }
+        let mut order = vec![0; hashes.len()];
+        for (at, hash) in hashes.iter().enumerate() {
+            let end = &mut ends[self.index(*hash)];
+            order[*end] = at;
+            *end += 1;
+        }
+        for at_once in order.chunk_by(|one, other| self.index(hashes[*one]) == self.index(hashes[*other])) {
+            let mut shard = self.lock(hashes[at_once[0]]);
+            at_once.iter().for_each(|at| see(&mut shard, *at));
+        }
+    }
+
     /// Returns the number of shards.
     pub(crate) fn len(&self) -> usize {
         self.shards.len()
