@@ -21,7 +21,7 @@ pub(super) struct Rings<const N: usize> {
 }
 
 /// Largest hint for which memory is reserved up front.
-const MAX_HINT: usize = 1 << 16;
+pub(super) const MAX_HINT: usize = 1 << 16;
 
 impl<const N: usize> Rings<N> {
     pub(super) fn new(slots: usize) -> Self {

@@ -16,7 +16,7 @@ use self::ghosts::{Ghosts, Gone};
 use self::values::{Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
-use super::rings::Rings;
+use super::rings::{MAX_HINT, Rings};
 use super::{EvictionPolicy, KeySample, Learned, MergeableOrder};
 use crate::ids::SlotId;
 
@@ -164,8 +164,8 @@ impl EvictionPolicy for Gittins {
             held: learner.held(),
             learner,
             rings: Rings::new(slots),
-            seats: Vec::new(),
-            parents: Vec::new(),
+            seats: Vec::with_capacity(slots.min(MAX_HINT)),
+            parents: Vec::with_capacity(slots.min(MAX_HINT)),
             occupied: 0,
             latest: [0; CLASSES],
             ghosts: Ghosts::new(),
