@@ -1,33 +1,65 @@
 //! Rings of slots, linked by index. No operation allocates once the table has grown to the highest
 //! slot.
 
+use std::ops::{Index, IndexMut};
+
 use crate::ids::SlotId;
 
 /// Value of `newer` in a slot that is in no ring.
 const ABSENT: u32 = u32::MAX;
 
+/// Neighbours of a slot in its ring.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+pub(super) struct Link {
     newer: u32,
     older: u32,
+}
+
+impl Link {
+    /// Link of a slot that is in no ring.
+    pub(super) const NONE: Self = Self { newer: ABSENT, older: ABSENT };
+}
+
+/// State of a slot together with its link. A policy that has a state for each slot keeps both on
+/// one cache line.
+pub(super) trait Linked: Copy {
+    /// State of a slot that is in no ring.
+    const NONE: Self;
+
+    fn link(&self) -> &Link;
+
+    fn link_mut(&mut self) -> &mut Link;
+}
+
+impl Linked for Link {
+    const NONE: Self = Link::NONE;
+
+    fn link(&self) -> &Link {
+        self
+    }
+
+    fn link_mut(&mut self) -> &mut Link {
+        self
+    }
 }
 
 /// `N` rings over one table of slots. A slot is in at most one of them. The first `N` entries are
 /// the ends of the rings, so that no link needs a test for "none".
 #[derive(Debug)]
-pub(super) struct Rings<const N: usize> {
-    links: Vec<Link>,
+pub(super) struct Rings<const N: usize, T = Link> {
+    slots: Vec<T>,
     lens: [usize; N],
 }
 
 /// Largest hint for which memory is reserved up front.
 pub(super) const MAX_HINT: usize = 1 << 16;
 
-impl<const N: usize> Rings<N> {
+impl<const N: usize, T: Linked> Rings<N, T> {
     pub(super) fn new(slots: usize) -> Self {
-        let mut links = Vec::with_capacity(slots.min(MAX_HINT) + N);
-        links.extend((0..N as u32).map(|end| Link { newer: end, older: end }));
-        Self { links, lens: [0; N] }
+        let mut rings = Self { slots: Vec::with_capacity(slots.min(MAX_HINT) + N), lens: [0; N] };
+        rings.slots.resize(N, T::NONE);
+        (0..N as u32).for_each(|end| *rings.link(end) = Link { newer: end, older: end });
+        rings
     }
 
     /// Returns the number of slots in a ring.
@@ -36,76 +68,76 @@ impl<const N: usize> Rings<N> {
     }
 
     pub(super) fn contains(&self, slot: SlotId) -> bool {
-        self.links.get(slot.index() + N).is_some_and(|link| link.newer != ABSENT)
+        self.slots.get(slot.index() + N).is_some_and(|state| state.link().newer != ABSENT)
     }
 
     /// Puts a slot that is in no ring at the new end of one.
     pub(super) fn push(&mut self, ring: usize, slot: SlotId) {
         let at = self.reserve(slot);
-        let second = std::mem::replace(&mut self.links[ring].older, at as u32);
-        self.links[second as usize].newer = at as u32;
-        self.links[at] = Link { newer: ring as u32, older: second };
+        let second = std::mem::replace(&mut self.link(ring as u32).older, at);
+        self.link(second).newer = at;
+        *self.link(at) = Link { newer: ring as u32, older: second };
         self.lens[ring] += 1;
     }
 
     /// Puts a slot that is in no ring at the old end of one.
     pub(super) fn push_oldest(&mut self, ring: usize, slot: SlotId) {
         let at = self.reserve(slot);
-        let second = std::mem::replace(&mut self.links[ring].newer, at as u32);
-        self.links[second as usize].older = at as u32;
-        self.links[at] = Link { newer: second, older: ring as u32 };
+        let second = std::mem::replace(&mut self.link(ring as u32).newer, at);
+        self.link(second).older = at;
+        *self.link(at) = Link { newer: second, older: ring as u32 };
         self.lens[ring] += 1;
     }
 
     /// Puts a slot that is in no ring behind one that is: as the next older one.
     pub(super) fn push_behind(&mut self, ring: usize, slot: SlotId, newer: SlotId) {
-        let (at, newer) = (self.reserve(slot), newer.index() + N);
-        let older = std::mem::replace(&mut self.links[newer].older, at as u32);
-        self.links[older as usize].newer = at as u32;
-        self.links[at] = Link { newer: newer as u32, older };
+        let (at, newer) = (self.reserve(slot), newer.0 + N as u32);
+        let older = std::mem::replace(&mut self.link(newer).older, at);
+        self.link(older).newer = at;
+        *self.link(at) = Link { newer, older };
         self.lens[ring] += 1;
     }
 
-    /// Returns the index of the link of a slot.
-    fn reserve(&mut self, slot: SlotId) -> usize {
+    /// Returns the number of the link of a slot, for which there is a state from now on.
+    pub(super) fn reserve(&mut self, slot: SlotId) -> u32 {
         let at = slot.index() + N;
         assert!(
             at < ABSENT as usize,
             "cannot insert slot: number exceeds the limit of a policy. slot={slot:?}"
         );
-        if at >= self.links.len() {
-            self.links.resize(at + 1, Link { newer: ABSENT, older: ABSENT });
+        if at >= self.slots.len() {
+            self.slots.resize(at + 1, T::NONE);
         }
-        at
+        at as u32
     }
 
     /// Removes a slot from `ring`. The slot must be in it.
     pub(super) fn unlink(&mut self, ring: usize, slot: SlotId) {
-        let Link { newer, older } = self.links[slot.index() + N];
-        self.links[newer as usize].older = older;
-        self.links[older as usize].newer = newer;
-        self.links[slot.index() + N].newer = ABSENT;
+        let link = self.link(slot.0 + N as u32);
+        let Link { newer, older } = std::mem::replace(link, Link::NONE);
+        self.link(newer).older = older;
+        self.link(older).newer = newer;
         self.lens[ring] -= 1;
     }
 
     /// Returns the slot that has been in `ring` for longest.
     pub(super) fn oldest(&self, ring: usize) -> Option<SlotId> {
-        self.slot(self.links[ring].newer)
+        self.slot(self.slots[ring].link().newer)
     }
 
     /// Returns the slot that has been in `ring` for the shortest time.
     pub(super) fn youngest(&self, ring: usize) -> Option<SlotId> {
-        self.slot(self.links[ring].older)
+        self.slot(self.slots[ring].link().older)
     }
 
     /// Returns the next younger slot in the same ring.
     pub(super) fn newer(&self, slot: SlotId) -> Option<SlotId> {
-        self.slot(self.links[slot.index() + N].newer)
+        self.slot(self[slot].link().newer)
     }
 
     /// Returns the next older slot in the same ring.
     pub(super) fn older(&self, slot: SlotId) -> Option<SlotId> {
-        self.slot(self.links[slot.index() + N].older)
+        self.slot(self[slot].link().older)
     }
 
     /// Moves a slot to the new end of its ring.
@@ -131,7 +163,26 @@ impl<const N: usize> Rings<N> {
         Some(victim)
     }
 
+    fn link(&mut self, at: u32) -> &mut Link {
+        self.slots[at as usize].link_mut()
+    }
+
     fn slot(&self, link: u32) -> Option<SlotId> {
         (link >= N as u32).then(|| SlotId(link - N as u32))
+    }
+}
+
+/// State of a slot that is or was in a ring, or was [reserved](Rings::reserve).
+impl<const N: usize, T> Index<SlotId> for Rings<N, T> {
+    type Output = T;
+
+    fn index(&self, slot: SlotId) -> &T {
+        &self.slots[slot.index() + N]
+    }
+}
+
+impl<const N: usize, T> IndexMut<SlotId> for Rings<N, T> {
+    fn index_mut(&mut self, slot: SlotId) -> &mut T {
+        &mut self.slots[slot.index() + N]
     }
 }

@@ -233,6 +233,12 @@ impl Learner {
         }
     }
 
+    /// Returns whether a key whose fingerprint ends in so many zeros, `most` at most, may be
+    /// watched.
+    pub(super) fn may_watch(&self, zeros: u8, most: u8) -> bool {
+        u32::from(zeros) >= self.thinning.load(Relaxed).min(most.into())
+    }
+
     /// Records a use. `print` is a fingerprint of the key, 0 if unknown.
     pub(super) fn record(&self, print: u32, number: u64, class: u8) {
         if print != 0 && is_in_sample(print, self.thinning.load(Relaxed)) {

@@ -16,7 +16,7 @@ use self::ghosts::{Ghosts, Gone};
 use self::values::{Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
-use super::rings::{MAX_HINT, Rings};
+use super::rings::{Link, Linked, MAX_HINT, Rings};
 use super::{EvictionPolicy, KeySample, Learned, MergeableOrder};
 use crate::ids::SlotId;
 
@@ -59,11 +59,9 @@ pub struct Gittins {
     values: Arc<Values>,
     edition: u64,
     /// Rings of the classes, by last use, and a ring of parents that are set aside.
-    rings: Rings<{ CLASSES + 1 }>,
-    /// State of each slot; meaningful while the slot is in a ring.
-    seats: Vec<Seat>,
-    /// Hash of the key of the parent of each slot, 0 for none. Uses do not need it.
-    parents: Vec<u64>,
+    rings: Rings<{ CLASSES + 1 }, Seat>,
+    /// Origins of the slots.
+    origins: Vec<Origin>,
     /// Classes whose rings hold a slot, as bits.
     occupied: u64,
     /// Largest number of a use of each class.
@@ -103,32 +101,93 @@ const PARENT: u64 = 1 << 32;
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
 
-/// State of a slot that a use reads and changes: never on two cache lines. The links are apart, so
-/// that those of more neighbours share a line.
-#[derive(Clone, Copy, Debug, Default)]
+/// State of a slot that each use reads and changes; meaningful while the slot is in a ring, and of
+/// the last victim. A quarter of a cache line.
+#[derive(Clone, Copy, Debug)]
 #[repr(align(16))]
 struct Seat {
-    used: u64,
+    link: Link,
+    /// Lower 48 bits of the number of the last use.
+    used: [u16; 3],
+    /// Class of the last use, and [`IS_PARENT`] and [`IS_ASIDE`].
+    class: u8,
+    /// Number of uses, saturating, and above it the number of zeros at the end of the fingerprint,
+    /// saturating.
+    uses_and_zeros: u8,
+}
+
+/// State of a slot that few uses need.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(16))]
+struct Origin {
+    /// Hash of the key of the parent, 0 for none.
+    parent: u64,
     /// Fingerprint of the key, 0 if unknown.
     print: u32,
     /// Number of children in memory, saturating.
     children: u16,
-    /// Class of the last use, and whether the slot is set aside.
-    class: u8,
-    /// Number of uses, saturating.
-    uses: u8,
 }
+
+/// Bit of [`Seat::class`] of a slot that has children in memory.
+const IS_PARENT: u8 = 1 << 6;
 
 /// Bit of [`Seat::class`] of a slot that is set aside.
 const IS_ASIDE: u8 = 1 << 7;
 
+const _: () = assert!(CLASSES <= IS_PARENT as usize);
+
+/// Bits of [`Seat::used`].
+const USED_BITS: u32 = 48;
+
+/// Largest number of uses, and of zeros, in [`Seat::uses_and_zeros`].
+const NIBBLE: u8 = (1 << 4) - 1;
+
+impl Linked for Seat {
+    const NONE: Self = Self { link: Link::NONE, used: [0; 3], class: 0, uses_and_zeros: 0 };
+
+    fn link(&self) -> &Link {
+        &self.link
+    }
+
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
 impl Seat {
     fn class(self) -> u8 {
-        self.class & !IS_ASIDE
+        self.class & !(IS_PARENT | IS_ASIDE)
+    }
+
+    fn is_parent(self) -> bool {
+        self.class & IS_PARENT != 0
     }
 
     fn ring(self) -> usize {
-        if self.class & IS_ASIDE == 0 { usize::from(self.class) } else { ASIDE }
+        if self.class & IS_ASIDE == 0 { self.class().into() } else { ASIDE }
+    }
+
+    fn uses(self) -> u8 {
+        self.uses_and_zeros & NIBBLE
+    }
+
+    fn zeros(self) -> u8 {
+        self.uses_and_zeros >> 4
+    }
+
+    /// Returns the time since the last use. It is less than 2^48, and `now` not before the use.
+    fn age(self, now: u64) -> u64 {
+        let [low, middle, high] = self.used.map(u64::from);
+        now.wrapping_sub(low | middle << 16 | high << 32) & ((1 << USED_BITS) - 1)
+    }
+
+    /// Returns the number of the last use.
+    fn used(self, now: u64) -> u64 {
+        now.wrapping_sub(self.age(now))
+    }
+
+    fn set_used(&mut self, number: u64) {
+        self.used = [number as u16, (number >> 16) as u16, (number >> 32) as u16];
     }
 }
 
@@ -164,8 +223,7 @@ impl EvictionPolicy for Gittins {
             held: learner.held(),
             learner,
             rings: Rings::new(slots),
-            seats: Vec::with_capacity(slots.min(MAX_HINT)),
-            parents: Vec::with_capacity(slots.min(MAX_HINT)),
+            origins: Vec::with_capacity(slots.min(MAX_HINT)),
             occupied: 0,
             latest: [0; CLASSES],
             ghosts: Ghosts::new(),
@@ -275,18 +333,21 @@ impl MergeableOrder for Gittins {
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
-        if self.rings.contains(slot) { self.parents[slot.index()] } else { 0 }
+        if self.rings.contains(slot) { self.origins[slot.index()].parent } else { 0 }
     }
 
     fn change_children(&mut self, slot: SlotId, more: bool) {
         if !self.rings.contains(slot) {
             return;
         }
-        let seat = &mut self.seats[slot.index()];
-        seat.children = if more { seat.children.saturating_add(1) } else { seat.children.saturating_sub(1) };
-        if seat.children == 0 && seat.ring() == ASIDE {
-            seat.class = seat.class();
-            let class = seat.class;
+        let children = &mut self.origins[slot.index()].children;
+        *children = if more { children.saturating_add(1) } else { children.saturating_sub(1) };
+        let is_parent = *children > 0;
+        let seat = &mut self.rings[slot];
+        let (ring, class) = (seat.ring(), seat.class());
+        seat.class = if is_parent { seat.class | IS_PARENT } else { seat.class & !IS_PARENT };
+        if !is_parent && ring == ASIDE {
+            seat.class = class;
             self.rings.unlink(ASIDE, slot);
             self.rings.push_oldest(class.into(), slot);
             self.occupied |= 1 << class;
@@ -307,7 +368,7 @@ impl Gittins {
     }
 
     fn is_victim_print(&self, print: u32) -> bool {
-        self.victim.is_some_and(|(slot, _)| self.seats[slot.index()].print == print)
+        self.victim.is_some_and(|(slot, _)| self.origins[slot.index()].print == print)
     }
 
     fn enter(&mut self, slot: SlotId, print: u32, place: &Place) {
@@ -318,32 +379,38 @@ impl Gittins {
             self.settle_victim();
         }
         let gone = if print == 0 { None } else { self.ghosts.take(print, self.now) };
-        let uses = gone.map_or(0, |gone| gone.uses);
-        if slot.index() >= self.seats.len() {
-            self.seats.resize(slot.index() + 1, Seat::default());
-            self.parents.resize(slot.index() + 1, 0);
+        self.rings.reserve(slot);
+        if slot.index() >= self.origins.len() {
+            self.origins.resize(slot.index() + 1, Origin::default());
         }
-        self.parents[slot.index()] = place.parent;
-        let seat = Seat { print, uses, ..Seat::default() };
-        self.take_seat(slot, seat, gone.map(|gone| gone.used), place);
+        self.origins[slot.index()] = Origin { parent: place.parent, print, children: 0 };
+        let zeros = if print == 0 { 0 } else { (print.trailing_zeros() as u8).min(NIBBLE) };
+        let uses = gone.map_or(0, |gone| gone.uses.min(NIBBLE));
+        self.rings[slot] = Seat { uses_and_zeros: zeros << 4 | uses, ..Seat::NONE };
+        self.now = self.now.max(place.number);
+        self.take_seat(slot, gone.map_or(0, |gone| place.number.saturating_sub(gone.used)), place);
         self.change_len(self.len + 1);
     }
 
     /// Records a use of a slot that is held.
     fn renew(&mut self, slot: SlotId, place: &Place) {
         self.unlink(slot);
-        let seat = self.seats[slot.index()];
-        self.take_seat(slot, seat, Some(seat.used), place);
+        self.now = self.now.max(place.number);
+        let before = self.rings[slot].used(self.now);
+        self.take_seat(slot, place.number.saturating_sub(before), place);
     }
 
-    /// Puts a slot at the young end of its class. `before` is the number of its previous use.
-    fn take_seat(&mut self, slot: SlotId, seat: Seat, before: Option<u64>, place: &Place) {
-        self.now = self.now.max(place.number);
-        let uses = seat.uses.saturating_add(1);
-        let gap = before.map_or(0, |before| place.number.saturating_sub(before));
+    /// Puts a slot at the young end of its class. `gap` is the time since its previous use.
+    fn take_seat(&mut self, slot: SlotId, gap: u64, place: &Place) {
+        let seat = &mut self.rings[slot];
+        let (uses, zeros) = ((seat.uses() + 1).min(NIBBLE), seat.zeros());
         let class = class(uses, gap, self.held, place);
-        self.learner.record(seat.print, place.number, class);
-        self.seats[slot.index()] = Seat { used: place.number, class, uses, ..seat };
+        seat.set_used(place.number);
+        seat.class = class | seat.class & IS_PARENT;
+        seat.uses_and_zeros = zeros << 4 | uses;
+        if self.learner.may_watch(zeros, NIBBLE) {
+            self.learner.record(self.origins[slot.index()].print, place.number, class);
+        }
         self.occupied |= 1 << class;
         let latest = &mut self.latest[usize::from(class)];
         if place.number >= *latest {
@@ -358,7 +425,7 @@ impl Gittins {
     /// come in any order, and those of several threads, too.
     fn push_sorted(&mut self, class: usize, slot: SlotId, used: u64) {
         let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
-        let newer = young.take_while(|slot| self.seats[slot.index()].used > used);
+        let newer = young.take_while(|slot| self.rings[*slot].used(self.now) > used);
         match newer.take(MAX_SORTED).last() {
             Some(newer) => self.rings.push_behind(class, slot, newer),
             None => self.rings.push(class, slot),
@@ -366,7 +433,7 @@ impl Gittins {
     }
 
     fn unlink(&mut self, slot: SlotId) {
-        let ring = self.seats[slot.index()].ring();
+        let ring = self.rings[slot].ring();
         self.rings.unlink(ring, slot);
         if ring != ASIDE && self.rings.len(ring) == 0 {
             self.occupied &= !(1 << ring);
@@ -377,9 +444,9 @@ impl Gittins {
     fn settle_victim(&mut self) {
         let Some((slot, _)) = self.victim.take() else { return };
         self.unlink(slot);
-        let Seat { print, used, uses, .. } = self.seats[slot.index()];
+        let (seat, print) = (self.rings[slot], self.origins[slot.index()].print);
         if print != 0 {
-            let gone = Gone { used, uses };
+            let gone = Gone { used: seat.used(self.now), uses: seat.uses() };
             self.ghosts.remember(print, gone, self.len, self.held, self.now);
         }
     }
@@ -394,24 +461,20 @@ impl Gittins {
     }
 
     fn value_of(&self, slot: SlotId) -> f32 {
-        let seat = self.seats[slot.index()];
-        self.values.at(seat.class(), self.now.saturating_sub(seat.used))
-    }
-
-    fn is_parent(&self, slot: SlotId) -> bool {
-        self.seats[slot.index()].children > 0
+        let seat = self.rings[slot];
+        self.values.at(seat.class(), seat.age(self.now))
     }
 
     /// Returns the value of a slot as an integer that orders like it, parents last.
     fn rank(&self, slot: SlotId) -> u64 {
-        let parent = if self.is_parent(slot) { PARENT } else { 0 };
+        let parent = if self.rings[slot].is_parent() { PARENT } else { 0 };
         parent | u64::from(self.value_of(slot).to_bits())
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
-        let seat = self.seats[slot.index()];
-        let value = self.value_of(slot);
-        Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used: seat.used }
+        let seat = self.rings[slot];
+        let (value, used) = (self.value_of(slot), seat.used(self.now));
+        Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used }
     }
 
     /// Returns the slot with the least value that `allowed` accepts. Sets parents aside that are at
@@ -430,7 +493,7 @@ impl Gittins {
             if is_young {
                 break;
             }
-            if self.is_parent(slot) {
+            if self.rings[slot].is_parent() {
                 self.set_aside(slot);
             } else if allowed(slot) {
                 return Some(slot);
@@ -468,7 +531,7 @@ impl Gittins {
     /// Sets a parent aside until its last child is gone.
     fn set_aside(&mut self, slot: SlotId) {
         self.unlink(slot);
-        self.seats[slot.index()].class |= IS_ASIDE;
+        self.rings[slot].class |= IS_ASIDE;
         self.rings.push(ASIDE, slot);
     }
 
@@ -510,7 +573,7 @@ impl Gittins {
     fn young(&self, class: usize, oldest: SlotId) -> Option<SlotId> {
         let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
         let mut young = young.take_while(|&slot| slot != oldest).take(YOUNG_PARENTS + 1);
-        young.find(|slot| !self.is_parent(*slot))
+        young.find(|slot| !self.rings[*slot].is_parent())
     }
 
     /// Returns the first slot from `slot` to before `until`, or to the old end, that is accepted,
@@ -525,7 +588,7 @@ impl Gittins {
         for _ in 0..=YOUNG_REFUSED {
             let slot = next.filter(|slot| Some(*slot) != until)?;
             next = self.rings.older(slot);
-            if !self.is_parent(slot) && !self.offered.contains(&slot) {
+            if !self.rings[slot].is_parent() && !self.offered.contains(&slot) {
                 self.offered.push(slot);
                 if allowed(slot) {
                     return Some(slot);
@@ -540,7 +603,7 @@ impl Gittins {
         let mut next = self.rings.oldest(class);
         while let Some(slot) = next {
             next = self.rings.newer(slot);
-            if self.is_parent(slot) {
+            if self.rings[slot].is_parent() {
                 self.set_aside(slot);
             } else if !self.offered.contains(&slot) && allowed(slot) {
                 return Some(slot);
@@ -568,10 +631,10 @@ mod tests {
     /// Chooses among the oldest and the youngest slot of each class.
     fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
         let held = || (0..SLOTS).map(SlotId).filter(|slot| policy.holds(*slot));
-        let used = |slot: SlotId| policy.seats[slot.index()].used;
+        let used = |slot: SlotId| policy.rings[slot].used(policy.now);
         let mut best: Option<(f32, u64, SlotId)> = None;
         for class in 0..CLASSES as u8 {
-            let of_class = || held().filter(|slot| policy.seats[slot.index()].class() == class);
+            let of_class = || held().filter(|slot| policy.rings[*slot].class() == class);
             let Some(oldest) = of_class().min_by_key(|slot| used(*slot)) else { continue };
             let youngest = of_class().max_by_key(|slot| used(*slot)).filter(|slot| *slot != oldest);
             let old = (policy.value_of(oldest), used(oldest), oldest);
