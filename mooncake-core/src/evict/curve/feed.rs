@@ -93,27 +93,16 @@ impl UseFeed {
         }
     }
 
-    /// Returns a use of a key, if the key is in the sample. `bytes` returns the memory that its
-    /// object takes.
-    pub fn sampled_use(&self, hash: u64, place: &Place, bytes: impl FnOnce() -> u64) -> Option<KeyUse> {
-        self.sample.contains(hash).then(|| KeyUse { hash, bytes: bytes(), place: *place })
-    }
-
-    /// Notes a use of a sampled key, if there is one. Callers hold no lock that others wait for.
-    pub fn note(&self, sampled: Option<KeyUse>) {
-        let Some(mut one) = sampled else { return };
-        let parent = one.place.parent;
-        let nearest = if self.sample.shift() == 0 { None } else { self.ancestors.lock().of(one.hash) };
-        one.place.parent = nearest.unwrap_or(if self.sample.contains(parent) { parent } else { 0 });
+    /// Notes a use of a key of the sample, whose object takes `bytes` of memory. Callers hold no
+    /// lock that others wait for.
+    pub fn note_use(&self, hash: u64, place: &Place, bytes: u64) {
+        let given = if self.sample.contains(place.parent) { place.parent } else { 0 };
+        let nearest = if self.sample.shift() == 0 { None } else { self.ancestors.lock().of(hash) };
+        let place = Place { parent: nearest.unwrap_or(given), ..*place };
         match self.waiting.try_lock() {
-            Some(mut waiting) => push(&mut waiting, CacheEvent::Use(one)),
+            Some(mut waiting) => push(&mut waiting, CacheEvent::Use(KeyUse { hash, bytes, place })),
             None => drop(self.lost.fetch_add(1, Relaxed)),
         }
-    }
-
-    /// Notes a use of a key. `bytes` returns the memory that its object takes.
-    pub fn note_use(&self, hash: u64, place: &Place, bytes: impl FnOnce() -> u64) {
-        self.note(self.sampled_use(hash, place, bytes));
     }
 
     /// Notes the removal of an object by another way than an eviction.
@@ -187,7 +176,8 @@ mod tests {
             let before = ChainEnd { last, ..ChainEnd::default() };
             let batch = Batch::new(hashes.clone(), 8, before, |_| true);
             feed.note_chain(&batch);
-            (0..4).for_each(|at| feed.note_use(hashes[at], &batch.place(at), || 1));
+            let sampled = (0..4).filter(|at| feed.sample().contains(hashes[*at]));
+            sampled.for_each(|at| feed.note_use(hashes[at], &batch.place(at), 1));
         }
         assert_eq!(uses(&feed), (vec![(a, 0), (c, a), (e, c), (g, e)], 0));
         feed.note_removal(a);
@@ -201,20 +191,20 @@ mod tests {
         let busy = feed.waiting.lock();
         let (other, (done, ended)) = (feed.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
-            other.note_use(1, &Place::numbered(1), || 1);
+            other.note_use(1, &Place::numbered(1), 1);
             done.send(()).unwrap();
         });
         let came = ended.recv_timeout(std::time::Duration::from_secs(10));
         drop(busy);
         assert_eq!(came, Ok(()));
-        feed.note_use(2, &Place::numbered(2), || 1);
+        feed.note_use(2, &Place::numbered(2), 1);
         assert_eq!(uses(&feed), (vec![(2, 0)], 1));
     }
 
     #[test]
     fn a_full_feed_counts_what_it_drops() {
         let feed = UseFeed::new();
-        (1..=MAX_EVENTS as u64 + 5).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), || 1));
+        (1..=MAX_EVENTS as u64 + 5).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), 1));
         let (taken, lost) = uses(&feed);
         assert_eq!((taken.len(), lost), (MAX_EVENTS, 5));
         assert_eq!(uses(&feed), (Vec::new(), 0));

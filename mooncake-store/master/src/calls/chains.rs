@@ -1,6 +1,7 @@
 //! Chains of keys: how the keys of one call depend on each other.
 
 use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
 use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
 use mooncake_core::ids::ClientId;
 
@@ -9,6 +10,7 @@ use super::misses::CallMisses;
 
 /// Keys that one call reads, in order.
 pub(super) struct ReadCall {
+    begun: Moment,
     /// Uses of the keys, if the policy has a use for them.
     chain: Option<Batch>,
     /// Number of keys from the front that were found.
@@ -20,6 +22,9 @@ pub(super) struct ReadCall {
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeyInCall<'c> {
     chain: Option<(&'c Batch, usize)>,
+    /// Time at which the call began, if it is about more than this key. To ask the clock for each
+    /// key takes as long as a look-up.
+    begun: Option<Moment>,
     /// True if an earlier key of the call was not found.
     pub(super) is_behind_gap: bool,
     /// Misses of the call that contains the key; `None` if the call is about one key.
@@ -30,6 +35,11 @@ impl KeyInCall<'_> {
     /// Returns the place of the use, if the policy has a use for it.
     pub(super) fn place(&self) -> Option<Place> {
         self.chain.map(|(chain, at)| chain.place(at))
+    }
+
+    /// Returns the time by which a lease on the key begins, if known.
+    pub(super) fn now(&self) -> Option<Moment> {
+        self.begun
     }
 
     /// Returns the hash of the key, if it was computed before.
@@ -44,19 +54,10 @@ pub(super) fn key_in(chain: Option<&Batch>, at: usize) -> KeyInCall<'_> {
 }
 
 impl ReadCall {
-    /// Describes a call whose keys are asked for, but not used.
-    pub(super) fn without_use() -> Self {
-        Self::of_chain(None)
-    }
-
-    fn of_chain(chain: Option<Batch>) -> Self {
-        Self { chain, found: 0, misses: CallMisses::default() }
-    }
-
     /// Returns what is known of the key at an index. The keys before it have been looked up.
     pub(super) fn key(&self, at: usize) -> KeyInCall<'_> {
-        let misses = Some(&self.misses);
-        KeyInCall { is_behind_gap: self.found < at, misses, ..key_in(self.chain.as_ref(), at) }
+        let (misses, begun) = (Some(&self.misses), Some(self.begun));
+        KeyInCall { is_behind_gap: self.found < at, misses, begun, ..key_in(self.chain.as_ref(), at) }
     }
 
     /// Records that the key at an index was found.
@@ -73,7 +74,12 @@ impl ReadCall {
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Describes a call that uses the keys which it finds.
     pub(super) fn read_call(&self, tenant: &str, keys: &[&[u8]]) -> ReadCall {
-        ReadCall::of_chain(self.read_chain(tenant, keys))
+        ReadCall { chain: self.read_chain(tenant, keys), ..self.call_without_use() }
+    }
+
+    /// Describes a call whose keys are asked for, but not used.
+    pub(super) fn call_without_use(&self) -> ReadCall {
+        ReadCall { begun: self.space().clock.now(), chain: None, found: 0, misses: CallMisses::default() }
     }
 
     fn read_chain(&self, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {

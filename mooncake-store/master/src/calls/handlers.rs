@@ -21,7 +21,7 @@ use mooncake_protocol::message::*;
 use mooncake_protocol::pack::{self, Pack, Pairs};
 use mooncake_protocol::wire::{DrainProgress, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix};
 
-use super::chains::{KeyInCall, ReadCall, key_in};
+use super::chains::{KeyInCall, key_in};
 use super::master::Master;
 use super::put::Put;
 use crate::model::value::Writer;
@@ -48,7 +48,7 @@ handlers! {
         Ok(master.exists_of(r.tenant, r.key, KeyInCall::default()))
     };
     BatchExistKey<'a>: |master, r| {
-        let mut call = ReadCall::without_use();
+        let mut call = master.call_without_use();
         let exists = |(at, key): (usize, &&[u8])| {
             let found = master.exists_of(r.tenant, key, call.key(at));
             if found {
@@ -142,7 +142,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Counts the keys from the front whose objects can be read, and grants leases on these.
     fn prefix_hits(&self, r: &LocatePrefix<'_>) -> usize {
-        let mut call = ReadCall::without_use();
+        let mut call = self.call_without_use();
         for (at, key) in r.keys.iter().enumerate() {
             if !self.exists_of(r.tenant, key, call.key(at)) {
                 break;

@@ -35,7 +35,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     fn exists_in(&self, key: &[u8], call: KeyInCall<'_>) -> bool {
-        let now = self.space().clock.now();
+        let now = call.now().unwrap_or_else(|| self.space().clock.now());
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
         let found = shard.find(hash, key);
@@ -198,7 +198,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Grants a lease and passes the object to `show`.
     fn read<R>(&self, key: &[u8], call: KeyInCall<'_>, show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
-        let now = self.space().clock.now();
+        let now = call.now().unwrap_or_else(|| self.space().clock.now());
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
@@ -220,8 +220,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         object.grant_lease(self.space().lease_from(now));
         let place = call.place().unwrap_or_else(|| self.space().next_place());
         self.space().directory.touch(&mut shard, slot, &place);
-        let feed = &self.space().curve.feed;
-        let sampled = feed.sampled_use(hash, &place, || shard[slot].memory_bytes());
+        let sampled = self.sampled_bytes(&shard, slot);
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {
@@ -233,7 +232,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             hot.count_read(&mut shard.read_rates, slot, &key, now);
         }
         drop(shard);
-        feed.note(sampled);
+        if let Some(bytes) = sampled {
+            self.space().curve.feed.note_use(hash, &place, bytes);
+        }
         Ok(shown)
     }
 }

@@ -14,13 +14,20 @@ use crate::model::misses::{MissCause, MissCounts};
 
 /// Misses of one call, for its tenant.
 #[derive(Default)]
-pub(super) struct CallMisses(Cell<MissCounts>);
+pub(super) struct CallMisses([Cell<u32>; MissCause::ALL.len()]);
 
 impl CallMisses {
     fn add(&self, why: MissCause) {
-        let mut counts = self.0.get();
-        counts.add(why, 1);
-        self.0.set(counts);
+        let count = &self.0[why as usize];
+        count.set(count.get().saturating_add(1));
+    }
+
+    fn take(&self) -> MissCounts {
+        let mut counts = MissCounts::default();
+        for (cause, count) in MissCause::ALL.into_iter().zip(&self.0) {
+            counts.add(cause, count.take().into());
+        }
+        counts
     }
 }
 
@@ -52,7 +59,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Counts the misses of a call for its tenant.
     pub(super) fn count_for_tenant(&self, call: &ReadCall, tenant: &str) {
-        self.space().tenants.count_misses(tenant, &call.misses.0.take());
+        self.space().tenants.count_misses(tenant, &call.misses.take());
     }
 
     /// Counts the keys that a call did not look up, because it ended at the first miss.

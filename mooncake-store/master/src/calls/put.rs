@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
-use mooncake_core::evict::{KeyUse, MergeableOrder, Place};
+use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::replica::{Replica, ReplicaStatus, ReplicaType, ReplicateConfig, SoftPin};
@@ -209,10 +209,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 format!("cannot end put: its allocation has expired. key={}", key.escape_ascii()),
             ));
         }
-        let sampled = self.complete(&mut shard, slot, write, checksum, use_number, now);
-        let parent = shard.parent(slot);
+        let number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
+        let place = Place { number, ..write.place };
+        self.complete(&mut shard, slot, write, checksum, &place, now);
+        let (parent, sampled) = (shard.parent(slot), self.sampled_bytes(&shard, slot));
         drop(shard);
-        self.space().curve.feed.note(sampled);
+        if let Some(bytes) = sampled {
+            self.space().curve.feed.note_use(hash, &place, bytes);
+        }
         self.space().directory.change_children(parent, true);
         self.space().eviction.end_backoff();
         Ok(())
@@ -419,27 +423,24 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         shard.find(hash, key).map_or(0, |slot| shard[slot].charged_bytes())
     }
 
-    /// Makes the value of a write readable. Returns the use if the curve of hits by memory watches
-    /// it.
+    /// Makes the value of a write readable.
     fn complete(
         &self,
         shard: &mut Shard<A, E>,
         slot: SlotId,
         write: Write<A>,
         checksum: Option<u64>,
-        use_number: Option<u64>,
+        place: &Place,
         now: Moment,
-    ) -> Option<KeyUse> {
+    ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let (writer, file) = (write.writer, write.file);
-        let use_number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
-        let place = Place { number: use_number, ..write.place };
         let value = Value {
             len: write.len,
             checksum,
             writer,
             superseded: false,
-            stamp: Stamp { epoch: self.space().epoch, number: use_number },
+            stamp: Stamp { epoch: self.space().epoch, number: place.number },
             replicas: write.replicas,
         };
         self.space().counters.value_size(value.len);
@@ -456,10 +457,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
         }
         shard[slot].drop_disk_replicas();
-        let old = self.space().directory.put_value(shard, slot, value, &place);
-        let object = &shard[slot];
-        let feed = &self.space().curve.feed;
-        let sampled = feed.sampled_use(object.hash, &place, || object.memory_bytes());
+        let old = self.space().directory.put_value(shard, slot, value, place);
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
         }
@@ -469,7 +467,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
             self.jobs.offload(shard, slot, now);
         }
-        sampled
     }
 }
 

@@ -20,6 +20,7 @@ impl Scope {
     ///
     /// # Errors
     /// `INVALID_KEY` with tenants on.
+    #[inline]
     pub(super) fn key_in<'a>(&self, key: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let Some(prefix) = &self.0 else { return Ok(key) };
         ObjectKey::check(key)?;
