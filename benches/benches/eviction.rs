@@ -197,7 +197,9 @@ impl Cache {
 
     fn evict(&mut self) -> (usize, SlotId) {
         if self.shards[0].policy.ranks_by_value() {
-            (0..2).for_each(|_| drop(self.look(self.notes.next_shard())));
+            for _ in 0..2 {
+                self.look(self.notes.next_shard());
+            }
         }
         loop {
             let (index, _, second) = self.notes.least();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use self::class::{CLASSES, class};
 use self::ghosts::{Ghosts, Gone};
-use self::values::{Values, YOUNG_MARGIN};
+use self::values::{AgePoint, Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
 use super::rings::{Link, Linked, MAX_HINT, Rings};
@@ -198,17 +198,15 @@ struct Candidate {
     class: u8,
     is_young: bool,
     is_accepted: bool,
-    value: f32,
-    used: u64,
+    /// Value by which it compares.
+    rank: f32,
+    age: u64,
 }
 
 impl Candidate {
     /// Returns whether this candidate goes before another one. Of equal ones the older goes first.
     fn goes_before(&self, other: &Self) -> bool {
-        let rank = |candidate: &Self| {
-            if candidate.is_young { candidate.value / YOUNG_MARGIN } else { candidate.value }
-        };
-        rank(self) < rank(other) || (rank(self) == rank(other) && self.used < other.used)
+        self.rank < other.rank || (self.rank == other.rank && self.age > other.age)
     }
 }
 
@@ -329,7 +327,7 @@ impl MergeableOrder for Gittins {
 
     fn value_since(&self, used: u64) -> Option<u64> {
         let class = class(1, 0, 0, &Place::default());
-        Some(self.values.at(class, self.now.saturating_sub(used)).to_bits().into())
+        Some(self.values.at(class, self.now.saturating_sub(used).into()).to_bits().into())
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
@@ -462,7 +460,7 @@ impl Gittins {
 
     fn value_of(&self, slot: SlotId) -> f32 {
         let seat = self.rings[slot];
-        self.values.at(seat.class(), seat.age(self.now))
+        self.values.at(seat.class(), seat.age(self.now).into())
     }
 
     /// Returns the value of a slot as an integer that orders like it, parents last.
@@ -472,9 +470,9 @@ impl Gittins {
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
-        let seat = self.rings[slot];
-        let (value, used) = (self.value_of(slot), seat.used(self.now));
-        Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used }
+        let (seat, value) = (self.rings[slot], self.value_of(slot));
+        let rank = if is_young { value / YOUNG_MARGIN } else { value };
+        Candidate { slot, class: seat.class(), is_young, is_accepted: false, rank, age: seat.age(self.now) }
     }
 
     /// Returns the slot with the least value that `allowed` accepts. Sets parents aside that are at
@@ -514,14 +512,15 @@ impl Gittins {
     fn for_each_candidate(&self, mut see: impl FnMut(Candidate)) {
         let mut classes = self.occupied;
         while classes != 0 {
-            let class = classes.trailing_zeros() as usize;
+            let class = classes.trailing_zeros() as u8;
             classes &= classes - 1;
-            let Some(oldest) = self.rings.oldest(class) else { continue };
-            let candidate = self.candidate(oldest, false);
-            see(candidate);
-            let age = self.now.saturating_sub(candidate.used);
-            if self.values.rises_before(class, age)
-                && let Some(young) = self.young(class, oldest)
+            let Some(slot) = self.rings.oldest(class.into()) else { continue };
+            let age = self.rings[slot].age(self.now);
+            let point = AgePoint::from(age);
+            let rank = self.values.at(class, point);
+            see(Candidate { slot, class, is_young: false, is_accepted: false, rank, age });
+            if self.values.rises_before(class, point)
+                && let Some(young) = self.young(class.into(), slot)
             {
                 see(self.candidate(young, true));
             }
@@ -627,6 +626,20 @@ mod tests {
     use super::*;
 
     const SLOTS: u32 = 24;
+
+    /// A slot keeps 48 bits of the number of its last use.
+    #[test]
+    fn numbers_of_uses_may_exceed_what_a_slot_keeps() {
+        let mut policy = Gittins::new(0, &GittinsConfig::default());
+        let first = (1 << USED_BITS) - 4000;
+        for slot in 0..8 {
+            policy.insert_at(SlotId(slot), 1, slot.into(), &Place::numbered(first + u64::from(slot) * 1000));
+        }
+        // The number lies between those of the second and the third slot.
+        policy.insert_at(SlotId(8), 1, 8, &Place::numbered(first + 1500));
+        let victims = std::iter::from_fn(|| policy.evict(&mut |_| true));
+        assert_eq!(victims.map(|slot| slot.0).collect::<Vec<_>>(), [0, 1, 8, 2, 3, 4, 5, 6, 7]);
+    }
 
     /// Chooses among the oldest and the youngest slot of each class.
     fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
