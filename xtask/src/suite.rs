@@ -118,6 +118,11 @@ pub(crate) fn test(words: &[&str], in_ci: bool) -> Result {
         alone: "cargo test --workspace --all-features --doc".into(),
         size: 0,
     });
+    if in_ci {
+        // An earlier step has installed the package.
+        jobs.extend(python_job());
+        return run(jobs, None, times);
+    }
     // The release build of the package takes the processors that waiting tests leave idle.
     run(jobs, Some(Aside::start(&["python-package"])?), times)
 }

@@ -196,6 +196,15 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
         let put = runtime.block_on(carol.put(&key, &value)).map_err(text)?;
         checks.that("put by this project", put == PutOutcome::Stored)?;
     }
+    // A master of Mooncake C++ takes no file of an object that was replaced before its first file.
+    let file = "the object has a file";
+    runtime.block_on(async {
+        for key in ["theirs/1", "ours/1"] {
+            let before = in_time(async || has_file(&carol, key).await).await;
+            checks.that(&format!("{key}, to be replaced: {file}"), before)?;
+        }
+        Ok::<_, String>(())
+    })?;
     let replaced = alice.call(json!(["upsert", "theirs/1", hex(&bytes(10, 5_000))]))?;
     checks.that("upsert by Mooncake C++", replaced == json!(0))?;
     runtime
@@ -204,7 +213,6 @@ fn in_files(peer: &Installation, base: u16) -> Result<usize> {
     let keys = || names("theirs").chain(names("ours")).map(|(key, _)| key);
     runtime.block_on(async {
         for key in keys().chain(["theirs/odd:*?".to_owned(), "ours/../odd".to_owned()]) {
-            let file = "the object has a file";
             checks.that(&format!("{key}: {file}"), in_time(async || has_file(&carol, &key).await).await)?;
         }
         holder.close().await.map_err(text)

@@ -213,6 +213,7 @@ impl<'a, T: Transport> Writing<'a, T> {
         let config = &of_some(config, pending, items.len());
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
+        self.client.files_are_settled(asked.iter().map(|item| item.key), self.deadline).await?;
         self.asking.extend(pending.iter().map(|&i| items[i].key));
         let answers = self.ask(&asked, config).await?;
         self.asking.clear();
@@ -267,7 +268,7 @@ impl<'a, T: Transport> Writing<'a, T> {
             let Some(at) = replica.location.memory() else {
                 self.others = true;
                 if let ReplicaLocation::Disk { path, .. } = &replica.location {
-                    self.grants[grant].file = Some(path.clone());
+                    self.grants[grant].file = Some(self.client.grant_of_file(wanted.key, path));
                 }
                 continue;
             };
@@ -357,20 +358,20 @@ impl<'a, T: Transport> Writing<'a, T> {
     async fn keep_files(&mut self, items: &[Item<'_, T>], outcomes: &Outcomes) {
         let mut unwritten = Vec::new();
         for grant in &mut self.grants {
-            let Some(path) = grant.file.take() else { continue };
+            let Some(file) = grant.file.take() else { continue };
             if !matches!(outcomes[grant.item], Some(Ok(_))) {
                 continue;
             }
             let (attempt, key) = (self.attempt, grant.key.to_vec());
-            let put = FilePut { attempt, key, path, checksum: grant.checksum };
+            let put = FilePut { attempt, key, file, checksum: grant.checksum };
             if let Err(put) = self.client.keep_in_file(put, &items[grant.item].value).await {
-                unwritten.push(put.key);
+                unwritten.push(put);
             }
         }
         if !unwritten.is_empty() {
             let (client, attempt) = (self.client.clone(), self.attempt);
             self.client.runtime.spawn(async move {
-                let keys: Vec<&[u8]> = unwritten.iter().map(Vec::as_slice).collect();
+                let keys: Vec<&[u8]> = unwritten.iter().map(|put| &*put.key).collect();
                 attempt.refuse_files(&client, &keys).await;
             });
         }

@@ -84,6 +84,12 @@ impl<T: Transport> ClientRanges<'_, T> {
             let known = inner.engine.look_ups();
             let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
             let config = of_some(config, &pending, puts.len());
+            if let Err(error) = inner.files_are_settled(asked.iter().map(|put| put.key), &deadline).await {
+                if pending.len() == all {
+                    return Err(error);
+                }
+                break;
+            }
             let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &asked, &config);
             match deadline.bound("put start", call).await {
                 Ok(answers) => {

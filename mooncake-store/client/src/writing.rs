@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::attempt::Attempt;
 use crate::buffers::Outgoing;
 use crate::deadline::Deadline;
+use crate::offload::FileGrant;
 use crate::state::Inner;
 
 /// Granted space whose write has neither ended nor been revoked.
@@ -27,7 +28,7 @@ pub(crate) struct Grant<'a> {
     /// True if the write has ended, was revoked, or is left to the master.
     pub(crate) settled: bool,
     /// File that also stores the value.
-    pub(crate) file: Option<String>,
+    pub(crate) file: Option<FileGrant>,
 }
 
 impl Grant<'_> {

@@ -9,6 +9,10 @@ use mooncake_core::clock::Rng;
 use mooncake_store::client::{Client, ClientBuilder, MasterHandle};
 use mooncake_store::config::{MasterConfig, MetadataServerConfig};
 use mooncake_store::master::{Master, MasterOptions};
+use mooncake_store::protocol::frame::Status;
+use mooncake_store::protocol::message::ADDED;
+use mooncake_store::protocol::server::Service;
+use mooncake_store::protocol::service::MasterService;
 use mooncake_store::server::MasterServer;
 
 /// Connections between the master and the clients, and between the clients.
@@ -151,6 +155,23 @@ pub(crate) fn value(seed: u64, len: usize) -> Bytes {
 /// sends them without a copy if the transport can.
 pub(crate) fn slices<K: AsRef<str>>(items: &[(K, Bytes)]) -> Vec<(&str, &[u8])> {
     items.iter().map(|(key, value)| (key.as_ref(), &value[..])).collect()
+}
+
+/// Master of this version in which every call that Mooncake C++ lacks has another type signature.
+pub(crate) struct OtherShapes(pub(crate) MasterService<Master>);
+
+impl Service for OtherShapes {
+    fn call(
+        &self,
+        function: u32,
+        body: &[u8],
+        out: &mut Vec<u8>,
+    ) -> std::result::Result<(), (Status, String)> {
+        if ADDED.iter().any(|shape| shape.function == function) {
+            return Err((Status::InvalidArguments, "the arguments have another shape".into()));
+        }
+        self.0.call(function, body, out)
+    }
 }
 
 /// Starts a server at the port of one that has stopped. A process that another test starts has

@@ -2,13 +2,16 @@
 //! exists.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use mooncake_core::replica::ReplicaLocation;
 use mooncake_store::client::{Client, FileReport, PutOptions, PutOutcome, RangeOutcome, RangeRead, ReadInto};
-use mooncake_store::master::{FileOptions, MasterOptions};
+use mooncake_store::master::{FileOptions, Master, MasterOptions};
+use mooncake_store::protocol::server::{Server, ServerOptions};
+use mooncake_store::protocol::service::MasterService;
 
-use crate::cluster::{Cluster, Kind, eventually, value};
+use crate::cluster::{Cluster, Kind, OtherShapes, eventually, value};
 
 /// Length of a value above that of one read.
 const LONG: usize = 5 << 20;
@@ -20,7 +23,11 @@ async fn cluster(dir: &Path, files: FileOptions) -> Cluster {
 
 /// Returns the path of the file of a key, if the master lists one.
 fn file(cluster: &Cluster, key: &[u8]) -> Option<PathBuf> {
-    let replicas = cluster.master.peek(key).unwrap_or_default();
+    listed(&cluster.master, key)
+}
+
+fn listed(master: &Master, key: &[u8]) -> Option<PathBuf> {
+    let replicas = master.peek(key).unwrap_or_default();
     replicas.iter().find_map(|replica| match &replica.location {
         ReplicaLocation::Disk { path, .. } => Some(path.into()),
         _ => None,
@@ -271,4 +278,51 @@ async fn batches_and_pieces_and_registered_memory_are_written_whole() {
     client.close().await.unwrap();
     assert_eq!(all(dir.path()).len(), 6);
     assert!(all(dir.path()).iter().all(|path| !path.file_name().unwrap().to_str().unwrap().starts_with('.')));
+}
+
+/// The second value, which is shorter, gets its file first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_file_of_an_earlier_value_leaves_that_of_the_later_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = cluster(dir.path(), FileOptions::default()).await;
+    for round in 0..4 {
+        let client = cluster.builder().segment(64 << 20).local_buffer(32 << 20).connect().await.unwrap();
+        let (key, second) = (format!("k{round}"), value(round, 100));
+        for value in [&value(100, 16 << 20), &second] {
+            client.put_with(&key, &value[..], &PutOptions::new().upsert()).await.unwrap();
+        }
+        let path = written(&cluster, key.as_bytes()).await;
+        // Waits for all files.
+        client.close().await.unwrap();
+        assert_eq!(file(&cluster, key.as_bytes()).as_ref(), Some(&path));
+        assert!(std::fs::read(&path).unwrap() == second, "{key}");
+        assert_eq!(all(dir.path()).len() as u64, round + 1);
+    }
+}
+
+/// A master that does not fence writes takes every report for that of the file of the present
+/// value.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_waits_for_files_of_earlier_values_if_the_master_does_not_fence_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let files =
+        FileOptions { dir: dir.path().join("lab").to_str().unwrap().into(), ..FileOptions::default() };
+    let options = MasterOptions { files: Some(files), ..MasterOptions::default() };
+    let master = Arc::new(Master::new(options).unwrap());
+    let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
+    let address = server.local_addr().to_string();
+    let running = server.start(Arc::new(OtherShapes(MasterService(master.clone()))));
+    let builder = Client::builder().master(address).segment(64 << 20).local_buffer(32 << 20);
+    let client = builder.connect().await.unwrap();
+    for round in 0..4 {
+        let values = [value(2 * round, LONG), value(2 * round + 1, LONG)];
+        client.put("k", &values[0][..]).await.unwrap();
+        client.remove("k", true).await.unwrap();
+        client.put("k", &values[1][..]).await.unwrap();
+        eventually("it has a file", async || listed(&master, b"k").is_some()).await;
+        assert!(std::fs::read(listed(&master, b"k").unwrap()).unwrap() == values[1], "round {round}");
+        client.remove("k", true).await.unwrap();
+    }
+    client.close().await.unwrap();
+    running.stop().await;
 }

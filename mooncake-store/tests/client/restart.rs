@@ -15,13 +15,12 @@ use mooncake_store::api::WriteMode;
 use mooncake_store::client::{Client, PutOutcome};
 use mooncake_store::master::{Master, MasterOptions, Put, SegmentStats};
 use mooncake_store::protocol::frame::Status;
-use mooncake_store::protocol::message::ADDED;
 use mooncake_store::protocol::pack;
 use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
 use mooncake_store::server::MasterServer;
 
-use crate::cluster::{eventually, master_config, start_again, value};
+use crate::cluster::{OtherShapes, eventually, master_config, start_again, value};
 
 fn options() -> MasterOptions {
     MasterOptions::default()
@@ -57,18 +56,6 @@ async fn a_master_of_another_version_is_refused_with_both_named() {
     assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     assert!(error.to_string().contains("1.9.3") && error.to_string().contains("2.0.0"), "{error}");
     running.stop().await;
-}
-
-/// Master of this version in which every call that Mooncake C++ lacks has another type signature.
-struct OtherShapes(MasterService<Master>);
-
-impl Service for OtherShapes {
-    fn call(&self, function: u32, body: &[u8], out: &mut Vec<u8>) -> Result<(), (Status, String)> {
-        if ADDED.iter().any(|shape| shape.function == function) {
-            return Err((Status::InvalidArguments, "the arguments have another shape".into()));
-        }
-        self.0.call(function, body, out)
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,7 +18,7 @@ use std::time::SystemTime;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::deadline::{Deadline, late};
 use mooncake_protocol::wire::StorageConfig;
@@ -47,6 +47,12 @@ pub(crate) struct Files {
     /// Marker that is set when the existing files are counted, before the first write.
     counted: tokio::sync::OnceCell<()>,
     known: Mutex<Known>,
+    /// Number of granted files that are neither reported nor given up, by key.
+    granted: Mutex<HashMap<Vec<u8>, usize>>,
+    /// Signal that a granted file is reported or given up.
+    settled: Notify,
+    /// Number of files that this client was granted.
+    grants: AtomicU64,
     counts: Counts,
     /// True if a failed write has been logged.
     said: AtomicBool,
@@ -58,9 +64,16 @@ struct Known {
     /// Paths in the order of their age, the oldest first. Removed files may still be listed here.
     order: VecDeque<PathBuf>,
     files: HashMap<PathBuf, KnownFile>,
-    /// Paths of the files that this client wrote, by key.
-    own: HashMap<Vec<u8>, PathBuf>,
+    /// Files that this client wrote, by key.
+    own: HashMap<Vec<u8>, OwnFile>,
     used: u64,
+}
+
+#[derive(Debug)]
+struct OwnFile {
+    path: PathBuf,
+    /// Number of the grant. A later value of the key has a larger one.
+    number: u64,
 }
 
 #[derive(Debug)]
@@ -101,6 +114,28 @@ pub struct FileReport {
     pub unread: u64,
     /// Bytes of the files that this client counts towards the quota.
     pub used: u64,
+}
+
+/// Granted file that is neither reported nor given up. It is given up when dropped.
+#[derive(Debug)]
+pub(crate) struct GrantedFile {
+    files: Arc<Files>,
+    key: Vec<u8>,
+    number: u64,
+}
+
+impl Drop for GrantedFile {
+    fn drop(&mut self) {
+        let mut granted = self.files.granted.lock();
+        if let Some(count) = granted.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                granted.remove(&self.key);
+            }
+        }
+        drop(granted);
+        self.files.settled.notify_waiters();
+    }
 }
 
 /// Permit for a value that waits to be written.
@@ -158,6 +193,9 @@ impl Files {
             waiting: Arc::new(Semaphore::new(WAITING_KIB)),
             counted: tokio::sync::OnceCell::new(),
             known: Mutex::default(),
+            granted: Mutex::default(),
+            settled: Notify::new(),
+            grants: AtomicU64::new(0),
             counts: Counts::default(),
             said: AtomicBool::new(false),
         }))
@@ -195,6 +233,26 @@ impl Files {
         Ok(self.dir.join(rest.ok_or_else(outside)?))
     }
 
+    /// Registers a file that the master granted to a write.
+    pub(crate) fn granted(self: &Arc<Self>, key: &[u8]) -> GrantedFile {
+        *self.granted.lock().entry(key.to_vec()).or_default() += 1;
+        GrantedFile { files: self.clone(), key: key.to_vec(), number: self.grants.fetch_add(1, Relaxed) }
+    }
+
+    /// Waits until all granted files of these keys are reported or given up.
+    pub(crate) async fn settled(&self, keys: impl Iterator<Item = &[u8]>) {
+        for key in keys {
+            loop {
+                let mut changed = std::pin::pin!(self.settled.notified());
+                changed.as_mut().enable();
+                if !self.granted.lock().contains_key(key) {
+                    break;
+                }
+                changed.await;
+            }
+        }
+    }
+
     /// Reserves capacity for a value that waits to be written. Returns `None` if there is none now.
     pub(crate) fn room(&self, len: usize) -> Option<Waiting> {
         let room = u32::try_from(len.div_ceil(1024)).ok();
@@ -211,16 +269,15 @@ impl Files {
     }
 
     /// Writes a value to a file. Also returns the keys of files that were evicted for it, which the
-    /// master still lists as replicas.
+    /// master still lists as replicas. [`keep`](Self::keep) or [`discard`](Self::discard) follows.
     pub(crate) async fn write(
         self: &Arc<Self>,
-        key: &[u8],
         path: &str,
         bytes: Vec<u8>,
         mark: u64,
     ) -> (Result<()>, Vec<Vec<u8>>) {
         let mut gone = Vec::new();
-        let written = self.try_write(key, path, bytes, mark, &mut gone).await;
+        let written = self.try_write(path, bytes, mark, &mut gone).await;
         if let Err(error) = &written {
             self.counts.refused.fetch_add(1, Relaxed);
             if !self.said.swap(true, Relaxed) {
@@ -232,7 +289,6 @@ impl Files {
 
     async fn try_write(
         self: &Arc<Self>,
-        key: &[u8],
         path: &str,
         bytes: Vec<u8>,
         mark: u64,
@@ -244,16 +300,28 @@ impl Files {
         let files = self.clone();
         self.counted.get_or_init(|| async move { drop(blocking(move || files.count()).await) }).await;
         gone.extend(self.make_room(len).await?);
-        let (files, to) = (self.clone(), path.clone());
-        blocking(move || files.write_file(&to, &bytes, mark)).await?;
+        let files = self.clone();
+        blocking(move || files.write_file(&path, &bytes, mark)).await?;
         drop(turn);
-        let before = self.known.lock().add(path, len, Some(key));
-        if let Some(before) = before {
-            unlink(before).await;
-        }
         self.counts.written.fetch_add(1, Relaxed);
         self.counts.written_bytes.fetch_add(len, Relaxed);
         Ok(())
+    }
+
+    /// Records a written file that the master lists, and removes that of an earlier value.
+    pub(crate) async fn keep(&self, granted: &GrantedFile, path: &str, len: u64) {
+        let Ok(path) = self.inside(path) else { return };
+        let obsolete = self.known.lock().keep(path, len, &granted.key, granted.number);
+        if let Some(obsolete) = obsolete {
+            unlink(obsolete).await;
+        }
+    }
+
+    /// Removes a file that the master does not list.
+    pub(crate) async fn discard(&self, path: &str) {
+        let Ok(path) = self.inside(path) else { return };
+        self.known.lock().remove(&path);
+        unlink(path).await;
     }
 
     /// Removes the oldest files until the quota has space for `len` more bytes. Returns the keys of
@@ -362,7 +430,7 @@ impl Files {
         let mut known = self.known.lock();
         let mut gone = Vec::new();
         for key in keys {
-            if let Some(path) = known.own.get(key).cloned() {
+            if let Some(path) = known.own.get(key).map(|own| own.path.clone()) {
                 known.remove(&path);
                 gone.push(path);
             }
@@ -374,7 +442,7 @@ impl Files {
     pub(crate) async fn forget(&self, key: &[u8], path: &Path) {
         let own = {
             let mut known = self.known.lock();
-            let is = known.own.get(key).is_some_and(|own| own == path);
+            let is = known.own.get(key).is_some_and(|own| own.path == path);
             if is {
                 known.remove(path);
             }
@@ -387,7 +455,7 @@ impl Files {
 
     /// Returns the keys and paths of the files that this client wrote.
     pub(crate) fn own(&self) -> Vec<(Vec<u8>, PathBuf)> {
-        self.known.lock().own.iter().map(|(key, path)| (key.clone(), path.clone())).collect()
+        self.known.lock().own.iter().map(|(key, own)| (key.clone(), own.path.clone())).collect()
     }
 
     pub(crate) async fn unlink(paths: Vec<PathBuf>) {
@@ -487,16 +555,26 @@ impl Opened {
 }
 
 impl Known {
-    /// Adds a file. Returns the path of the file of an earlier value of the key, which is obsolete.
-    fn add(&mut self, path: PathBuf, len: u64, key: Option<&[u8]>) -> Option<PathBuf> {
-        self.remove(&path);
-        let before = key.and_then(|key| self.own.insert(key.to_vec(), path.clone()));
+    /// Adds a file that this client wrote. Returns the path of the obsolete file: that of an
+    /// earlier value of the key, or this one if a later value has a file.
+    fn keep(&mut self, path: PathBuf, len: u64, key: &[u8], number: u64) -> Option<PathBuf> {
+        let before = match self.own.get(key) {
+            Some(own) if own.path == path => None,
+            Some(own) if own.number > number => return Some(path),
+            Some(own) => Some(own.path.clone()),
+            None => None,
+        };
         if let Some(before) = &before {
-            // The key belongs to the new file now.
-            if let Some(file) = self.files.remove(before) {
-                self.used -= file.len;
-            }
+            self.remove(before);
         }
+        self.add(path.clone(), len, Some(key));
+        self.own.insert(key.to_vec(), OwnFile { path, number });
+        before
+    }
+
+    /// Adds a file to the count. `key` is that of the value, if this client wrote the file.
+    fn add(&mut self, path: PathBuf, len: u64, key: Option<&[u8]>) {
+        self.remove(&path);
         self.used = self.used.saturating_add(len);
         self.files.insert(path.clone(), KnownFile { len, key: key.map(<[u8]>::to_vec) });
         if self.order.len() > 2 * self.files.len() + 64 {
@@ -504,7 +582,6 @@ impl Known {
             self.order.retain(|path| files.contains_key(path));
         }
         self.order.push_back(path);
-        before
     }
 
     fn remove(&mut self, path: &Path) -> Option<Vec<u8>> {

@@ -7,7 +7,7 @@ mod loan;
 pub(crate) mod own;
 
 pub use self::files::FileReport;
-pub(crate) use self::files::{Files, Waiting};
+pub(crate) use self::files::{Files, GrantedFile, Waiting};
 pub(crate) use self::loan::{Loan, Owner, Owners, Wanted};
 pub use self::own::DiskReport;
 

@@ -9,7 +9,8 @@ use mooncake_transport::Transport;
 
 use crate::attempt::Attempt;
 use crate::buffers::COPIED_AT_ONCE;
-use crate::disk::{Files, Waiting};
+use crate::deadline::Deadline;
+use crate::disk::{Files, GrantedFile, Waiting};
 use crate::payload::Payload;
 use crate::state::Inner;
 use mooncake_protocol::api::{EndItem, WriteMode};
@@ -23,11 +24,43 @@ const ASKED: usize = 1024;
 pub(crate) struct FilePut {
     pub(crate) attempt: Attempt,
     pub(crate) key: Vec<u8>,
-    pub(crate) path: String,
+    pub(crate) file: FileGrant,
     pub(crate) checksum: Option<u64>,
 }
 
+/// Name of a granted file. `granted` is absent if this client has no folder for files.
+pub(crate) struct FileGrant {
+    path: String,
+    granted: Option<GrantedFile>,
+}
+
 impl<T: Transport> Inner<T> {
+    /// Registers a file that the master granted to a write.
+    pub(crate) fn grant_of_file(&self, key: &[u8], path: &str) -> FileGrant {
+        FileGrant { path: path.to_owned(), granted: self.files.as_ref().map(|files| files.granted(key)) }
+    }
+
+    /// Waits until the files of earlier values of these keys are reported, before new values are
+    /// announced to a master that does not [fence
+    /// writes](mooncake_protocol::master_client::MasterClient::fences_writes). It would take a late
+    /// report for that of the file of the new value.
+    pub(crate) async fn files_are_settled(
+        &self,
+        keys: impl Iterator<Item = &[u8]>,
+        deadline: &Deadline,
+    ) -> Result<()> {
+        match &self.files {
+            Some(files) if !self.master.fences_writes() => {
+                let settled = async {
+                    files.settled(keys).await;
+                    Ok(())
+                };
+                deadline.bound("files of earlier values", settled).await
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Writes a stored value to its file in the background. Returns `put` as the error if no file
     /// can be written.
     pub(crate) async fn keep_in_file(
@@ -35,7 +68,7 @@ impl<T: Transport> Inner<T> {
         put: FilePut,
         value: &Payload<'_, T>,
     ) -> std::result::Result<(), FilePut> {
-        let Some(files) = &self.files else { return Err(put) };
+        let (Some(files), Some(_)) = (&self.files, &put.file.granted) else { return Err(put) };
         let Some(waiting) = files.room(value.len()) else { return Err(put) };
         match copy_of(value).await {
             Ok(bytes) => {
@@ -109,7 +142,8 @@ async fn write<T: Transport>(
     waiting: Waiting,
 ) {
     let mark = client.rng.lock().next_u64();
-    let (written, gone) = files.write(&put.key, &put.path, bytes, mark).await;
+    let (path, len) = (&*put.file.path, bytes.len() as u64);
+    let (written, gone) = files.write(path, bytes, mark).await;
     if !gone.is_empty() {
         client.tell_dropped(&gone).await;
     }
@@ -120,10 +154,11 @@ async fn write<T: Transport>(
             false
         }
     };
-    if !there {
+    match &put.file.granted {
+        Some(granted) if there => files.keep(granted, path, len).await,
         // The key has another value by now, or none. The file is removed before a reader takes it
         // for the value of the key.
-        files.forget(&put.key, std::path::Path::new(&put.path)).await;
+        _ => files.discard(path).await,
     }
     drop(waiting);
 }

@@ -6,4 +6,4 @@ mod file_replicas;
 #[cfg_attr(not(feature = "disk"), path = "heartbeat/absent.rs")]
 mod heartbeat;
 
-pub(crate) use self::file_replicas::{FilePut, is_gone};
+pub(crate) use self::file_replicas::{FileGrant, FilePut, is_gone};
