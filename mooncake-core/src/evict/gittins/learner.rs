@@ -100,8 +100,9 @@ impl Watched {
         match self.ring.get(at as usize) {
             // The entry leaves the ring. If it is of the same key, it is closed below.
             Some(oldest) if oldest.class != CLOSED && oldest.print != print => {
-                let open = self.open.find_entry(hash(oldest), |index| *index == at);
-                open.into_iter().for_each(|entry| drop(entry.remove()));
+                if let Ok(entry) = self.open.find_entry(hash(oldest), |index| *index == at) {
+                    entry.remove();
+                }
                 self.close(at);
             }
             _ => {}
