@@ -5,9 +5,9 @@
 //! inserted again, many times. The first rounds are not counted, because tables still grow in them.
 //! Only the calls are timed. The policies take turns, and the median of the turns counts.
 //!
-//! Last come the same calls on a cache of 64 shards with a million objects, each with a place in a
-//! chain at random, so that objects of all classes are held. An eviction chooses among the shards
-//! as the master does.
+//! Last come the same calls on a cache of 64 shards with a million objects, whose uses come from
+//! batches of random sizes, so that objects of all classes are held. An eviction chooses among the
+//! shards as the master does.
 //!
 //! The memory is that of a policy that holds the slots and has evicted as many, tables and ghosts
 //! included; what several policies of one cache share is included, too.

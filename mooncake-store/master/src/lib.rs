@@ -31,8 +31,8 @@
 //! 6. A ledger, and the table of tenants.
 //!
 //! The curve of hits by memory, and inside of it the queue of its events, are locked inside of
-//! nothing. The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method
-//! is synchronous and short; [`Master::tick`] does the work that takes longer.
+//! nothing. The tables of clients and of tasks are locked inside of nothing but the drain jobs.
+//! Every method is synchronous and short; [`Master::tick`] does the work that takes longer.
 
 #![deny(unsafe_code)]
 

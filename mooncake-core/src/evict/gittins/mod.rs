@@ -72,7 +72,7 @@ pub struct Gittins {
     len: usize,
     /// Number of slots that the learner counts for this policy.
     reported: usize,
-    /// Number of objects that fit into memory, as the learner told last.
+    /// Number of objects that fit into memory, as the learner counted last.
     held: u64,
     /// Last victim with its value. It stays in its ring until the next call that cannot take it
     /// back.

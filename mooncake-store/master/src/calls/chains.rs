@@ -6,7 +6,7 @@ use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
 use mooncake_core::ids::ClientId;
 
 use super::master::Master;
-use super::misses::CallMisses;
+use crate::model::misses::CallMisses;
 
 /// Keys that one call reads, in order.
 pub(super) struct ReadCall {
@@ -104,21 +104,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Some(batch)
     }
 
-    /// Ends a call that looked up each of its keys.
-    pub(super) fn end_read(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
-        self.link_missing(call, tenant, keys);
-        self.count_for_tenant(call, tenant);
-    }
-
-    /// Ends a call that looked up its keys up to the first miss.
-    pub(super) fn end_prefix(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
-        self.count_rest(call, tenant, keys);
-        self.end_read(call, tenant, keys);
-    }
-
     /// Links what a call found to what is expected to be stored next, if the policy has a use for
     /// it.
-    fn link_missing(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+    pub(super) fn link_missing(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
         let Some(links) = &self.space().directory.links else { return };
         let missing = call.found;
         let Some(last) = missing.checked_sub(1).filter(|_| missing < keys.len()) else { return };

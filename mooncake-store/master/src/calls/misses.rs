@@ -1,7 +1,5 @@
 //! Misses: the reason of each, counted over the cluster and by tenant.
 
-use std::cell::Cell;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::SlotId;
@@ -10,26 +8,7 @@ use super::chains::{KeyInCall, ReadCall};
 use super::lookup::is_readable;
 use super::master::Master;
 use crate::directory::Shard;
-use crate::model::misses::{MissCause, MissCounts};
-
-/// Misses of one call, for its tenant.
-#[derive(Default)]
-pub(super) struct CallMisses([Cell<u32>; MissCause::ALL.len()]);
-
-impl CallMisses {
-    fn add(&self, why: MissCause) {
-        let count = &self.0[why as usize];
-        count.set(count.get().saturating_add(1));
-    }
-
-    fn take(&self) -> MissCounts {
-        let mut counts = MissCounts::default();
-        for (cause, count) in MissCause::ALL.into_iter().zip(&self.0) {
-            counts.add(cause, count.take().into());
-        }
-        counts
-    }
-}
+use crate::model::misses::MissCause;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns why an object cannot be read; `None` if it can be. Nothing is counted, and no lease
@@ -57,16 +36,23 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
     }
 
-    /// Counts the misses of a call for its tenant.
-    pub(super) fn count_for_tenant(&self, call: &ReadCall, tenant: &str) {
+    /// Ends a call that looked up each of its keys.
+    pub(super) fn end_read(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+        self.link_missing(call, tenant, keys);
         self.space().tenants.count_misses(tenant, &call.misses.take());
+    }
+
+    /// Ends a call that looked up its keys up to the first miss.
+    pub(super) fn end_prefix(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+        self.count_rest(call, tenant, keys);
+        self.end_read(call, tenant, keys);
     }
 
     /// Counts the keys that a call did not look up, because it ended at the first miss.
     ///
     /// There may be hundreds, so each shard is locked once. Look-ups under one lock also wait for
     /// memory at the same time, which those under different locks do not.
-    pub(super) fn count_rest(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
+    fn count_rest(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
         let first = call.found() + 1;
         let Some(rest) = keys.get(first..).filter(|rest| !rest.is_empty()) else { return };
         let Ok(scope) = self.scope(tenant) else {
