@@ -5,6 +5,10 @@
 //! inserted again, many times. The first rounds are not counted, because tables still grow in them.
 //! Only the calls are timed. The policies take turns, and the median of the turns counts.
 //!
+//! Last come the same calls on a cache of 64 shards with a million objects, whose uses come from
+//! batches of random sizes, so that objects of all classes are held. An eviction chooses among the
+//! shards as the master does.
+//!
 //! The memory is that of a policy that holds the slots and has evicted as many, tables and ghosts
 //! included; what several policies of one cache share is included, too.
 
@@ -15,7 +19,9 @@ use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, Rng, SystemClock};
-use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy, MergeableOrder, PolicyKind};
+use mooncake_core::evict::{
+    BuiltinPolicy, BuiltinPolicyConfig, EvictionPolicy, MergeableOrder, Place, PolicyKind, VictimNotes,
+};
 use mooncake_core::ids::SlotId;
 
 /// Allocator of the system that counts the bytes in use.
@@ -79,6 +85,151 @@ fn main() {
                 );
             }
         }
+    }
+    println!("\n64 shards with 1000000 objects, ns per call");
+    println!("{:<10} {:>8} {:>8} {:>8}", "policy", "insert", "touch", "evict");
+    for kind in PolicyKind::ALL {
+        let runs: Vec<_> = (0..turns).map(|turn| Cache::new(*kind, turn).run(batches)).collect();
+        let [insert, touch, evict] = [0, 1, 2].map(|at| median(runs.iter().map(|run| run[at])));
+        println!("{kind:<10} {insert:>8.1} {touch:>8.1} {evict:>8.1}");
+    }
+}
+
+const SHARDS: u64 = 64;
+const OBJECTS: u64 = 1_000_000;
+
+/// Cache of many shards.
+struct Cache {
+    shards: Vec<Shard>,
+    notes: VictimNotes,
+    rng: Rng,
+    /// Number of uses.
+    now: u64,
+}
+
+struct Shard {
+    policy: BuiltinPolicy,
+    /// Next victim with its rank, outside of the policy.
+    next: Option<(SlotId, u64)>,
+    /// Hash and last use of each object.
+    objects: Vec<(u64, u64)>,
+}
+
+impl Cache {
+    fn new(kind: PolicyKind, seed: u64) -> Self {
+        let config = BuiltinPolicy::for_one_cache(&BuiltinPolicyConfig::from(kind));
+        let shard = |_| Shard { policy: BuiltinPolicy::new(0, &config), next: None, objects: Vec::new() };
+        let mut cache = Self {
+            shards: (0..SHARDS).map(shard).collect(),
+            notes: VictimNotes::new(SHARDS as usize),
+            rng: Rng::seeded(seed),
+            now: 0,
+        };
+        for object in 0..OBJECTS {
+            let place = cache.place();
+            cache.insert((object % SHARDS) as usize, SlotId((object / SHARDS) as u32), &place);
+        }
+        cache.run((OBJECTS as usize).div_ceil(BATCH));
+        cache
+    }
+
+    fn place(&mut self) -> Place {
+        self.now += 1;
+        let fresh = 1 << self.rng.below(8);
+        Place { number: self.now, parent: 0, fresh, goes_on: self.rng.below(2) == 0 }
+    }
+
+    /// Measures the ns of an insert, a touch and an evict.
+    fn run(&mut self, batches: usize) -> [f64; 3] {
+        let clock = SystemClock::new();
+        let mut spent = [Duration::ZERO; 3];
+        for _ in 0..batches {
+            let touches: Vec<_> = (0..BATCH as u64)
+                .map(|turn| {
+                    let object = self.rng.below(OBJECTS / (1 + turn % 2 * 7));
+                    ((object % SHARDS) as usize, SlotId((object / SHARDS) as u32), self.place())
+                })
+                .collect();
+            let start = clock.now();
+            touches.iter().for_each(|(shard, slot, place)| self.touch(*shard, *slot, place));
+            spent[1] += clock.now().since(start);
+
+            let start = clock.now();
+            let victims: Vec<_> = (0..BATCH).map(|_| self.evict()).collect();
+            spent[2] += clock.now().since(start);
+
+            let inserts: Vec<_> =
+                victims.into_iter().map(|(shard, slot)| (shard, slot, self.place())).collect();
+            let start = clock.now();
+            inserts.iter().for_each(|(shard, slot, place)| self.insert(*shard, *slot, place));
+            spent[0] += clock.now().since(start);
+        }
+        spent.map(|span| span.as_nanos() as f64 / (batches * BATCH) as f64)
+    }
+
+    fn insert(&mut self, shard: usize, slot: SlotId, place: &Place) {
+        let Shard { policy, objects, .. } = &mut self.shards[shard];
+        // An odd factor makes a different hash of each number.
+        let hash = place.number.wrapping_mul(0xd6e8_feb8_6659_fd93);
+        if slot.index() == objects.len() {
+            objects.push((0, 0));
+        }
+        objects[slot.index()] = (hash, place.number);
+        policy.insert_at(slot, 64 << 10, hash, place);
+        self.lower(shard, slot);
+    }
+
+    fn touch(&mut self, shard: usize, slot: SlotId, place: &Place) {
+        let Shard { policy, next, objects } = &mut self.shards[shard];
+        objects[slot.index()].1 = place.number;
+        if next.take_if(|(victim, _)| *victim == slot).is_some() {
+            policy.take_back(slot, 64 << 10, objects[slot.index()].0);
+        }
+        policy.touch_at(slot, place);
+        self.lower(shard, slot);
+    }
+
+    fn lower(&self, shard: usize, slot: SlotId) {
+        if let Some(value) = self.shards[shard].policy.value(slot) {
+            self.notes.lower(shard, value);
+        }
+    }
+
+    fn evict(&mut self) -> (usize, SlotId) {
+        if self.shards[0].policy.ranks_by_value() {
+            for _ in 0..2 {
+                self.look(self.notes.next_shard());
+            }
+        }
+        loop {
+            let (index, _, second) = self.notes.least();
+            if self.look(index).is_some_and(|rank| rank <= second)
+                && let Some((victim, _)) = self.shards[index].next.take()
+            {
+                self.look(index);
+                return (index, victim);
+            }
+        }
+    }
+
+    /// Finds the next victim of a shard, and notes and returns its rank.
+    fn look(&mut self, index: usize) -> Option<u64> {
+        let Shard { policy, next, objects } = &mut self.shards[index];
+        if policy.ranks_by_value()
+            && let Some((slot, _)) = next.take()
+        {
+            policy.take_back(slot, 64 << 10, objects[slot.index()].0);
+        }
+        if next.is_none() {
+            policy.set_time(self.now);
+            *next = policy.evict(&mut |_| true).map(|slot| {
+                let rank = policy.victim_value().or_else(|| policy.victim_since());
+                (slot, rank.unwrap_or(objects[slot.index()].1))
+            });
+        }
+        let rank = next.map(|(_, rank)| rank);
+        self.notes.note(index, rank.unwrap_or(u64::MAX));
+        rank
     }
 }
 

@@ -34,7 +34,7 @@ fn estimates(kind: PolicyKind, requests: &Requests, blocks: u64, limit: usize) -
         feed.note_chain(&batch);
         for (at, hash) in hashes.into_iter().enumerate() {
             let place = batch.place(at);
-            feed.note_use(hash, &place, || BLOCK);
+            feed.note_use(hash, &place, BLOCK);
             used.insert(hash, place.number);
         }
         feed.take(&mut events);

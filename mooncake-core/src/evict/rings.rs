@@ -52,7 +52,7 @@ pub(super) struct Rings<const N: usize, T = Link> {
 }
 
 /// Largest hint for which memory is reserved up front.
-const MAX_HINT: usize = 1 << 16;
+pub(super) const MAX_HINT: usize = 1 << 16;
 
 impl<const N: usize, T: Linked> Rings<N, T> {
     pub(super) fn new(slots: usize) -> Self {

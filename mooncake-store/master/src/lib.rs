@@ -28,10 +28,11 @@
 //!    table of hot objects; the recovered state; the table of disks, then one disk.
 //! 4. The registry of segments.
 //! 5. The space of one segment.
-//! 6. A ledger, and the table of tenants; the queue of the curve of hits by memory.
+//! 6. A ledger, and the table of tenants.
 //!
-//! The tables of clients and of tasks are locked inside of nothing but the drain jobs. Every method
-//! is synchronous and short; [`Master::tick`] does the work that takes longer.
+//! The curve of hits by memory, and inside of it the queue of its events, are locked inside of
+//! nothing. The tables of clients and of tasks are locked inside of nothing but the drain jobs.
+//! Every method is synchronous and short; [`Master::tick`] does the work that takes longer.
 
 #![deny(unsafe_code)]
 

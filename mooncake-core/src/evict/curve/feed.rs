@@ -1,6 +1,7 @@
 //! Feed of the uses of sampled keys, from many threads to one [`MemoryCurve`](super::MemoryCurve).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
@@ -43,19 +44,21 @@ pub struct CacheEvents {
 }
 
 /// Queue of the events of sampled keys. Other keys cost a multiplication.
+///
+/// Uses never wait: one that comes while another thread is in the queue is lost.
 #[derive(Debug, Default)]
 pub struct UseFeed {
     sample: Arc<KeySample>,
-    queue: Mutex<FeedQueue>,
+    waiting: Mutex<CacheEvents>,
+    /// Number of uses that were lost because another thread was in the queue.
+    lost: AtomicU64,
+    ancestors: Mutex<Ancestors>,
 }
 
+/// Keys with the nearest sampled keys before them in their chains, at indices that the hashes give.
+/// Empty as long as all keys are in the sample.
 #[derive(Debug, Default)]
-struct FeedQueue {
-    waiting: CacheEvents,
-    /// Keys with the nearest sampled keys before them in their chains, at indices that the hashes
-    /// give. Empty as long as all keys are in the sample.
-    ancestors: Vec<(u64, u64)>,
-}
+struct Ancestors(Vec<(u64, u64)>);
 
 impl UseFeed {
     /// Creates a feed of all keys.
@@ -70,44 +73,42 @@ impl UseFeed {
 
     /// Notes the chain of a batch whose uses follow.
     pub fn note_chain(&self, batch: &Batch) {
-        let sampled = |hash: u64| self.sample.contains(hash);
-        if self.sample.shift() == 0 || !batch.hashes().iter().any(|hash| sampled(*hash)) {
+        if self.sample.shift() == 0 {
             return;
         }
-        let mut queue = self.queue.lock();
-        queue.ancestors.resize(ANCESTORS, (0, 0));
+        let sampled: Vec<u64> =
+            batch.hashes().iter().copied().filter(|hash| self.sample.contains(*hash)).collect();
+        let (Some(_), Some(last)) = (sampled.first(), batch.hashes().last().copied()) else { return };
         let before = batch.place(0).parent;
-        let mut nearest = if sampled(before) { before } else { queue.ancestor(before) };
-        let last = batch.hashes().len() - 1;
-        for (at, hash) in batch.hashes().iter().copied().enumerate() {
-            // A later batch may go on from the last key.
-            if sampled(hash) || at == last {
-                queue.ancestors[index(hash)] = (hash, nearest);
-            }
-            if sampled(hash) {
-                nearest = hash;
-            }
+        let mut ancestors = self.ancestors.lock();
+        let mut nearest =
+            if self.sample.contains(before) { before } else { ancestors.of(before).unwrap_or(0) };
+        for hash in sampled {
+            ancestors.set(hash, nearest);
+            nearest = hash;
+        }
+        // A later batch may go on from the last key.
+        if nearest != last {
+            ancestors.set(last, nearest);
         }
     }
 
-    /// Notes a use of a key. `bytes` returns the memory that its object takes.
-    pub fn note_use(&self, hash: u64, place: &Place, bytes: impl FnOnce() -> u64) {
-        if self.sample.contains(hash) {
-            let bytes = bytes();
-            let mut queue = self.queue.lock();
-            let parent = match queue.ancestors.get(index(hash)) {
-                Some(&(key, ancestor)) if key == hash => ancestor,
-                _ if self.sample.contains(place.parent) => place.parent,
-                _ => 0,
-            };
-            queue.push(CacheEvent::Use(KeyUse { hash, bytes, place: Place { parent, ..*place } }));
+    /// Notes a use of a key of the sample, whose object takes `bytes` of memory. Callers hold no
+    /// lock that others wait for.
+    pub fn note_use(&self, hash: u64, place: &Place, bytes: u64) {
+        let given = if self.sample.contains(place.parent) { place.parent } else { 0 };
+        let nearest = if self.sample.shift() == 0 { None } else { self.ancestors.lock().of(hash) };
+        let place = Place { parent: nearest.unwrap_or(given), ..*place };
+        match self.waiting.try_lock() {
+            Some(mut waiting) => push(&mut waiting, CacheEvent::Use(KeyUse { hash, bytes, place })),
+            None => drop(self.lost.fetch_add(1, Relaxed)),
         }
     }
 
     /// Notes the removal of an object by another way than an eviction.
     pub fn note_removal(&self, hash: u64) {
         if self.sample.contains(hash) {
-            self.queue.lock().push(CacheEvent::Removal(hash));
+            push(&mut self.waiting.lock(), CacheEvent::Removal(hash));
         }
     }
 
@@ -115,25 +116,28 @@ impl UseFeed {
     pub fn take(&self, taken: &mut CacheEvents) {
         taken.events.clear();
         taken.lost = 0;
-        std::mem::swap(&mut self.queue.lock().waiting, taken);
+        std::mem::swap(&mut *self.waiting.lock(), taken);
+        taken.lost += self.lost.swap(0, Relaxed);
     }
 }
 
-impl FeedQueue {
-    fn push(&mut self, event: CacheEvent) {
-        if self.waiting.events.len() < MAX_EVENTS {
-            self.waiting.events.push(event);
-        } else {
-            self.waiting.lost += 1;
-        }
+fn push(waiting: &mut CacheEvents, event: CacheEvent) {
+    if waiting.events.len() < MAX_EVENTS {
+        waiting.events.push(event);
+    } else {
+        waiting.lost += 1;
+    }
+}
+
+impl Ancestors {
+    /// Returns the nearest sampled key before a key, 0 for none, if remembered.
+    fn of(&self, hash: u64) -> Option<u64> {
+        self.0.get(index(hash)).filter(|(key, _)| *key == hash).map(|(_, ancestor)| *ancestor)
     }
 
-    /// Returns the nearest sampled key before a key, as far as remembered; 0 for none.
-    fn ancestor(&self, hash: u64) -> u64 {
-        match self.ancestors[index(hash)] {
-            (key, ancestor) if key == hash => ancestor,
-            _ => 0,
-        }
+    fn set(&mut self, hash: u64, ancestor: u64) {
+        self.0.resize(ANCESTORS, (0, 0));
+        self.0[index(hash)] = (hash, ancestor);
     }
 }
 
@@ -172,7 +176,8 @@ mod tests {
             let before = ChainEnd { last, ..ChainEnd::default() };
             let batch = Batch::new(hashes.clone(), 8, before, |_| true);
             feed.note_chain(&batch);
-            (0..4).for_each(|at| feed.note_use(hashes[at], &batch.place(at), || 1));
+            let sampled = (0..4).filter(|at| feed.sample().contains(hashes[*at]));
+            sampled.for_each(|at| feed.note_use(hashes[at], &batch.place(at), 1));
         }
         assert_eq!(uses(&feed), (vec![(a, 0), (c, a), (e, c), (g, e)], 0));
         feed.note_removal(a);
@@ -181,9 +186,25 @@ mod tests {
     }
 
     #[test]
+    fn a_use_never_waits_for_the_queue() {
+        let feed = Arc::new(UseFeed::new());
+        let busy = feed.waiting.lock();
+        let (other, (done, ended)) = (feed.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            other.note_use(1, &Place::numbered(1), 1);
+            done.send(()).unwrap();
+        });
+        let came = ended.recv_timeout(std::time::Duration::from_secs(10));
+        drop(busy);
+        assert_eq!(came, Ok(()));
+        feed.note_use(2, &Place::numbered(2), 1);
+        assert_eq!(uses(&feed), (vec![(2, 0)], 1));
+    }
+
+    #[test]
     fn a_full_feed_counts_what_it_drops() {
         let feed = UseFeed::new();
-        (1..=MAX_EVENTS as u64 + 5).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), || 1));
+        (1..=MAX_EVENTS as u64 + 5).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), 1));
         let (taken, lost) = uses(&feed);
         assert_eq!((taken.len(), lost), (MAX_EVENTS, 5));
         assert_eq!(uses(&feed), (Vec::new(), 0));

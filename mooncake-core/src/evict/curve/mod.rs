@@ -151,12 +151,12 @@ mod tests {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 40, 100);
         for number in 0..60 {
-            feed.note_use(1 + number % 6, &Place::numbered(number), || 10);
+            feed.note_use(1 + number % 6, &Place::numbered(number), 10);
         }
         follow(&mut curve, &feed);
         assert_eq!(curve.misses(), [60.0, 60.0, 6.0, 6.0]);
         feed.note_removal(3);
-        feed.note_use(3, &Place::numbered(60), || 10);
+        feed.note_use(3, &Place::numbered(60), 10);
         follow(&mut curve, &feed);
         assert_eq!(curve.misses(), [61.0, 61.0, 7.0, 7.0], "what was removed is gone at each size");
     }
@@ -171,7 +171,7 @@ mod tests {
                 (0..100).for_each(|at| {
                     let number = from + part * 100 + at;
                     let hash = (number + 1).wrapping_mul(0xd6e8_feb8_6659_fd93);
-                    feed.note_use(hash, &Place::numbered(number), || 10);
+                    feed.note_use(hash, &Place::numbered(number), 10);
                 });
                 follow(curve, &feed);
             }
@@ -200,7 +200,7 @@ mod tests {
         for (number, (hash, bytes)) in
             [(1, 5), (2, u64::MAX / 2), (1, u64::MAX), (2, 5)].into_iter().enumerate()
         {
-            feed.note_use(hash, &Place::numbered(number as u64), || bytes);
+            feed.note_use(hash, &Place::numbered(number as u64), bytes);
         }
         follow(&mut curve, &feed);
         assert_eq!(curve.misses()[ACTUAL], 3.0, "the second object had to go");
@@ -211,7 +211,7 @@ mod tests {
     fn lost_events_count_as_the_others() {
         let feed = UseFeed::new();
         let mut curve = curve(&feed, 40, 100);
-        (1..=8192).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), || 10));
+        (1..=8192).for_each(|hash| feed.note_use(hash, &Place::numbered(hash), 10));
         follow(&mut curve, &feed);
         assert_eq!(curve.misses(), [8192.0; 4]);
     }

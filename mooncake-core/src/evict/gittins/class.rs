@@ -17,29 +17,34 @@ const BANDS: usize = 3;
 /// Returns the class of a use. `uses` counts it, `gap` is the time since the previous one, and
 /// `held` the number of objects that fit into memory.
 pub(super) fn class(uses: u8, gap: u64, held: u64, place: &Place) -> u8 {
-    let class = if uses <= 1 {
-        place.fresh.max(1).ilog2().min(7) as usize
-    } else {
-        let band = if gap <= held / 2 {
-            0
-        } else if gap <= held.saturating_mul(2) {
-            1
-        } else {
-            2
-        };
-        ONCE / 2 + (level_of_uses(uses) - 1) * BANDS + band
-    };
+    // Free of branches: they would be foreseen wrongly, and then wait for the state of the object,
+    // which is rarely in a cache of the processor.
+    let once = place.fresh.max(1).ilog2().min(7) as usize;
+    let band = usize::from(gap > held / 2) + usize::from(gap > held.saturating_mul(2));
+    let of_uses = FIRST_OF_USES[usize::from(uses.min(9))] + band;
+    let class = std::hint::select_unpredictable(uses <= 1, once, of_uses);
     (class * 2 + usize::from(place.goes_on)) as u8
 }
+
+/// First class of each number of uses up to nine, of chains that do not go on, halved.
+const FIRST_OF_USES: [usize; 10] = {
+    let (mut first, mut uses) = ([0; 10], 2);
+    while uses < first.len() {
+        first[uses] = ONCE / 2 + (level_of_uses(uses as u8) - 1) * BANDS;
+        uses += 1;
+    }
+    first
+};
 
 /// Returns the level of a class.
 pub(super) fn level(class: usize) -> usize {
     if class < ONCE { 0 } else { 1 + (class - ONCE) / (BANDS * 2) }
 }
 
-fn level_of_uses(uses: u8) -> usize {
+const fn level_of_uses(uses: u8) -> usize {
     match uses {
-        0..=4 => usize::from(uses.max(1)) - 1,
+        0 => 0,
+        1..=4 => uses as usize - 1,
         5..=8 => 4,
         _ => 5,
     }

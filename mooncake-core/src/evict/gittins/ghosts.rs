@@ -9,8 +9,11 @@ const PER_OBJECT: usize = 4;
 /// Number of ghosts that the smallest table is made for.
 const FEWEST: usize = 96;
 
+/// Bits of the code of the number of uses of a ghost.
+const USES_BITS: u32 = 3;
+
 /// Bits of the time of a ghost.
-const TIME_BITS: u32 = 29;
+const TIME_BITS: u32 = u32::BITS - USES_BITS;
 
 /// Number of units of time in which as many objects are used as memory holds.
 const UNITS_PER_LIFE: u64 = 4096;
@@ -27,22 +30,27 @@ pub(super) struct Gone {
     pub(super) uses: u8,
 }
 
-/// Ghost in 64 bits.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ghost {
-    /// Fingerprint of the key, 0 for none.
-    print: u32,
+/// Ghosts of keys that belong together, the latest first. The fingerprints fill a cache line, so
+/// that a search reads no more.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+struct Set {
+    /// Fingerprint of each key, 0 for none.
+    prints: [u32; WAYS],
     /// Time of the last use in units, above the code of the number of uses.
-    time_and_uses: u32,
+    times_and_uses: [u32; WAYS],
 }
 
-impl Ghost {
-    fn time(self) -> u32 {
-        self.time_and_uses >> 3
+impl Set {
+    /// Returns the position of a fingerprint. The comparisons do not depend on each other.
+    fn find(&self, print: u32) -> Option<usize> {
+        let bits = self.prints.iter().zip(0..).fold(0, |bits, (other, at)| {
+            let bit = if *other == print { 1u32 << at } else { 0 };
+            bits | bit
+        });
+        (bits != 0).then(|| bits.trailing_zeros() as usize)
     }
 }
-
-type Set = [Ghost; WAYS];
 
 /// Table of ghosts that drops the earliest ones. Two objects may share a fingerprint, and a full
 /// set drops a ghost early. Both are rare, and cost only a wrong guess about one object.
@@ -71,16 +79,17 @@ impl Ghosts {
 
     /// Returns whether an object is remembered.
     pub(super) fn contains(&self, print: u32) -> bool {
-        let set = self.sets.get(self.index(print));
-        set.is_some_and(|set| set.iter().any(|ghost| ghost.print == print))
+        self.sets.get(self.index(print)).is_some_and(|set| set.find(print).is_some())
     }
 
     /// Returns an object that is remembered, and forgets it.
     pub(super) fn take(&mut self, print: u32, now: u64) -> Option<Gone> {
         let index = self.index(print);
-        let ghost = self.sets.get_mut(index)?.iter_mut().find(|ghost| ghost.print == print)?;
-        let ghost = std::mem::take(ghost);
-        Some(self.unpack(ghost, now))
+        let set = self.sets.get_mut(index)?;
+        let at = set.find(print)?;
+        set.prints[at] = 0;
+        let time_and_uses = set.times_and_uses[at];
+        Some(self.unpack(time_and_uses, now))
     }
 
     fn index(&self, print: u32) -> usize {
@@ -93,17 +102,17 @@ impl Ghosts {
         let time = (gone.used >> self.unit) as u32 & ((1 << TIME_BITS) - 1);
         let index = self.index(print);
         let Some(set) = self.sets.get_mut(index) else { return };
-        let find = |print| set.iter().position(|ghost| ghost.print == print);
-        let replaced = find(print).or_else(|| find(0)).unwrap_or(WAYS - 1);
-        set.copy_within(..replaced, 1);
-        set[0] = Ghost { print, time_and_uses: time << 3 | code };
+        let replaced = set.find(print).or_else(|| set.find(0)).unwrap_or(WAYS - 1);
+        set.prints.copy_within(..replaced, 1);
+        set.times_and_uses.copy_within(..replaced, 1);
+        (set.prints[0], set.times_and_uses[0]) = (print, time << USES_BITS | code);
     }
 
-    fn unpack(&self, ghost: Ghost, now: u64) -> Gone {
+    fn unpack(&self, time_and_uses: u32, now: u64) -> Gone {
         let now = now >> self.unit;
-        let age = (now as u32).wrapping_sub(ghost.time()) & ((1 << TIME_BITS) - 1);
+        let age = (now as u32).wrapping_sub(time_and_uses >> USES_BITS) & ((1 << TIME_BITS) - 1);
         let used = now.saturating_sub(age.into()) << self.unit;
-        Gone { used, uses: USES[(ghost.time_and_uses & 7) as usize] }
+        Gone { used, uses: USES[(time_and_uses & ((1 << USES_BITS) - 1)) as usize] }
     }
 
     /// Makes the table large enough for `limit` ghosts and a third more, so that few sets overflow.
@@ -112,8 +121,11 @@ impl Ghosts {
         let unit = (life / UNITS_PER_LIFE).max(1).ilog2();
         let grown = Self { sets: vec![Set::default(); sets], unit };
         let old = std::mem::replace(self, grown);
-        for ghost in old.sets.iter().flat_map(|set| set.iter().rev()).filter(|ghost| ghost.print != 0) {
-            self.put(ghost.print, old.unpack(*ghost, now));
+        let earliest_first = |set: &Set| set.prints.into_iter().zip(set.times_and_uses).rev();
+        for (print, time_and_uses) in
+            old.sets.iter().flat_map(earliest_first).filter(|(print, _)| *print != 0)
+        {
+            self.put(print, old.unpack(time_and_uses, now));
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 use parking_lot::Mutex;
 
 use super::ages::{BUCKETS, bucket, lower_end};
@@ -37,7 +38,7 @@ const CLOSED: u8 = u8::MAX;
 ///
 /// The learner watches some keys, held or not, so its estimates do not depend on what was evicted.
 pub struct Learner {
-    watched: Mutex<Watched>,
+    watched: Apart<Mutex<Watched>>,
     values: Mutex<Arc<Values>>,
     /// Number of times that the values were computed.
     edition: AtomicU64,
@@ -50,6 +51,10 @@ pub struct Learner {
     /// Sample that holds all keys that are used; `None` if any key may be.
     sample: Option<Arc<KeySample>>,
 }
+
+/// Value on cache lines of its own: each use reads the fields beside it.
+#[repr(align(128))]
+struct Apart<T>(T);
 
 /// Use of a watched key.
 #[derive(Clone, Copy, Debug)]
@@ -66,9 +71,13 @@ struct Watched {
     count: u64,
     /// Index in the ring of the last use of each key that may be used again.
     open: HashTable<u32>,
-    /// Number of watched uses that are older than the lower end of each bucket.
+    /// Number of the last watched use.
+    now: u64,
+    /// Number of watched uses that were older than the lower end of each bucket when they were last
+    /// passed.
     passed: [u64; BUCKETS],
-    /// Uses of each class.
+    /// Uses of each class. Buckets that open entries have reached are counted when these are
+    /// passed.
     classes: Box<[Counts; CLASSES]>,
 }
 
@@ -78,52 +87,72 @@ impl Watched {
             ring: Vec::new(),
             count: 0,
             open: HashTable::new(),
+            now: 0,
             passed: [0; BUCKETS],
             classes: Box::new([Counts::ZERO; CLASSES]),
         }
     }
 
     fn record(&mut self, print: u32, number: u64, class: u8) {
-        self.pass(number);
-        let hash = |watch: &Watch| u64::from(watch.print).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.now = number;
+        let at = (self.count % RING) as u32;
         let new = Watch { print, class, number };
-        let at = (self.count % RING) as usize;
-        let Self { ring, open, classes, .. } = self;
-        let entry = open
-            .find_entry(hash(&new), |&index| ring[index as usize].print == print)
-            .map(|entry| entry.remove().0);
-        if let Ok(index) = entry {
-            let before = &mut ring[index as usize];
-            let age = number.saturating_sub(before.number);
-            classes[usize::from(before.class)].reused[bucket(age)] += 1.0;
-            before.class = CLOSED;
-        }
-        if let Some(oldest) = ring.get_mut(at) {
-            if oldest.class != CLOSED
-                && let Ok(entry) = open.find_entry(hash(oldest), |&index| index as usize == at)
-            {
-                entry.remove();
+        match self.ring.get(at as usize) {
+            // The entry leaves the ring. If it is of the same key, it is closed below.
+            Some(oldest) if oldest.class != CLOSED && oldest.print != print => {
+                if let Ok(entry) = self.open.find_entry(hash(oldest), |index| *index == at) {
+                    entry.remove();
+                }
+                self.close(at);
             }
-            *oldest = new;
-        } else {
-            ring.push(new);
+            _ => {}
         }
-        open.insert_unique(hash(&new), at as u32, |&index| hash(&ring[index as usize]));
-        classes[usize::from(class)].reached[0] += 1.0;
+        let ring = &self.ring;
+        let same = |index: &u32| ring[*index as usize].print == print;
+        match self.open.entry(hash(&new), same, |index| hash(&ring[*index as usize])) {
+            Entry::Occupied(mut entry) => {
+                let index = std::mem::replace(entry.get_mut(), at);
+                let before = self.ring[index as usize];
+                let age = number.saturating_sub(before.number);
+                self.classes[usize::from(before.class)].reused[bucket(age)] += 1.0;
+                self.close(index);
+            }
+            Entry::Vacant(entry) => drop(entry.insert(at)),
+        }
+        match self.ring.get_mut(at as usize) {
+            Some(oldest) => *oldest = new,
+            None => self.ring.push(new),
+        }
+        self.classes[usize::from(class)].reached[0] += 1.0;
         self.count += 1;
         if self.count.is_multiple_of(HALVE_EVERY) {
+            self.pass();
             self.classes.iter_mut().for_each(Counts::halve);
         }
     }
 
-    /// Counts the open entries that have reached the lower end of a bucket by now.
-    fn pass(&mut self, now: u64) {
+    /// Closes an open entry, and counts the buckets that it has reached since entries were passed.
+    fn close(&mut self, index: u32) {
+        let watch = &mut self.ring[index as usize];
+        let reached = bucket(self.now.saturating_sub(watch.number));
+        let counts = &mut self.classes[usize::from(watch.class)];
+        watch.class = CLOSED;
+        let back = (self.count + RING - u64::from(index) - 1) % RING + 1;
+        let entry = self.count - back;
+        for b in (1..=reached).rev().take_while(|b| self.passed[*b] <= entry) {
+            counts.reached[b] += 1.0;
+        }
+    }
+
+    /// Passes the entries that have reached the lower end of a bucket by now, and counts those that
+    /// are open. Passing many at once is cheap.
+    fn pass(&mut self) {
         let first = self.count.saturating_sub(RING);
         for b in 1..BUCKETS {
             self.passed[b] = self.passed[b].max(first);
             while self.passed[b] < self.count {
                 let watch = self.ring[(self.passed[b] % RING) as usize];
-                if now.saturating_sub(watch.number) < lower_end(b) {
+                if self.now.saturating_sub(watch.number) < lower_end(b) {
                     break;
                 }
                 if let Some(counts) = self.classes.get_mut(usize::from(watch.class)) {
@@ -136,6 +165,7 @@ impl Watched {
 
     /// Closes the entries of keys that are no longer watched.
     fn thin(&mut self, thinning: u32) {
+        self.pass();
         let Self { ring, open, .. } = self;
         open.retain(|&mut index| {
             let watch = &mut ring[index as usize];
@@ -148,11 +178,15 @@ impl Watched {
     }
 }
 
+fn hash(watch: &Watch) -> u64 {
+    u64::from(watch.print).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 impl Learner {
     /// Creates a learner that knows nothing.
     pub fn new() -> Self {
         Self {
-            watched: Mutex::new(Watched::new()),
+            watched: Apart(Mutex::new(Watched::new())),
             values: Mutex::new(FIRST_VALUES.clone()),
             edition: AtomicU64::new(0),
             due: AtomicU64::new(COMPUTE_EVERY),
@@ -194,16 +228,22 @@ impl Learner {
         let thinning = self.thinning.load(Relaxed);
         // A cache that shrinks a little soon grows again.
         if wanted > thinning || wanted + 1 < thinning {
-            let mut watched = self.watched.lock();
+            let mut watched = self.watched.0.lock();
             self.thinning.store(wanted, Relaxed);
             watched.thin(wanted);
         }
     }
 
+    /// Returns whether a key whose fingerprint ends in so many zeros, `most` at most, may be
+    /// watched.
+    pub(super) fn may_watch(&self, zeros: u8, most: u8) -> bool {
+        u32::from(zeros) >= self.thinning.load(Relaxed).min(most.into())
+    }
+
     /// Records a use. `print` is a fingerprint of the key, 0 if unknown.
     pub(super) fn record(&self, print: u32, number: u64, class: u8) {
         if print != 0 && is_in_sample(print, self.thinning.load(Relaxed)) {
-            self.watched.lock().record(print, number, class);
+            self.watched.0.lock().record(print, number, class);
         }
     }
 
@@ -211,10 +251,11 @@ impl Learner {
     /// another caller is active in the learner.
     pub(super) fn refresh(&self, values: &mut Arc<Values>, edition: &mut u64, now: u64) {
         if now >= self.due.load(Relaxed)
-            && let Some(watched) = self.watched.try_lock()
+            && let Some(mut watched) = self.watched.0.try_lock()
         {
             let pause = COMPUTE_EVERY.max(self.held() / COMPUTATIONS_PER_LIFE);
             self.due.store(now.saturating_add(pause), Relaxed);
+            watched.pass();
             let classes = watched.classes.clone();
             drop(watched);
             let computed = Arc::new(Values::compute(&classes));
@@ -230,13 +271,18 @@ impl Learner {
 
     /// Returns the uses of each class.
     pub(super) fn counts(&self) -> Box<[Counts; CLASSES]> {
-        self.watched.lock().classes.clone()
+        let mut watched = self.watched.0.lock();
+        watched.pass();
+        watched.classes.clone()
     }
 
     /// Replaces the uses of each class, and computes the values.
     pub(super) fn replace_counts(&self, classes: Box<[Counts; CLASSES]>) {
         *self.values.lock() = Arc::new(Values::compute(&classes));
-        self.watched.lock().classes = classes;
+        let mut watched = self.watched.0.lock();
+        watched.pass();
+        watched.classes = classes;
+        drop(watched);
         self.edition.fetch_add(1, Relaxed);
     }
 
@@ -255,7 +301,7 @@ impl Default for Learner {
 impl fmt::Debug for Learner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Learner")
-            .field("watched", &self.watched.lock().count)
+            .field("watched", &self.watched.0.lock().count)
             .field("edition", &self.edition)
             .field("held", &self.held)
             .finish_non_exhaustive()
@@ -299,9 +345,7 @@ mod tests {
                 (print, now, class)
             }).collect();
             uses.iter().for_each(|&(print, number, class)| learner.record(print, number, class));
-            // The last use has been counted at its own time.
-            let counted = learner.watched.lock();
-            prop_assert_eq!(&*counted.classes, &count_offline(&uses));
+            prop_assert_eq!(&*learner.counts(), &count_offline(&uses));
         }
     }
 
@@ -313,11 +357,11 @@ mod tests {
         for number in 0..HALVE_EVERY - 1 {
             learner.record(1 + (number % 1000) as u32, number, 3);
         }
-        let reused = |learner: &Learner| learner.watched.lock().classes[3].reused[bucket(1000)];
+        let reused = |learner: &Learner| learner.watched.0.lock().classes[3].reused[bucket(1000)];
         assert_eq!(reused(&learner), (HALVE_EVERY - 1001) as f32);
         learner.record(1, 132_000, 3);
         assert_eq!(reused(&learner), (HALVE_EVERY - 1000) as f32 / 2.0);
-        let watched = learner.watched.lock();
+        let watched = learner.watched.0.lock();
         assert_eq!((watched.ring.len() as u64, watched.open.len()), (RING, 1000));
     }
 
@@ -327,9 +371,8 @@ mod tests {
     fn open_entries_leave_with_the_ring() {
         let learner = Learner::new();
         (0..3 * RING).for_each(|number| learner.record(1 + number as u32, number, 0));
-        let watched = learner.watched.lock();
-        assert_eq!(watched.open.len() as u64, RING);
-        let reached = &watched.classes[0].reached;
+        assert_eq!(learner.watched.0.lock().open.len() as u64, RING);
+        let reached = &learner.counts()[0].reached;
         assert_eq!(reached[0], (3 * RING) as f32);
         assert_eq!(reached[1], (3 * RING - 64) as f32);
         assert_eq!(reached[BUCKETS - 1], 0.0);
@@ -341,10 +384,10 @@ mod tests {
         (1..=4096u32).for_each(|print| learner.record(print, print.into(), 0));
         learner.change_held(0, 16 * RING as usize);
         assert_eq!(learner.thinning.load(Relaxed), 7);
-        assert_eq!(learner.watched.lock().open.len(), 4096 / 128);
+        assert_eq!(learner.watched.0.lock().open.len(), 4096 / 128);
         learner.record(127, 9000, 0);
         learner.record(128, 9000, 0);
-        assert_eq!(learner.watched.lock().count, 4097);
+        assert_eq!(learner.watched.0.lock().count, 4097);
         learner.change_held(16 * RING as usize, 10 * RING as usize);
         assert_eq!(learner.thinning.load(Relaxed), 7, "a cache that shrinks a little keeps its sample");
         learner.change_held(10 * RING as usize, 0);

@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use self::class::{CLASSES, class};
 use self::ghosts::{Ghosts, Gone};
-use self::values::{Values, YOUNG_MARGIN};
+use self::values::{AgePoint, Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
-use super::rings::{Link, Linked, Rings};
+use super::rings::{Link, Linked, MAX_HINT, Rings};
 use super::{EvictionPolicy, KeySample, Learned, MergeableOrder};
 use crate::ids::SlotId;
 
@@ -60,14 +60,20 @@ pub struct Gittins {
     edition: u64,
     /// Rings of the classes, by last use, and a ring of parents that are set aside.
     rings: Rings<{ CLASSES + 1 }, Seat>,
+    /// Origins of the slots.
+    origins: Vec<Origin>,
     /// Classes whose rings hold a slot, as bits.
     occupied: u64,
+    /// Largest number of a use of each class.
+    latest: [u64; CLASSES],
     ghosts: Ghosts,
     now: u64,
     /// Number of slots held, without the last victim.
     len: usize,
     /// Number of slots that the learner counts for this policy.
     reported: usize,
+    /// Number of objects that fit into memory, as the learner counted last.
+    held: u64,
     /// Last victim with its value. It stays in its ring until the next call that cannot take it
     /// back.
     victim: Option<(SlotId, u64)>,
@@ -95,28 +101,49 @@ const PARENT: u64 = 1 << 32;
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
 
-/// State of a slot; meaningful while the slot is in a ring, and of the last victim. Half a cache
-/// line.
+/// State of a slot that each use reads and changes; meaningful while the slot is in a ring, and of
+/// the last victim. A quarter of a cache line.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(32))]
+#[repr(align(16))]
 struct Seat {
     link: Link,
-    used: u64,
+    /// Lower 48 bits of the number of the last use.
+    used: [u16; 3],
+    /// Class of the last use, and [`IS_PARENT`] and [`IS_ASIDE`].
+    class: u8,
+    /// Number of uses, saturating, and above it the number of zeros at the end of the fingerprint,
+    /// saturating.
+    uses_and_zeros: u8,
+}
+
+/// State of a slot that few uses need.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(16))]
+struct Origin {
     /// Hash of the key of the parent, 0 for none.
     parent: u64,
     /// Fingerprint of the key, 0 if unknown.
     print: u32,
     /// Number of children in memory, saturating.
     children: u16,
-    /// Class of the last use, and whether the slot is set aside.
-    class: u8,
-    /// Number of uses, saturating.
-    uses: u8,
 }
 
+/// Bit of [`Seat::class`] of a slot that has children in memory.
+const IS_PARENT: u8 = 1 << 6;
+
+/// Bit of [`Seat::class`] of a slot that is set aside.
+const IS_ASIDE: u8 = 1 << 7;
+
+const _: () = assert!(CLASSES <= IS_PARENT as usize);
+
+/// Bits of [`Seat::used`].
+const USED_BITS: u32 = 48;
+
+/// Largest number of uses, and of zeros, in [`Seat::uses_and_zeros`].
+const NIBBLE: u8 = (1 << 4) - 1;
+
 impl Linked for Seat {
-    const NONE: Self =
-        Self { link: Link::NONE, used: 0, parent: 0, print: 0, children: 0, class: 0, uses: 0 };
+    const NONE: Self = Self { link: Link::NONE, used: [0; 3], class: 0, uses_and_zeros: 0 };
 
     fn link(&self) -> &Link {
         &self.link
@@ -127,16 +154,40 @@ impl Linked for Seat {
     }
 }
 
-/// Bit of [`Seat::class`] of a slot that is set aside.
-const IS_ASIDE: u8 = 1 << 7;
-
 impl Seat {
     fn class(self) -> u8 {
-        self.class & !IS_ASIDE
+        self.class & !(IS_PARENT | IS_ASIDE)
+    }
+
+    fn is_parent(self) -> bool {
+        self.class & IS_PARENT != 0
     }
 
     fn ring(self) -> usize {
-        if self.class & IS_ASIDE == 0 { usize::from(self.class) } else { ASIDE }
+        if self.class & IS_ASIDE == 0 { self.class().into() } else { ASIDE }
+    }
+
+    fn uses(self) -> u8 {
+        self.uses_and_zeros & NIBBLE
+    }
+
+    fn zeros(self) -> u8 {
+        self.uses_and_zeros >> 4
+    }
+
+    /// Returns the time since the last use. It is less than 2^48, and `now` not before the use.
+    fn age(self, now: u64) -> u64 {
+        let [low, middle, high] = self.used.map(u64::from);
+        now.wrapping_sub(low | middle << 16 | high << 32) & ((1 << USED_BITS) - 1)
+    }
+
+    /// Returns the number of the last use.
+    fn used(self, now: u64) -> u64 {
+        now.wrapping_sub(self.age(now))
+    }
+
+    fn set_used(&mut self, number: u64) {
+        self.used = [number as u16, (number >> 16) as u16, (number >> 32) as u16];
     }
 }
 
@@ -147,17 +198,15 @@ struct Candidate {
     class: u8,
     is_young: bool,
     is_accepted: bool,
-    value: f32,
-    used: u64,
+    /// Value by which it compares.
+    rank: f32,
+    age: u64,
 }
 
 impl Candidate {
     /// Returns whether this candidate goes before another one. Of equal ones the older goes first.
     fn goes_before(&self, other: &Self) -> bool {
-        let rank = |candidate: &Self| {
-            if candidate.is_young { candidate.value / YOUNG_MARGIN } else { candidate.value }
-        };
-        rank(self) < rank(other) || (rank(self) == rank(other) && self.used < other.used)
+        self.rank < other.rank || (self.rank == other.rank && self.age > other.age)
     }
 }
 
@@ -169,9 +218,12 @@ impl EvictionPolicy for Gittins {
         Self {
             values: learner.values(),
             edition: 0,
+            held: learner.held(),
             learner,
             rings: Rings::new(slots),
+            origins: Vec::with_capacity(slots.min(MAX_HINT)),
             occupied: 0,
+            latest: [0; CLASSES],
             ghosts: Ghosts::new(),
             now: 0,
             len: 0,
@@ -204,6 +256,7 @@ impl EvictionPolicy for Gittins {
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         self.settle_victim();
         self.learner.refresh(&mut self.values, &mut self.edition, self.now);
+        self.held = self.learner.held();
         let slot = self.least(allowed).or_else(|| self.rings.oldest_of(ASIDE, allowed))?;
         self.victim = Some((slot, self.rank(slot)));
         self.change_len(self.len - 1);
@@ -274,22 +327,25 @@ impl MergeableOrder for Gittins {
 
     fn value_since(&self, used: u64) -> Option<u64> {
         let class = class(1, 0, 0, &Place::default());
-        Some(self.values.at(class, self.now.saturating_sub(used)).to_bits().into())
+        Some(self.values.at(class, self.now.saturating_sub(used).into()).to_bits().into())
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
-        if self.rings.contains(slot) { self.rings[slot].parent } else { 0 }
+        if self.rings.contains(slot) { self.origins[slot.index()].parent } else { 0 }
     }
 
     fn change_children(&mut self, slot: SlotId, more: bool) {
         if !self.rings.contains(slot) {
             return;
         }
+        let children = &mut self.origins[slot.index()].children;
+        *children = if more { children.saturating_add(1) } else { children.saturating_sub(1) };
+        let is_parent = *children > 0;
         let seat = &mut self.rings[slot];
-        seat.children = if more { seat.children.saturating_add(1) } else { seat.children.saturating_sub(1) };
-        if seat.children == 0 && seat.ring() == ASIDE {
-            seat.class = seat.class();
-            let class = seat.class;
+        let (ring, class) = (seat.ring(), seat.class());
+        seat.class = if is_parent { seat.class | IS_PARENT } else { seat.class & !IS_PARENT };
+        if !is_parent && ring == ASIDE {
+            seat.class = class;
             self.rings.unlink(ASIDE, slot);
             self.rings.push_oldest(class.into(), slot);
             self.occupied |= 1 << class;
@@ -310,7 +366,7 @@ impl Gittins {
     }
 
     fn is_victim_print(&self, print: u32) -> bool {
-        self.victim.is_some_and(|(slot, _)| self.rings[slot].print == print)
+        self.victim.is_some_and(|(slot, _)| self.origins[slot.index()].print == print)
     }
 
     fn enter(&mut self, slot: SlotId, print: u32, place: &Place) {
@@ -321,36 +377,57 @@ impl Gittins {
             self.settle_victim();
         }
         let gone = if print == 0 { None } else { self.ghosts.take(print, self.now) };
-        let uses = gone.map_or(0, |gone| gone.uses);
-        let seat = Seat { parent: place.parent, print, uses, ..Seat::NONE };
         self.rings.reserve(slot);
-        self.take_seat(slot, seat, gone.map(|gone| gone.used), place);
+        if slot.index() >= self.origins.len() {
+            self.origins.resize(slot.index() + 1, Origin::default());
+        }
+        self.origins[slot.index()] = Origin { parent: place.parent, print, children: 0 };
+        let zeros = if print == 0 { 0 } else { (print.trailing_zeros() as u8).min(NIBBLE) };
+        let uses = gone.map_or(0, |gone| gone.uses.min(NIBBLE));
+        self.rings[slot] = Seat { uses_and_zeros: zeros << 4 | uses, ..Seat::NONE };
+        self.now = self.now.max(place.number);
+        self.take_seat(slot, gone.map_or(0, |gone| place.number.saturating_sub(gone.used)), place);
         self.change_len(self.len + 1);
     }
 
     /// Records a use of a slot that is held.
     fn renew(&mut self, slot: SlotId, place: &Place) {
         self.unlink(slot);
-        let seat = self.rings[slot];
-        self.take_seat(slot, seat, Some(seat.used), place);
+        self.now = self.now.max(place.number);
+        let before = self.rings[slot].used(self.now);
+        self.take_seat(slot, place.number.saturating_sub(before), place);
     }
 
-    /// Puts a slot at the young end of its class. `before` is the number of its previous use.
-    fn take_seat(&mut self, slot: SlotId, seat: Seat, before: Option<u64>, place: &Place) {
-        self.now = self.now.max(place.number);
-        let uses = seat.uses.saturating_add(1);
-        let gap = before.map_or(0, |before| place.number.saturating_sub(before));
-        let class = class(uses, gap, self.learner.held(), place);
-        self.learner.record(seat.print, place.number, class);
-        self.rings[slot] = Seat { used: place.number, class, uses, ..seat };
-        // The keys of a batch may come in any order, and those of several threads, too.
-        let young = std::iter::successors(self.rings.youngest(class.into()), |&slot| self.rings.older(slot));
-        let newer = young.take_while(|slot| self.rings[*slot].used > place.number);
-        match newer.take(MAX_SORTED).last() {
-            Some(newer) => self.rings.push_behind(class.into(), slot, newer),
-            None => self.rings.push(class.into(), slot),
+    /// Puts a slot at the young end of its class. `gap` is the time since its previous use.
+    fn take_seat(&mut self, slot: SlotId, gap: u64, place: &Place) {
+        let seat = &mut self.rings[slot];
+        let (uses, zeros) = ((seat.uses() + 1).min(NIBBLE), seat.zeros());
+        let class = class(uses, gap, self.held, place);
+        seat.set_used(place.number);
+        seat.class = class | seat.class & IS_PARENT;
+        seat.uses_and_zeros = zeros << 4 | uses;
+        if self.learner.may_watch(zeros, NIBBLE) {
+            self.learner.record(self.origins[slot.index()].print, place.number, class);
         }
         self.occupied |= 1 << class;
+        let latest = &mut self.latest[usize::from(class)];
+        if place.number >= *latest {
+            *latest = place.number;
+            self.rings.push(class.into(), slot);
+        } else {
+            self.push_sorted(class.into(), slot, place.number);
+        }
+    }
+
+    /// Puts a slot at its position in a class that may hold younger ones: the keys of a batch may
+    /// come in any order, and those of several threads, too.
+    fn push_sorted(&mut self, class: usize, slot: SlotId, used: u64) {
+        let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
+        let newer = young.take_while(|slot| self.rings[*slot].used(self.now) > used);
+        match newer.take(MAX_SORTED).last() {
+            Some(newer) => self.rings.push_behind(class, slot, newer),
+            None => self.rings.push(class, slot),
+        }
     }
 
     fn unlink(&mut self, slot: SlotId) {
@@ -365,10 +442,10 @@ impl Gittins {
     fn settle_victim(&mut self) {
         let Some((slot, _)) = self.victim.take() else { return };
         self.unlink(slot);
-        let Seat { print, used, uses, .. } = self.rings[slot];
+        let (seat, print) = (self.rings[slot], self.origins[slot.index()].print);
         if print != 0 {
-            let gone = Gone { used, uses };
-            self.ghosts.remember(print, gone, self.len, self.learner.held(), self.now);
+            let gone = Gone { used: seat.used(self.now), uses: seat.uses() };
+            self.ghosts.remember(print, gone, self.len, self.held, self.now);
         }
     }
 
@@ -377,24 +454,25 @@ impl Gittins {
         if len.abs_diff(self.reported) * REPORT_PART > self.reported {
             self.learner.change_held(self.reported, len);
             self.reported = len;
+            self.held = self.learner.held();
         }
     }
 
     fn value_of(&self, slot: SlotId) -> f32 {
         let seat = self.rings[slot];
-        self.values.at(seat.class(), self.now.saturating_sub(seat.used))
+        self.values.at(seat.class(), seat.age(self.now).into())
     }
 
     /// Returns the value of a slot as an integer that orders like it, parents last.
     fn rank(&self, slot: SlotId) -> u64 {
-        let parent = if self.rings[slot].children > 0 { PARENT } else { 0 };
+        let parent = if self.rings[slot].is_parent() { PARENT } else { 0 };
         parent | u64::from(self.value_of(slot).to_bits())
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
-        let seat = self.rings[slot];
-        let value = self.value_of(slot);
-        Candidate { slot, class: seat.class(), is_young, is_accepted: false, value, used: seat.used }
+        let (seat, value) = (self.rings[slot], self.value_of(slot));
+        let rank = if is_young { value / YOUNG_MARGIN } else { value };
+        Candidate { slot, class: seat.class(), is_young, is_accepted: false, rank, age: seat.age(self.now) }
     }
 
     /// Returns the slot with the least value that `allowed` accepts. Sets parents aside that are at
@@ -413,7 +491,7 @@ impl Gittins {
             if is_young {
                 break;
             }
-            if self.rings[slot].children > 0 {
+            if self.rings[slot].is_parent() {
                 self.set_aside(slot);
             } else if allowed(slot) {
                 return Some(slot);
@@ -434,14 +512,15 @@ impl Gittins {
     fn for_each_candidate(&self, mut see: impl FnMut(Candidate)) {
         let mut classes = self.occupied;
         while classes != 0 {
-            let class = classes.trailing_zeros() as usize;
+            let class = classes.trailing_zeros() as u8;
             classes &= classes - 1;
-            let Some(oldest) = self.rings.oldest(class) else { continue };
-            let candidate = self.candidate(oldest, false);
-            see(candidate);
-            let age = self.now.saturating_sub(candidate.used);
-            if self.values.rises_before(class, age)
-                && let Some(young) = self.young(class, oldest)
+            let Some(slot) = self.rings.oldest(class.into()) else { continue };
+            let age = self.rings[slot].age(self.now);
+            let point = AgePoint::from(age);
+            let rank = self.values.at(class, point);
+            see(Candidate { slot, class, is_young: false, is_accepted: false, rank, age });
+            if self.values.rises_before(class, point)
+                && let Some(young) = self.young(class.into(), slot)
             {
                 see(self.candidate(young, true));
             }
@@ -493,7 +572,7 @@ impl Gittins {
     fn young(&self, class: usize, oldest: SlotId) -> Option<SlotId> {
         let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
         let mut young = young.take_while(|&slot| slot != oldest).take(YOUNG_PARENTS + 1);
-        young.find(|slot| self.rings[*slot].children == 0)
+        young.find(|slot| !self.rings[*slot].is_parent())
     }
 
     /// Returns the first slot from `slot` to before `until`, or to the old end, that is accepted,
@@ -508,7 +587,7 @@ impl Gittins {
         for _ in 0..=YOUNG_REFUSED {
             let slot = next.filter(|slot| Some(*slot) != until)?;
             next = self.rings.older(slot);
-            if self.rings[slot].children == 0 && !self.offered.contains(&slot) {
+            if !self.rings[slot].is_parent() && !self.offered.contains(&slot) {
                 self.offered.push(slot);
                 if allowed(slot) {
                     return Some(slot);
@@ -523,7 +602,7 @@ impl Gittins {
         let mut next = self.rings.oldest(class);
         while let Some(slot) = next {
             next = self.rings.newer(slot);
-            if self.rings[slot].children > 0 {
+            if self.rings[slot].is_parent() {
                 self.set_aside(slot);
             } else if !self.offered.contains(&slot) && allowed(slot) {
                 return Some(slot);
@@ -548,10 +627,24 @@ mod tests {
 
     const SLOTS: u32 = 24;
 
+    /// A slot keeps 48 bits of the number of its last use.
+    #[test]
+    fn numbers_of_uses_may_exceed_what_a_slot_keeps() {
+        let mut policy = Gittins::new(0, &GittinsConfig::default());
+        let first = (1 << USED_BITS) - 4000;
+        for slot in 0..8 {
+            policy.insert_at(SlotId(slot), 1, slot.into(), &Place::numbered(first + u64::from(slot) * 1000));
+        }
+        // The number lies between those of the second and the third slot.
+        policy.insert_at(SlotId(8), 1, 8, &Place::numbered(first + 1500));
+        let victims = std::iter::from_fn(|| policy.evict(&mut |_| true));
+        assert_eq!(victims.map(|slot| slot.0).collect::<Vec<_>>(), [0, 1, 8, 2, 3, 4, 5, 6, 7]);
+    }
+
     /// Chooses among the oldest and the youngest slot of each class.
     fn by_brute_force(policy: &Gittins) -> Option<SlotId> {
         let held = || (0..SLOTS).map(SlotId).filter(|slot| policy.holds(*slot));
-        let used = |slot: SlotId| policy.rings[slot].used;
+        let used = |slot: SlotId| policy.rings[slot].used(policy.now);
         let mut best: Option<(f32, u64, SlotId)> = None;
         for class in 0..CLASSES as u8 {
             let of_class = || held().filter(|slot| policy.rings[*slot].class() == class);

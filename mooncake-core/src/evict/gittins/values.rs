@@ -60,20 +60,40 @@ fn refine(base: &Hazards, part: &Counts) -> Hazards {
 
 /// Returns the Gittins index at the lower end of each bucket: the largest number of hits per unit
 /// of time that an object is worth if it is kept until some later age.
+///
+/// The index of a bucket is the best over itself alone, and over itself and the best span after it
+/// if that span is worth more. So the spans are merged from the last one backwards.
 pub(super) fn gittins_index(hazards: &Hazards) -> [f32; BUCKETS] {
-    std::array::from_fn(|from| {
-        let (mut kept, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, (0.0f64, 1.0f64));
-        for (b, hazard) in hazards.iter().enumerate().skip(from) {
-            hits += kept * hazard;
-            time += kept * width(b) as f64 * (1.0 - hazard / 2.0);
-            kept *= 1.0 - hazard;
-            // Compares the quotients of hits and time without a division.
-            if hits * best.1 > best.0 * time {
-                best = (hits, time);
-            }
+    let mut index = [0.0; BUCKETS];
+    let (mut spans, mut count) = ([Span::default(); BUCKETS], 0);
+    for (b, hazard) in hazards.iter().enumerate().rev() {
+        let time = width(b) as f64 * (1.0 - hazard / 2.0);
+        let mut span = Span { hits: *hazard, time, kept: 1.0 - hazard };
+        // Compares the quotients of hits and time without a division.
+        while let Some(next) =
+            spans[..count].last().filter(|next| next.hits * span.time > span.hits * next.time)
+        {
+            span.hits += span.kept * next.hits;
+            span.time += span.kept * next.time;
+            span.kept *= next.kept;
+            count -= 1;
         }
-        (best.0 / best.1) as f32
-    })
+        index[b] = (span.hits / span.time) as f32;
+        spans[count] = span;
+        count += 1;
+    }
+    index
+}
+
+/// Span of ages, seen from its beginning.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    /// Chance of a reuse within the span.
+    hits: f64,
+    /// Time that the object is expected to stay unused within it.
+    time: f64,
+    /// Chance of no reuse within it.
+    kept: f64,
 }
 
 /// Share of the least other value below which an object at a young end is taken.
@@ -125,22 +145,48 @@ impl Values {
         Self { classes, rises_at }
     }
 
-    /// Returns whether an object of this class that has been unused for `age` may be worth more
-    /// than a younger one by the margin.
-    pub(super) fn rises_before(&self, class: usize, age: u64) -> bool {
-        bucket_of_middles(age) + 1 >= usize::from(self.rises_at[class])
+    /// Returns whether an object of this class at an age may be worth more than a younger one by
+    /// the margin.
+    pub(super) fn rises_before(&self, class: u8, age: AgePoint) -> bool {
+        age.lower + 1 >= usize::from(self.rises_at[usize::from(class)])
     }
 
-    /// Returns the value of an object of this class that has been unused for `age`: positive, and
-    /// interpolated between the middles of the buckets.
-    pub(super) fn at(&self, class: u8, age: u64) -> f32 {
+    /// Returns the value of an object of this class at an age: positive, and interpolated between
+    /// the middles of the buckets.
+    pub(super) fn at(&self, class: u8, age: AgePoint) -> f32 {
         let values = &self.classes[usize::from(class)];
-        let lower = bucket_of_middles(age);
-        let upper = (lower + 1).min(BUCKETS - 1);
-        let part = age.saturating_sub(middle(lower)) as f32 * INVERSES[lower];
-        values[lower] + (values[upper] - values[lower]) * part
+        let upper = (age.lower + 1).min(BUCKETS - 1);
+        values[age.lower] + (values[upper] - values[age.lower]) * age.part
     }
 }
+
+/// Age at which an object has been unused, between the middles of two buckets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AgePoint {
+    /// Last bucket whose middle was reached; the first one if there is none.
+    lower: usize,
+    /// Part of the way to the middle of the next one.
+    part: f32,
+}
+
+impl From<u64> for AgePoint {
+    fn from(age: u64) -> Self {
+        let lower = bucket_of_middles(age);
+        // The conversion of a signed number takes one instruction.
+        let beyond = age.saturating_sub(MIDDLES[lower]) as i64;
+        Self { lower, part: beyond as f32 * INVERSES[lower] }
+    }
+}
+
+/// Age in the middle of each bucket.
+const MIDDLES: [u64; BUCKETS] = {
+    let (mut middles, mut at) = ([0; BUCKETS], 0);
+    while at < BUCKETS {
+        middles[at] = middle(at);
+        at += 1;
+    }
+    middles
+};
 
 #[cfg(test)]
 mod tests {
@@ -195,7 +241,7 @@ mod tests {
             }
             let values = Values::compute(&classes);
             for class in 0..CLASSES as u8 {
-                let value = values.at(class, age);
+                let value = values.at(class, age.into());
                 prop_assert!(value.is_finite() && value > 0.0, "{value}");
             }
         }
@@ -209,7 +255,7 @@ mod tests {
         let ages = [0, 31, 32, 63, 64, 95, 96, 100, 1000, 5000, 1 << 30, 1 << 41];
         for pair in ages.windows(2) {
             for classes in [[0, 45], [45, 0], [7, 7]] {
-                let [young, old] = [values.at(classes[0], pair[0]), values.at(classes[1], pair[1])];
+                let [young, old] = [0, 1].map(|at| values.at(classes[at], pair[at].into()));
                 assert!(old <= young && (old < young || pair[1] <= 96), "{pair:?} {young} {old}");
             }
         }
@@ -222,10 +268,22 @@ mod tests {
         classes[3] = std::array::from_fn(|b| b as f32);
         let values = Values::new(classes);
         assert_eq!(
-            (values.at(3, 0), values.at(3, 32), values.at(3, 64), values.at(3, 96)),
+            (
+                values.at(3, AgePoint::from(0)),
+                values.at(3, AgePoint::from(32)),
+                values.at(3, AgePoint::from(64)),
+                values.at(3, AgePoint::from(96))
+            ),
             (0.0, 0.0, 0.5, 1.0)
         );
-        assert_eq!((values.at(3, 144), values.at(3, 192), values.at(3, u64::MAX)), (1.5, 2.0, 35.0));
+        assert_eq!(
+            (
+                values.at(3, AgePoint::from(144)),
+                values.at(3, AgePoint::from(192)),
+                values.at(3, AgePoint::from(u64::MAX))
+            ),
+            (1.5, 2.0, 35.0)
+        );
     }
 
     /// A young object is looked for only where it can be worth less than the oldest one.
@@ -237,11 +295,15 @@ mod tests {
         classes[2] = std::array::from_fn(|b| if b < 5 { 1.0 } else { 1.03 });
         let values = Values::new(classes);
         for age in [0, 31, 200, 1 << 20, u64::MAX] {
-            assert!(!values.rises_before(0, age) && !values.rises_before(1, age));
-            let younger = (0..age.min(10_000)).step_by(7).map(|age| values.at(2, age));
+            assert!(!values.rises_before(0, age.into()) && !values.rises_before(1, age.into()));
+            let younger = (0..age.min(10_000)).step_by(7).map(|age| values.at(2, AgePoint::from(age)));
             let least = younger.fold(f32::INFINITY, f32::min);
-            assert!(values.rises_before(2, age) || least >= values.at(2, age) * YOUNG_MARGIN, "{age}");
-            assert_eq!(values.rises_before(2, age), age >= middle(4));
+            assert!(
+                values.rises_before(2, age.into())
+                    || least >= values.at(2, AgePoint::from(age)) * YOUNG_MARGIN,
+                "{age}"
+            );
+            assert_eq!(values.rises_before(2, age.into()), age >= middle(4));
         }
     }
 
@@ -253,6 +315,6 @@ mod tests {
         classes[20].reached[..8].fill(10_000.0);
         classes[20].reused[7] = 10_000.0;
         let values = Values::compute(&classes);
-        assert!(values.at(20, 4000) > 1.5 * values.at(20, 100));
+        assert!(values.at(20, AgePoint::from(4000)) > 1.5 * values.at(20, AgePoint::from(100)));
     }
 }

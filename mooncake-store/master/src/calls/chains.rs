@@ -1,31 +1,45 @@
 //! Chains of keys: how the keys of one call depend on each other.
 
 use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
 use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
 use mooncake_core::ids::ClientId;
 
 use super::master::Master;
+use crate::model::misses::CallMisses;
 
 /// Keys that one call reads, in order.
 pub(super) struct ReadCall {
+    begun: Moment,
     /// Uses of the keys, if the policy has a use for them.
     chain: Option<Batch>,
     /// Number of keys from the front that were found.
     found: usize,
+    pub(super) misses: CallMisses,
 }
 
 /// Hash and chain of a key, known from the call that contains it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct KeyInCall<'c> {
     chain: Option<(&'c Batch, usize)>,
+    /// Time at which the call began, if it is about more than this key. To ask the clock for each
+    /// key takes as long as a look-up.
+    begun: Option<Moment>,
     /// True if an earlier key of the call was not found.
     pub(super) is_behind_gap: bool,
+    /// Misses of the call that contains the key; `None` if the call is about one key.
+    pub(super) misses: Option<&'c CallMisses>,
 }
 
 impl KeyInCall<'_> {
     /// Returns the place of the use, if the policy has a use for it.
     pub(super) fn place(&self) -> Option<Place> {
         self.chain.map(|(chain, at)| chain.place(at))
+    }
+
+    /// Returns the time by which a lease on the key begins, if known.
+    pub(super) fn now(&self) -> Option<Moment> {
+        self.begun
     }
 
     /// Returns the hash of the key, if it was computed before.
@@ -36,18 +50,14 @@ impl KeyInCall<'_> {
 
 /// Returns what is known of the key at an index of a call that stores a chain.
 pub(super) fn key_in(chain: Option<&Batch>, at: usize) -> KeyInCall<'_> {
-    KeyInCall { chain: chain.map(|chain| (chain, at)), is_behind_gap: false }
+    KeyInCall { chain: chain.map(|chain| (chain, at)), ..KeyInCall::default() }
 }
 
 impl ReadCall {
-    /// Describes a call whose keys are asked for, but not used.
-    pub(super) fn without_use() -> Self {
-        Self { chain: None, found: 0 }
-    }
-
     /// Returns what is known of the key at an index. The keys before it have been looked up.
     pub(super) fn key(&self, at: usize) -> KeyInCall<'_> {
-        KeyInCall { is_behind_gap: self.found < at, ..key_in(self.chain.as_ref(), at) }
+        let (misses, begun) = (Some(&self.misses), Some(self.begun));
+        KeyInCall { is_behind_gap: self.found < at, misses, begun, ..key_in(self.chain.as_ref(), at) }
     }
 
     /// Records that the key at an index was found.
@@ -64,7 +74,12 @@ impl ReadCall {
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Describes a call that uses the keys which it finds.
     pub(super) fn read_call(&self, tenant: &str, keys: &[&[u8]]) -> ReadCall {
-        ReadCall { chain: self.read_chain(tenant, keys), found: 0 }
+        ReadCall { chain: self.read_chain(tenant, keys), ..self.call_without_use() }
+    }
+
+    /// Describes a call whose keys are asked for, but not used.
+    pub(super) fn call_without_use(&self) -> ReadCall {
+        ReadCall { begun: self.space().clock.now(), chain: None, found: 0, misses: CallMisses::default() }
     }
 
     fn read_chain(&self, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
@@ -113,15 +128,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Returns the number of a tenant, and the hashes of keys in the directory.
     fn hashes(&self, tenant: &str, keys: &[&[u8]]) -> Option<(u32, Vec<u64>)> {
-        let (directory, mut number) = (&self.space().directory, 0);
-        let mut hashes = Vec::with_capacity(keys.len());
-        for key in keys {
-            let key = self.scoped(tenant, key).ok()?;
-            if hashes.is_empty() {
-                number = self.space().tenants.number(&key);
-            }
-            hashes.push(directory.hash(&key));
-        }
-        Some((number, hashes))
+        let (scope, mut scratch) = (self.scope(tenant).ok()?, Vec::new());
+        let first = scope.key_in(keys.first().copied().unwrap_or_default(), &mut scratch);
+        let number = first.map_or(0, |key| self.space().tenants.number(key));
+        let hash = |key: &&[u8]| {
+            let key = scope.key_in(key, &mut scratch).ok()?;
+            Some(self.space().directory.hash(key))
+        };
+        Some((number, keys.iter().map(hash).collect::<Option<_>>()?))
     }
 }

@@ -21,7 +21,7 @@ use mooncake_protocol::message::*;
 use mooncake_protocol::pack::{self, Pack, Pairs};
 use mooncake_protocol::wire::{DrainProgress, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix};
 
-use super::chains::{KeyInCall, ReadCall, key_in};
+use super::chains::{KeyInCall, key_in};
 use super::master::Master;
 use super::put::Put;
 use crate::model::value::Writer;
@@ -48,7 +48,7 @@ handlers! {
         Ok(master.exists_of(r.tenant, r.key, KeyInCall::default()))
     };
     BatchExistKey<'a>: |master, r| {
-        let mut call = ReadCall::without_use();
+        let mut call = master.call_without_use();
         let exists = |(at, key): (usize, &&[u8])| {
             let found = master.exists_of(r.tenant, key, call.key(at));
             if found {
@@ -57,7 +57,7 @@ handlers! {
             Ok(found)
         };
         let found = r.keys.iter().enumerate().map(exists).collect();
-        master.link_missing(&call, r.tenant, &r.keys);
+        master.end_read(&call, r.tenant, &r.keys);
         found
     };
     GetReplicaListByRegex<'a>: |master, r| master.locate_matching_of(r.tenant, r.pattern).map(|found| {
@@ -87,19 +87,19 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
             Ok(found)
         };
         let found = (0..r.keys.len()).map(locate).collect();
-        self.link_missing(&call, r.tenant, &r.keys);
+        self.end_read(&call, r.tenant, &r.keys);
         found
     }
 
     fn respond(&self, r: BatchGetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
         let mut call = self.read_call(r.tenant, &r.keys);
-        response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
+        let written = response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
             self.locate_to(r.tenant, r.keys[at], call.key(at), out)?;
             call.record_found(at);
             Ok(())
-        })?;
-        self.link_missing(&call, r.tenant, &r.keys);
-        Ok(())
+        });
+        self.end_read(&call, r.tenant, &r.keys);
+        written
     }
 }
 
@@ -115,7 +115,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
             Some(found)
         };
         let replicas: Vec<_> = (0..r.keys.len()).map_while(locate).collect();
-        self.end_prefix(&call, &r);
+        self.end_prefix(&call, r.tenant, &r.keys);
         Ok(ReadablePrefix { count: replicas.len() as u64, replicas })
     }
 
@@ -129,7 +129,7 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
                     call.record_found(at);
                     Ok(())
                 });
-                self.end_prefix(&call, &r);
+                self.end_prefix(&call, r.tenant, &r.keys);
                 return hits;
             }
             let hits = self.prefix_hits(&r);
@@ -142,20 +142,15 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Counts the keys from the front whose objects can be read, and grants leases on these.
     fn prefix_hits(&self, r: &LocatePrefix<'_>) -> usize {
-        let mut call = ReadCall::without_use();
+        let mut call = self.call_without_use();
         for (at, key) in r.keys.iter().enumerate() {
             if !self.exists_of(r.tenant, key, call.key(at)) {
                 break;
             }
             call.record_found(at);
         }
-        self.end_prefix(&call, r);
+        self.end_prefix(&call, r.tenant, &r.keys);
         call.found()
-    }
-
-    fn end_prefix(&self, call: &ReadCall, r: &LocatePrefix<'_>) {
-        self.link_missing(call, r.tenant, &r.keys);
-        self.count_rest(call, r.tenant, &r.keys);
     }
 }
 

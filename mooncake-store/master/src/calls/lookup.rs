@@ -19,7 +19,6 @@ use super::master::Master;
 use crate::directory::Object;
 use crate::directory::object::not_found;
 use crate::model::disk_replicas::DiskReplicas;
-use crate::model::misses::MissCause;
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
 
@@ -36,16 +35,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     fn exists_in(&self, key: &[u8], call: KeyInCall<'_>) -> bool {
-        let now = self.space().clock.now();
+        let now = call.now().unwrap_or_else(|| self.space().clock.now());
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
         let found = shard.find(hash, key);
         let Some(slot) = found.filter(|slot| is_readable(&shard[*slot])) else {
-            self.count_miss(&mut shard, key, hash, found);
+            self.count_miss(&mut shard, key, hash, found, call);
             return false;
         };
         if call.is_behind_gap {
-            self.count_miss_as(&mut shard, key, MissCause::BehindGap);
+            self.count_miss(&mut shard, key, hash, found, call);
         }
         shard[slot].grant_lease(self.space().lease_from(now));
         // A policy that counts uses learns from those that read. The lease protects the object.
@@ -74,7 +73,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the directory key of a key that is read, and counts a miss if the tenant is not
     /// registered.
     fn of_tenant<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
-        let unknown = |_: &Error| self.space().counters.missed_without_tenant();
+        let unknown = |_: &Error| self.space().counters.missed_without_tenant(1);
         self.scoped_if_known(tenant, key).inspect_err(unknown)
     }
 
@@ -199,17 +198,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Grants a lease and passes the object to `show`.
     fn read<R>(&self, key: &[u8], call: KeyInCall<'_>, show: impl FnOnce(&Object<A>) -> R) -> Result<R> {
-        let now = self.space().clock.now();
+        let now = call.now().unwrap_or_else(|| self.space().clock.now());
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
         let found = shard.find(hash, key);
         let Some(slot) = found.filter(|slot| is_readable(&shard[*slot])) else {
-            self.count_miss(&mut shard, key, hash, found);
+            self.count_miss(&mut shard, key, hash, found, call);
             return Err(found.map_or_else(not_found, |slot| unreadable(&shard[slot])));
         };
         if call.is_behind_gap {
-            self.count_miss_as(&mut shard, key, MissCause::BehindGap);
+            self.count_miss(&mut shard, key, hash, found, call);
         }
         let object = &mut shard[slot];
         let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
@@ -221,7 +220,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         object.grant_lease(self.space().lease_from(now));
         let place = call.place().unwrap_or_else(|| self.space().next_place());
         self.space().directory.touch(&mut shard, slot, &place);
-        self.space().curve.feed.note_use(hash, &place, || shard[slot].memory_bytes());
+        let sampled = self.sampled_bytes(&shard, slot);
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {
@@ -231,6 +230,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if let Some(hot) = &self.space().hot {
             let key = shard[slot].key.clone();
             hot.count_read(&mut shard.read_rates, slot, &key, now);
+        }
+        drop(shard);
+        if let Some(bytes) = sampled {
+            self.space().curve.feed.note_use(hash, &place, bytes);
         }
         Ok(shown)
     }

@@ -209,9 +209,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 format!("cannot end put: its allocation has expired. key={}", key.escape_ascii()),
             ));
         }
-        self.complete(&mut shard, slot, write, checksum, use_number, now);
-        let parent = shard.parent(slot);
+        let number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
+        let place = Place { number, ..write.place };
+        self.complete(&mut shard, slot, write, checksum, &place, now);
+        let (parent, sampled) = (shard.parent(slot), self.sampled_bytes(&shard, slot));
         drop(shard);
+        if let Some(bytes) = sampled {
+            self.space().curve.feed.note_use(hash, &place, bytes);
+        }
         self.space().directory.change_children(parent, true);
         self.space().eviction.end_backoff();
         Ok(())
@@ -418,25 +423,24 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         shard.find(hash, key).map_or(0, |slot| shard[slot].charged_bytes())
     }
 
+    /// Makes the value of a write readable.
     fn complete(
         &self,
         shard: &mut Shard<A, E>,
         slot: SlotId,
         write: Write<A>,
         checksum: Option<u64>,
-        use_number: Option<u64>,
+        place: &Place,
         now: Moment,
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let (writer, file) = (write.writer, write.file);
-        let use_number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
-        let place = Place { number: use_number, ..write.place };
         let value = Value {
             len: write.len,
             checksum,
             writer,
             superseded: false,
-            stamp: Stamp { epoch: self.space().epoch, number: use_number },
+            stamp: Stamp { epoch: self.space().epoch, number: place.number },
             replicas: write.replicas,
         };
         self.space().counters.value_size(value.len);
@@ -453,9 +457,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
         }
         shard[slot].drop_disk_replicas();
-        let old = self.space().directory.put_value(shard, slot, value, &place);
-        let object = &shard[slot];
-        self.space().curve.feed.note_use(object.hash, &place, || object.memory_bytes());
+        let old = self.space().directory.put_value(shard, slot, value, place);
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
         }

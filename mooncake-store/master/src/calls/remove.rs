@@ -44,6 +44,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         self.drop_object(&mut shard, slot, now);
         drop(shard);
+        self.space().curve.feed.note_removal(hash);
         self.space().eviction.end_backoff();
         Ok(())
     }
@@ -89,6 +90,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let name = object.key.clone();
             if segment_name.is_empty() {
                 self.drop_object(&mut shard, slot, now);
+                drop(shard);
+                self.space().curve.feed.note_removal(hash);
                 cleared.push(name);
             } else if self.drop_replicas(&mut shard, slot, segment_name, now) {
                 cleared.push(name);
@@ -101,14 +104,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Removes each object whose key `wanted` accepts. Returns their number.
     pub(crate) fn remove_where(&self, force: bool, wanted: impl Fn(&[u8]) -> bool) -> u64 {
         let now = self.space().clock.now();
-        let mut removed = 0;
+        let feed = &self.space().curve.feed;
+        let (mut removed, mut sampled) = (0, Vec::new());
         self.space().directory.visit(|shard, slot| {
             let object = &shard[slot];
             if wanted(object.key.as_bytes()) && self.blocked(object, force, now).is_none() {
                 removed += u64::from(object.value().is_some() || object.disk().is_some());
+                sampled.extend(Some(object.hash).filter(|hash| feed.sample().contains(*hash)));
                 self.drop_object(shard, slot, now);
             }
         });
+        sampled.into_iter().for_each(|hash| feed.note_removal(hash));
         // Replicas that pruning listed meanwhile are among these.
         self.space().directory.shards().for_each(|mut shard| shard.expired.forget_where(&wanted));
         self.space().eviction.end_backoff();
@@ -139,7 +145,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     fn drop_object(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = self.space().in_use_until(&shard[slot]);
         shard[slot].drop_disk_replicas();
-        self.space().curve.feed.note_removal(shard[slot].hash);
         shard.forget_expired(slot);
         if let Some(value) = shard.take_value(slot) {
             value.quarantine(self.space().quarantine_end(lease), now);

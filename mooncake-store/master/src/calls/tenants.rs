@@ -12,7 +12,36 @@ use super::master::Master;
 use crate::model::pattern::compile;
 use crate::model::tenants::{TenantInfo, TenantQuota, unknown};
 
+/// Prefix of the directory keys of a tenant; `None` with tenants off.
+pub(super) struct Scope(Option<Vec<u8>>);
+
+impl Scope {
+    /// Returns the directory key of a key, written to `scratch` unless it is the key itself.
+    ///
+    /// # Errors
+    /// `INVALID_KEY` with tenants on.
+    #[inline]
+    pub(super) fn key_in<'a>(&self, key: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        let Some(prefix) = &self.0 else { return Ok(key) };
+        ObjectKey::check(key)?;
+        scratch.clear();
+        scratch.extend_from_slice(prefix);
+        scratch.extend_from_slice(key);
+        Ok(scratch)
+    }
+}
+
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Returns the scope of the keys of a tenant.
+    ///
+    /// # Errors
+    /// `TENANT_NOT_REGISTERED`.
+    pub(super) fn scope(&self, tenant: &str) -> Result<Scope> {
+        let tenants = &self.space().tenants;
+        let prefix = || tenants.prefix(tenant).ok_or_else(|| unknown(tenant));
+        Ok(Scope(tenants.are_on().then(prefix).transpose()?))
+    }
+
     /// Returns the directory key of a key of a tenant. Without tenants it is the key itself.
     ///
     /// # Errors

@@ -182,6 +182,26 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         (hash >> 40) as usize & (self.shards.len() - 1)
     }
 
+    /// Passes the index of each hash to `see` with its shard. Each shard is locked once.
+    pub(crate) fn visit_hashes(&self, hashes: &[u64], mut see: impl FnMut(&mut Shard<A, E>, usize)) {
+        let mut ends = vec![0; self.shards.len()];
+        hashes.iter().for_each(|hash| ends[self.index(*hash)] += 1);
+        let mut sum = 0;
+        for end in &mut ends {
+            sum += std::mem::replace(end, sum);
+        }
+        let mut order = vec![0; hashes.len()];
+        for (at, hash) in hashes.iter().enumerate() {
+            let end = &mut ends[self.index(*hash)];
+            order[*end] = at;
+            *end += 1;
+        }
+        for at_once in order.chunk_by(|one, other| self.index(hashes[*one]) == self.index(hashes[*other])) {
+            let mut shard = self.lock(hashes[at_once[0]]);
+            at_once.iter().for_each(|at| see(&mut shard, *at));
+        }
+    }
+
     /// Returns the number of shards.
     pub(crate) fn len(&self) -> usize {
         self.shards.len()
@@ -244,5 +264,41 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     /// Returns each shard in turn, locked.
     pub(crate) fn shards(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
         self.shards.iter().map(|shard| shard.0.lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_core::alloc::BuiltinAllocator;
+    use mooncake_core::evict::{BuiltinPolicy, PolicyKind};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        #[cfg_attr(miri, ignore = "numbers only, and slow")]
+        fn hashes_are_visited_once_each_with_their_shards(
+            hashes in proptest::collection::vec(any::<u64>(), 0..200),
+        ) {
+            let tenants = Arc::new(Tenants::new(None));
+            let directory: Directory<BuiltinAllocator, BuiltinPolicy> =
+                Directory::new(16, 1, &PolicyKind::Lru.into(), &tenants);
+            let address = |shard: &Shard<_, _>| std::ptr::from_ref(shard) as usize;
+            let shards: Vec<usize> = (0..16).map(|index| address(&directory.lock_at(index))).collect();
+            let mut seen = Vec::new();
+            directory.visit_hashes(&hashes, |shard, at| seen.push((address(shard), at)));
+            for (shard, at) in &seen {
+                prop_assert_eq!(*shard, shards[directory.index(hashes[*at])]);
+            }
+            let locked = seen.chunk_by(|one, other| one.0 == other.0).count();
+            let mut places: Vec<usize> = seen.iter().map(|(_, at)| *at).collect();
+            places.sort_unstable();
+            prop_assert_eq!(places, (0..hashes.len()).collect::<Vec<_>>());
+            let mut distinct: Vec<usize> = hashes.iter().map(|hash| directory.index(*hash)).collect();
+            distinct.sort_unstable();
+            distinct.dedup();
+            prop_assert_eq!(locked, distinct.len(), "each shard is locked once");
+        }
     }
 }

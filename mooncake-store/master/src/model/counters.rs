@@ -36,9 +36,9 @@ impl Counters {
         self.no_room.fetch_add(1, Relaxed);
     }
 
-    /// Counts a miss of a key of a tenant that is not registered.
-    pub(crate) fn missed_without_tenant(&self) {
-        self.missed_without_tenant.fetch_add(1, Relaxed);
+    /// Counts misses of keys of a tenant that is not registered.
+    pub(crate) fn missed_without_tenant(&self, keys: usize) {
+        self.missed_without_tenant.fetch_add(keys as u64, Relaxed);
     }
 
     /// Counts an attempt to evict.

@@ -1,5 +1,7 @@
 //! Misses by cause.
 
+use std::cell::Cell;
+
 /// Reason why a request could not use an object that it asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MissCause {
@@ -108,6 +110,27 @@ impl MissCounts {
     /// Adds the misses of another count.
     pub(crate) fn add_all(&mut self, other: &Self) {
         other.iter().for_each(|(cause, count)| self.add(cause, count));
+    }
+}
+
+/// Misses of one call, for its tenant.
+#[derive(Default)]
+pub(crate) struct CallMisses([Cell<u32>; MissCause::ALL.len()]);
+
+impl CallMisses {
+    /// Adds a miss.
+    pub(crate) fn add(&self, why: MissCause) {
+        let count = &self.0[why as usize];
+        count.set(count.get().saturating_add(1));
+    }
+
+    /// Returns the misses, and forgets them.
+    pub(crate) fn take(&self) -> MissCounts {
+        let mut counts = MissCounts::default();
+        for (cause, count) in MissCause::ALL.into_iter().zip(&self.0) {
+            counts.add(cause, count.take().into());
+        }
+        counts
     }
 }
 

@@ -293,10 +293,25 @@ impl Tenants {
         if !self.on {
             return;
         }
+        let mut counts = MissCounts::default();
+        counts.add(why, 1);
+        self.count_misses(self.split(key).0, &counts);
+    }
+
+    /// Counts misses of keys of a tenant.
+    pub(crate) fn count_misses(&self, tenant: &str, counts: &MissCounts) {
+        if !self.on || counts.total() == 0 {
+            return;
+        }
+        let tenant = if tenant.is_empty() { DEFAULT_TENANT } else { tenant };
         let table = self.table.read();
-        let number = table.by_name.get(self.split(key).0).copied().unwrap_or(0);
+        let number = table.by_name.get(tenant).copied().unwrap_or(0);
         if let Some(account) = table.numbered(number) {
-            account.misses[why as usize].fetch_add(1, Relaxed);
+            for (count, (_, more)) in
+                account.misses.iter().zip(counts.iter()).filter(|(_, (_, more))| *more > 0)
+            {
+                count.fetch_add(more, Relaxed);
+            }
         }
     }
 
