@@ -483,9 +483,11 @@ impl Gittins {
         loop {
             let mut first: Option<Candidate> = None;
             self.for_each_candidate(|candidate| {
-                if first.is_none_or(|first| candidate.goes_before(&first)) {
+                let before = *first.get_or_insert(candidate);
+                if candidate.goes_before(&before) {
                     first = Some(candidate);
                 }
+                candidate.rank.min(before.rank)
             });
             let Candidate { slot, is_young, .. } = first?;
             if is_young {
@@ -502,14 +504,17 @@ impl Gittins {
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
-        self.for_each_candidate(|candidate| candidates.push(candidate));
+        self.for_each_candidate(|candidate| {
+            candidates.push(candidate);
+            f32::INFINITY
+        });
         let found = self.least_of(&mut candidates, allowed);
         self.candidates = candidates;
         found
     }
 
-    /// Passes each candidate to `see`.
-    fn for_each_candidate(&self, mut see: impl FnMut(Candidate)) {
+    /// Passes each candidate to `see`, which returns the largest rank that is of interest.
+    fn for_each_candidate(&self, mut see: impl FnMut(Candidate) -> f32) {
         let mut classes = self.occupied;
         while classes != 0 {
             let class = classes.trailing_zeros() as u8;
@@ -518,8 +523,9 @@ impl Gittins {
             let age = self.rings[slot].age(self.now);
             let point = AgePoint::from(age);
             let rank = self.values.at(class, point);
-            see(Candidate { slot, class, is_young: false, is_accepted: false, rank, age });
+            let limit = see(Candidate { slot, class, is_young: false, is_accepted: false, rank, age });
             if self.values.rises_before(class, point)
+                && self.values.least_before(class, point) / YOUNG_MARGIN <= limit
                 && let Some(young) = self.young(class.into(), slot)
             {
                 see(self.candidate(young, true));

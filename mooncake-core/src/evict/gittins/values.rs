@@ -106,6 +106,8 @@ pub(super) struct Values {
     /// First bucket of each class whose value is above an earlier one by the margin; beyond the
     /// last one if there is none.
     rises_at: [u8; CLASSES],
+    /// Least value of each class up to each bucket.
+    least: [[f32; BUCKETS]; CLASSES],
 }
 
 /// Inverse of the distance from the middle of each bucket to that of the next.
@@ -142,13 +144,26 @@ impl Values {
             };
             classes[class].iter().position(rises).unwrap_or(BUCKETS + 1) as u8
         });
-        Self { classes, rises_at }
+        let least = classes.map(|values| {
+            let mut least = f32::INFINITY;
+            values.map(|value| {
+                least = least.min(value);
+                least
+            })
+        });
+        Self { classes, rises_at, least }
     }
 
     /// Returns whether an object of this class at an age may be worth more than a younger one by
     /// the margin.
     pub(super) fn rises_before(&self, class: u8, age: AgePoint) -> bool {
         age.lower + 1 >= usize::from(self.rises_at[usize::from(class)])
+    }
+
+    /// Returns a value that no object of this class up to an age has less than.
+    pub(super) fn least_before(&self, class: u8, age: AgePoint) -> f32 {
+        // Interpolation may round.
+        self.least[usize::from(class)][(age.lower + 1).min(BUCKETS - 1)] * 0.999
     }
 
     /// Returns the value of an object of this class at an age: positive, and interpolated between
