@@ -21,7 +21,7 @@ use mooncake_engine::TransferEngine;
 use mooncake_transport::Protocol;
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -339,6 +339,14 @@ impl Visitor {
         Ok(len)
     }
 
+    /// Sends a response if there is space for it. A part of one would make the next ones
+    /// unreadable.
+    fn respond(&self, response: &[u8]) {
+        if self.socket.try_write(response).is_ok_and(|sent| sent < response.len()) {
+            self.close();
+        }
+    }
+
     /// Ends the connection. The task that serves it notices that.
     fn close(&self) {
         let _ = shutdown(&*self.socket, Shutdown::Both);
@@ -364,7 +372,7 @@ impl Plane {
         let communicator = envelope.communicator;
         if !self.deliver(visitor.process, envelope) {
             // If this notice is lost, the next message of the sender causes another one.
-            let _ = visitor.socket.try_write(&communicator.to_le_bytes());
+            visitor.respond(&communicator.to_le_bytes());
         }
     }
 
@@ -395,7 +403,7 @@ impl Plane {
                 let mut answer = BytesMut::from(&[0; 4][..]);
                 bell.encode(&mut answer);
                 // If this answer is lost, messages go through the connection.
-                let _ = visitor.socket.try_write(&answer);
+                visitor.respond(&answer);
             }
             Frame::Notice => {}
         }
@@ -597,7 +605,7 @@ impl Link {
     }
 
     async fn serve(self: &Arc<Self>, from: u64, number: u64) -> Result<()> {
-        let end = self.carry(from).await;
+        let end = self.carry(from, number).await;
         {
             let mut outbox = self.outbox.lock();
             if outbox.number == number {
@@ -618,7 +626,19 @@ impl Link {
         end
     }
 
-    async fn carry(&self, from: u64) -> Result<()> {
+    /// Returns what belongs to the present connection.
+    ///
+    /// # Errors
+    /// The connection of this number has been replaced.
+    fn current(&self, number: u64) -> Result<MutexGuard<'_, Outbox>> {
+        let outbox = self.outbox.lock();
+        match outbox.number == number {
+            true => Ok(outbox),
+            false => Err(Error::new(ErrorCode::RpcFail, "connection was replaced")),
+        }
+    }
+
+    async fn carry(&self, from: u64, number: u64) -> Result<()> {
         let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
         let connected = timeout(CONNECT_WITHIN, net::connect(&self.host, self.port)).await;
         let mut stream = ParentOnly::new(connected.map_err(|_| late())?.map_err(Error::from)?);
@@ -627,7 +647,7 @@ impl Link {
         timeout(CONNECT_WITHIN, stream.write_all(&hello)).await.map_err(|_| late())?.map_err(Error::from)?;
         let stream = Arc::new(stream);
         {
-            let mut outbox = self.outbox.lock();
+            let mut outbox = self.current(number)?;
             outbox.socket = Some(stream.clone());
             if let Ok((ring, address)) = RingWriter::create() {
                 outbox.offered = Some(ring);
@@ -639,11 +659,11 @@ impl Link {
         }
         let mut refused = BytesMut::new();
         loop {
-            let waits = self.flush(&stream)?;
+            let waits = self.flush(&stream, number)?;
             tokio::select! {
                 ready = stream.readable() => {
                     ready.map_err(Error::from)?;
-                    self.read_refusals(&stream, &mut refused)?;
+                    self.read_refusals(&stream, number, &mut refused)?;
                 }
                 ready = stream.writable(), if waits => ready.map_err(Error::from)?,
                 () = self.wake.notified() => {}
@@ -652,20 +672,21 @@ impl Link {
     }
 
     /// Uses the ring from now on, if the receiver has a bell.
-    fn begin_ring(&self, bell: FileAddress) {
-        let mut outbox = self.outbox.lock();
-        let Some(ring) = outbox.offered.take() else { return };
+    fn begin_ring(&self, number: u64, bell: FileAddress) -> Result<()> {
+        let mut outbox = self.current(number)?;
+        let Some(ring) = outbox.offered.take() else { return Ok(()) };
         if bell != FileAddress::NONE {
             match RemoteBell::open(bell) {
                 Ok(bell) => outbox.ring = Some((ring, bell)),
                 Err(error) => tracing::debug!(%error, "no shared memory with a process"),
             }
         }
+        Ok(())
     }
 
     /// Writes queued bytes until the socket is full. Returns whether bytes remain.
-    fn flush(&self, stream: &TcpStream) -> Result<bool> {
-        let mut outbox = self.outbox.lock();
+    fn flush(&self, stream: &TcpStream, number: u64) -> Result<bool> {
+        let mut outbox = self.current(number)?;
         if outbox.is_full {
             return Err(Error::new(ErrorCode::RpcFail, "too many bytes wait"));
         }
@@ -688,7 +709,7 @@ impl Link {
 
     /// Reads the numbers of communicators that the other process does not have, and its response to
     /// the offer of a ring.
-    fn read_refusals(&self, stream: &TcpStream, refused: &mut BytesMut) -> Result<()> {
+    fn read_refusals(&self, stream: &TcpStream, number: u64, refused: &mut BytesMut) -> Result<()> {
         let mut bytes = [0; 64];
         match stream.try_read(&mut bytes) {
             Ok(0) => return Err(closed_by_other()),
@@ -700,7 +721,7 @@ impl Link {
         while let Some(communicator) = refused.first_chunk().copied().map(u32::from_le_bytes) {
             if communicator == 0 {
                 let Some(answer) = refused.get(4..).and_then(|rest| rest.first_chunk()) else { break };
-                self.begin_ring(FileAddress::decode(answer));
+                self.begin_ring(number, FileAddress::decode(answer))?;
                 refused.advance(4 + FileAddress::BYTES);
                 continue;
             }

@@ -171,6 +171,8 @@ impl Executor {
     /// Asks whether the processes of the slots respond. A slot without a response is absent from
     /// now on.
     async fn examine(&mut self, slots: u64) {
+        // A process that was stopped after its message and before its notice silences the others.
+        self.shared.plane.driver.attend();
         let membership = &self.shared.membership;
         let asked = bits(slots).map(|slot| async move { (slot, membership.is_alive(Slot(slot)).await) });
         for (slot, is_alive) in join_all(asked).await {

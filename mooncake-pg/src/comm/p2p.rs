@@ -222,12 +222,15 @@ impl Shared {
         let Announced { end, staged, .. } = announced;
         drop(staged);
         if let Some(end) = end {
-            end.finish(match success {
+            let outcome = match success {
                 true => Outcome::default(),
                 false => Outcome::of_error(Error::invalid(format!(
                     "cannot send message: the receiver has less space. slot={slot}"
                 ))),
-            });
+            };
+            // The end may start other operations, which take messages. The lock of the messages of
+            // this peer is held here.
+            self.plane.driver.spawn(async move { end.finish(outcome) });
         }
     }
 
@@ -244,6 +247,8 @@ impl Shared {
                     let Some(steps) = steps else { return };
                     tokio::time::sleep(timeout.max(std::time::Duration::from_millis(10))).await;
                     let Some(shared) = shared.upgrade() else { return };
+                    // As in `Executor::examine`.
+                    shared.plane.driver.attend();
                     match shared.steps(slot, failures) {
                         None => return,
                         Some(now) if now != steps => {}

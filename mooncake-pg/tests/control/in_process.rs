@@ -222,6 +222,13 @@ async fn a_failed_transfer_is_reconciled() {
 async fn calls_fail_by_name_without_a_coordinator() {
     let World { server, agents, groups } = world(3, &settings(LONG)).await;
     drop(server);
+    // The coordinator may still respond to a request before its connections end.
+    let offline = async {
+        while agents.iter().any(Agent::is_online) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, offline).await.unwrap();
     let limit = Duration::from_secs(20);
     let sync = timeout(limit, groups[1].sync_after_failure());
     let propose = timeout(limit, groups[1].propose(Change::Deactivate, &[Slot(2)]));

@@ -18,6 +18,7 @@ use mooncake_transport::Transport;
 
 use crate::attempt::{Attempt, REVOKE_PAUSE};
 use crate::deadline::{Deadline, late};
+use crate::disk::GrantedFile;
 use crate::errors::shown;
 use crate::metrics::Operation;
 use crate::offload::FilePut;
@@ -213,15 +214,17 @@ impl<'a, T: Transport> Writing<'a, T> {
         let config = &of_some(config, pending, items.len());
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
-        self.client.files_are_settled(asked.iter().map(|item| item.key), self.deadline).await?;
+        let keys: Vec<&[u8]> = asked.iter().map(|item| item.key).collect();
+        let mut reserved = self.client.reserve_files(&keys, self.deadline).await?.into_iter();
         self.asking.extend(pending.iter().map(|&i| items[i].key));
         let answers = self.ask(&asked, config).await?;
         self.asking.clear();
         self.grants.reserve(answers.len());
         self.targets.reserve(answers.len());
         for (&i, answer) in pending.iter().zip(answers) {
+            let file = reserved.next();
             match answer {
-                Ok(replicas) => self.grant(i, &items[i], &replicas),
+                Ok(replicas) => self.grant(i, &items[i], &replicas, file),
                 Err(error) if error.code() == ErrorCode::ObjectAlreadyExists => {
                     outcomes[i] = Some(Ok(PutOutcome::Existed));
                 }
@@ -252,7 +255,13 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    fn grant(&mut self, item: usize, wanted: &Item<'a, T>, replicas: &[Replica]) {
+    fn grant(
+        &mut self,
+        item: usize,
+        wanted: &Item<'a, T>,
+        replicas: &[Replica],
+        mut file: Option<GrantedFile>,
+    ) {
         let grant = self.grants.len();
         self.grants.push(Grant {
             item,
@@ -268,7 +277,7 @@ impl<'a, T: Transport> Writing<'a, T> {
             let Some(at) = replica.location.memory() else {
                 self.others = true;
                 if let ReplicaLocation::Disk { path, .. } = &replica.location {
-                    self.grants[grant].file = Some(self.client.grant_of_file(wanted.key, path));
+                    self.grants[grant].file = Some(self.client.grant_of_file(wanted.key, path, file.take()));
                 }
                 continue;
             };

@@ -84,12 +84,13 @@ impl<T: Transport> ClientRanges<'_, T> {
             let known = inner.engine.look_ups();
             let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
             let config = of_some(config, &pending, puts.len());
-            if let Err(error) = inner.files_are_settled(asked.iter().map(|put| put.key), &deadline).await {
-                if pending.len() == all {
-                    return Err(error);
-                }
-                break;
-            }
+            let keys: Vec<&[u8]> = asked.iter().map(|put| put.key).collect();
+            // Held until the response, so that no file of an earlier value is reported meanwhile.
+            let _files = match inner.reserve_files(&keys, &deadline).await {
+                Ok(files) => files,
+                Err(error) if pending.len() == all => return Err(error),
+                Err(_) => break,
+            };
             let call = inner.master.put_start(inner.caller(attempt.number), WriteMode::Put, &asked, &config);
             match deadline.bound("put start", call).await {
                 Ok(answers) => {

@@ -47,8 +47,8 @@ pub(crate) struct Files {
     /// Marker that is set when the existing files are counted, before the first write.
     counted: tokio::sync::OnceCell<()>,
     known: Mutex<Known>,
-    /// Number of granted files that are neither reported nor given up, by key.
-    granted: Mutex<HashMap<Vec<u8>, usize>>,
+    /// Granted files that are neither reported nor given up, by key.
+    granted: Mutex<HashMap<Vec<u8>, Granted>>,
     /// Signal that a granted file is reported or given up.
     settled: Notify,
     /// Number of files that this client was granted.
@@ -67,6 +67,15 @@ struct Known {
     /// Files that this client wrote, by key.
     own: HashMap<Vec<u8>, OwnFile>,
     used: u64,
+    /// Bytes of files that are being written, or not reported yet.
+    pending: u64,
+}
+
+#[derive(Debug, Default)]
+struct Granted {
+    count: usize,
+    /// Grants with smaller numbers are of values that were removed.
+    removed_before: u64,
 }
 
 #[derive(Debug)]
@@ -127,9 +136,9 @@ pub(crate) struct GrantedFile {
 impl Drop for GrantedFile {
     fn drop(&mut self) {
         let mut granted = self.files.granted.lock();
-        if let Some(count) = granted.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(of_key) = granted.get_mut(&self.key) {
+            of_key.count -= 1;
+            if of_key.count == 0 {
                 granted.remove(&self.key);
             }
         }
@@ -235,21 +244,27 @@ impl Files {
 
     /// Registers a file that the master granted to a write.
     pub(crate) fn granted(self: &Arc<Self>, key: &[u8]) -> GrantedFile {
-        *self.granted.lock().entry(key.to_vec()).or_default() += 1;
+        self.register(&mut self.granted.lock(), key)
+    }
+
+    fn register(self: &Arc<Self>, granted: &mut HashMap<Vec<u8>, Granted>, key: &[u8]) -> GrantedFile {
+        granted.entry(key.to_vec()).or_default().count += 1;
         GrantedFile { files: self.clone(), key: key.to_vec(), number: self.grants.fetch_add(1, Relaxed) }
     }
 
-    /// Waits until all granted files of these keys are reported or given up.
-    pub(crate) async fn settled(&self, keys: impl Iterator<Item = &[u8]>) {
-        for key in keys {
-            loop {
-                let mut changed = std::pin::pin!(self.settled.notified());
-                changed.as_mut().enable();
-                if !self.granted.lock().contains_key(key) {
-                    break;
+    /// Registers a file for each of these keys, as soon as no file of any of them is registered.
+    /// Registers none before that, so that two callers cannot wait for each other.
+    pub(crate) async fn reserve(self: &Arc<Self>, keys: &[&[u8]]) -> Vec<GrantedFile> {
+        loop {
+            let mut changed = std::pin::pin!(self.settled.notified());
+            changed.as_mut().enable();
+            {
+                let mut granted = self.granted.lock();
+                if !keys.iter().any(|key| granted.contains_key(*key)) {
+                    return keys.iter().map(|key| self.register(&mut granted, key)).collect();
                 }
-                changed.await;
             }
+            changed.await;
         }
     }
 
@@ -301,8 +316,12 @@ impl Files {
         self.counted.get_or_init(|| async move { drop(blocking(move || files.count()).await) }).await;
         gone.extend(self.make_room(len).await?);
         let files = self.clone();
-        blocking(move || files.write_file(&path, &bytes, mark)).await?;
+        let written = blocking(move || files.write_file(&path, &bytes, mark)).await;
         drop(turn);
+        if written.is_err() {
+            self.known.lock().pending -= len;
+        }
+        written?;
         self.counts.written.fetch_add(1, Relaxed);
         self.counts.written_bytes.fetch_add(len, Relaxed);
         Ok(())
@@ -311,21 +330,34 @@ impl Files {
     /// Records a written file that the master lists, and removes that of an earlier value.
     pub(crate) async fn keep(&self, granted: &GrantedFile, path: &str, len: u64) {
         let Ok(path) = self.inside(path) else { return };
-        let obsolete = self.known.lock().keep(path, len, &granted.key, granted.number);
+        let obsolete = {
+            let all = self.granted.lock();
+            let is_removed = all.get(&granted.key).is_some_and(|of| granted.number < of.removed_before);
+            let mut known = self.known.lock();
+            known.pending -= len;
+            match is_removed {
+                true => Some(path),
+                false => known.keep(path, len, &granted.key, granted.number),
+            }
+        };
         if let Some(obsolete) = obsolete {
             unlink(obsolete).await;
         }
     }
 
-    /// Removes a file that the master does not list.
-    pub(crate) async fn discard(&self, path: &str) {
+    /// Removes a written file that the master does not list.
+    pub(crate) async fn discard(&self, path: &str, len: u64) {
         let Ok(path) = self.inside(path) else { return };
-        self.known.lock().remove(&path);
+        {
+            let mut known = self.known.lock();
+            known.pending -= len;
+            known.remove(&path);
+        }
         unlink(path).await;
     }
 
-    /// Removes the oldest files until the quota has space for `len` more bytes. Returns the keys of
-    /// the removed files that this client wrote.
+    /// Removes the oldest files until the quota has space for `len` more bytes, and reserves them.
+    /// Returns the keys of the removed files that this client wrote.
     async fn make_room(self: &Arc<Self>, len: u64) -> Result<Vec<Vec<u8>>> {
         let files = self.clone();
         let quota = blocking(move || files.limit()).await?;
@@ -339,7 +371,8 @@ impl Files {
         loop {
             let oldest = {
                 let mut known = self.known.lock();
-                if known.used.saturating_add(len) <= quota {
+                if known.used.saturating_add(known.pending).saturating_add(len) <= quota {
+                    known.pending += len;
                     return Ok(gone);
                 }
                 if self.evict { known.take_oldest() } else { None }
@@ -427,9 +460,13 @@ impl Files {
 
     /// Removes the files of these keys from the table and returns their paths.
     pub(crate) fn let_go<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<PathBuf> {
+        let mut granted = self.granted.lock();
         let mut known = self.known.lock();
         let mut gone = Vec::new();
         for key in keys {
+            if let Some(of_key) = granted.get_mut(key) {
+                of_key.removed_before = self.grants.load(Relaxed);
+            }
             if let Some(path) = known.own.get(key).map(|own| own.path.clone()) {
                 known.remove(&path);
                 gone.push(path);

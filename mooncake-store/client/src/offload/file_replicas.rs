@@ -9,7 +9,7 @@ use mooncake_transport::Transport;
 
 use crate::attempt::Attempt;
 use crate::buffers::COPIED_AT_ONCE;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, late};
 use crate::disk::{Files, GrantedFile, Waiting};
 use crate::payload::Payload;
 use crate::state::Inner;
@@ -17,6 +17,9 @@ use mooncake_protocol::api::{EndItem, WriteMode};
 
 /// Number of attempts to report a written file to the master.
 const TRIES: usize = 3;
+/// Part of the time of a write that it waits for the files of earlier values: a file system that
+/// hangs leaves time for the error.
+const FILES_WITHIN: u32 = 4;
 /// Number of keys in one request to the master.
 const ASKED: usize = 1024;
 
@@ -35,29 +38,31 @@ pub(crate) struct FileGrant {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Registers a file that the master granted to a write.
-    pub(crate) fn grant_of_file(&self, key: &[u8], path: &str) -> FileGrant {
-        FileGrant { path: path.to_owned(), granted: self.files.as_ref().map(|files| files.granted(key)) }
+    /// Registers a file that the master granted to a write, unless it is reserved.
+    pub(crate) fn grant_of_file(&self, key: &[u8], path: &str, reserved: Option<GrantedFile>) -> FileGrant {
+        let granted = || self.files.as_ref().map(|files| files.granted(key));
+        FileGrant { path: path.to_owned(), granted: reserved.or_else(granted) }
     }
 
-    /// Waits until the files of earlier values of these keys are reported, before new values are
-    /// announced to a master that does not [fence
-    /// writes](mooncake_protocol::master_client::MasterClient::fences_writes). It would take a late
-    /// report for that of the file of the new value.
-    pub(crate) async fn files_are_settled(
+    /// Reserves files for new values, before they are announced to a master that does not [fence
+    /// writes](mooncake_protocol::master_client::MasterClient::fences_writes). Waits until the
+    /// files of earlier values are reported: the master would take a late report for that of the
+    /// new file. Returns none for other masters.
+    ///
+    /// # Errors
+    /// `RPC_TIMEOUT` if a file is not reported within a quarter of the time.
+    pub(crate) async fn reserve_files(
         &self,
-        keys: impl Iterator<Item = &[u8]>,
+        keys: &[&[u8]],
         deadline: &Deadline,
-    ) -> Result<()> {
+    ) -> Result<Vec<GrantedFile>> {
         match &self.files {
             Some(files) if !self.master.fences_writes() => {
-                let settled = async {
-                    files.settled(keys).await;
-                    Ok(())
-                };
-                deadline.bound("files of earlier values", settled).await
+                tokio::time::timeout(deadline.left() / FILES_WITHIN, files.reserve(keys))
+                    .await
+                    .map_err(|_| late("files of earlier values"))
             }
-            _ => Ok(()),
+            _ => Ok(Vec::new()),
         }
     }
 
@@ -147,18 +152,18 @@ async fn write<T: Transport>(
     if !gone.is_empty() {
         client.tell_dropped(&gone).await;
     }
-    let there = match written {
-        Ok(()) => tell_written(&client, &put).await,
-        Err(_) => {
-            put.attempt.refuse_files(&client, &[&put.key]).await;
-            false
+    match (written, &put.file.granted) {
+        (Ok(()), Some(granted)) if tell_written(&client, &put).await => {
+            files.keep(granted, path, len).await;
         }
-    };
-    match &put.file.granted {
-        Some(granted) if there => files.keep(granted, path, len).await,
         // The key has another value by now, or none. The file is removed before a reader takes it
         // for the value of the key.
-        _ => files.discard(path).await,
+        (Ok(()), _) => files.discard(path, len).await,
+        (Err(_), _) => {
+            put.attempt.refuse_files(&client, &[&put.key]).await;
+            // The file of an earlier value.
+            files.forget(&put.key, std::path::Path::new(path)).await;
+        }
     }
     drop(waiting);
 }
