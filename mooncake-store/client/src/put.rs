@@ -214,8 +214,8 @@ impl<'a, T: Transport> Writing<'a, T> {
         let config = &of_some(config, pending, items.len());
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
-        let keys: Vec<&[u8]> = asked.iter().map(|item| item.key).collect();
-        let mut reserved = self.client.reserve_files(&keys, self.deadline).await?.into_iter();
+        let keys = asked.iter().map(|item| item.key);
+        let mut reserved = self.client.reserve_files(keys, self.deadline).await?.into_iter();
         self.asking.extend(pending.iter().map(|&i| items[i].key));
         let answers = self.ask(&asked, config).await?;
         self.asking.clear();

@@ -84,9 +84,9 @@ impl<T: Transport> ClientRanges<'_, T> {
             let known = inner.engine.look_ups();
             let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
             let config = of_some(config, &pending, puts.len());
-            let keys: Vec<&[u8]> = asked.iter().map(|put| put.key).collect();
+            let keys = asked.iter().map(|put| put.key);
             // Held until the response, so that no file of an earlier value is reported meanwhile.
-            let _files = match inner.reserve_files(&keys, &deadline).await {
+            let _files = match inner.reserve_files(keys, &deadline).await {
                 Ok(files) => files,
                 Err(error) if pending.len() == all => return Err(error),
                 Err(_) => break,

@@ -284,7 +284,8 @@ impl Files {
     }
 
     /// Writes a value to a file. Also returns the keys of files that were evicted for it, which the
-    /// master still lists as replicas. [`keep`](Self::keep) or [`discard`](Self::discard) follows.
+    /// master still lists as replicas. [`keep`](Self::keep) or [`discard`](Self::discard) follows a
+    /// success.
     pub(crate) async fn write(
         self: &Arc<Self>,
         path: &str,

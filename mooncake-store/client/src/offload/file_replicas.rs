@@ -51,14 +51,15 @@ impl<T: Transport> Inner<T> {
     ///
     /// # Errors
     /// `RPC_TIMEOUT` if a file is not reported within a quarter of the time.
-    pub(crate) async fn reserve_files(
+    pub(crate) async fn reserve_files<'k>(
         &self,
-        keys: &[&[u8]],
+        keys: impl Iterator<Item = &'k [u8]>,
         deadline: &Deadline,
     ) -> Result<Vec<GrantedFile>> {
         match &self.files {
             Some(files) if !self.master.fences_writes() => {
-                tokio::time::timeout(deadline.left() / FILES_WITHIN, files.reserve(keys))
+                let keys: Vec<&[u8]> = keys.collect();
+                tokio::time::timeout(deadline.left() / FILES_WITHIN, files.reserve(&keys))
                     .await
                     .map_err(|_| late("files of earlier values"))
             }
