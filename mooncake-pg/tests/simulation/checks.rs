@@ -148,8 +148,14 @@ impl Checks {
         Ok(())
     }
 
-    /// Returns the view that put the activation of slots into force.
-    pub(crate) fn activation(&self, group: GroupId, change: Change, slots: &[Slot]) -> Option<&Arc<View>> {
+    /// Returns the view that put the last activation of slots into force, up to an epoch.
+    pub(crate) fn activation(
+        &self,
+        group: GroupId,
+        change: Change,
+        slots: &[Slot],
+        until: u64,
+    ) -> Option<&Arc<View>> {
         if change != Change::Activate {
             return None;
         }
@@ -159,7 +165,7 @@ impl Checks {
                 member.is_some_and(|member| member.state == MemberState::Active)
             })
         };
-        let views = self.views.range((group.0, 0)..(group.0 + 1, 0)).rev().map(|(_, view)| view);
+        let views = self.views.range((group.0, 0)..=(group.0, until)).rev().map(|(_, view)| view);
         let mut since = None;
         for view in views {
             if active(view) {

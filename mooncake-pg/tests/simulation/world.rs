@@ -467,9 +467,9 @@ impl Simulation {
             }
             ToAgent::Response {
                 id,
-                response: Response::Proposed(ProposalOutcome::Applied { dropped, .. }),
+                response: Response::Proposed(ProposalOutcome::Applied { epoch, dropped }),
             } => match self.proposals.get_mut(&(process, id.0)).and_then(Option::take) {
-                Some(proposed) => self.check_acknowledged(&proposed, dropped),
+                Some(proposed) => self.check_acknowledged(&proposed, *epoch, dropped),
                 None => Ok(()),
             },
             _ => Ok(()),
@@ -477,10 +477,11 @@ impl Simulation {
         self.verify(result);
     }
 
-    /// Checks that the processes of all active slots have applied an activation.
-    fn check_acknowledged(&self, proposed: &Proposed, dropped: &[Slot]) -> Result<(), String> {
+    /// Checks that the processes of all active slots have applied an activation. `until` is the
+    /// epoch at which the coordinator confirmed it: the response may arrive after a later one.
+    fn check_acknowledged(&self, proposed: &Proposed, until: u64, dropped: &[Slot]) -> Result<(), String> {
         let Some(machine) = &self.coordinator else { return Ok(()) };
-        let view = self.checks.activation(proposed.group, proposed.change, &proposed.slots);
+        let view = self.checks.activation(proposed.group, proposed.change, &proposed.slots, until);
         let Some(view) = view else { return Ok(()) };
         for slot in view.active().filter(|slot| !dropped.contains(slot)) {
             let member = &view.members[usize::from(slot.0)];
