@@ -1,11 +1,12 @@
 //! Master without clients: calls per second and their latency, of this project and of Mooncake C++
 //! in turn in one run, under the same load generator, with the calls that both support. No object
-//! bytes are transferred. Run by `cargo xtask bench --master`.
+//! bytes are transferred. Run by `cargo xtask bench --master`. `--beside OPTION` compares with a
+//! second master of this project that is started with this option.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::borrow::Cow;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -84,9 +85,12 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["--master", master] => run(PathBuf::from(master), None),
+        ["--master", master] => run(Path::new(master), None),
         ["--master", master, "--peer", python] => {
-            run(PathBuf::from(master), Some(Installation::new(*python)))
+            run(Path::new(master), Some(Other::Peer(Installation::new(*python))))
+        }
+        ["--master", master, "--beside", option] => {
+            run(Path::new(master), Some(Other::Option((*option).to_owned())))
         }
         other => Err(format!("unknown arguments {other:?}; run `cargo xtask bench --master`")),
     };
@@ -99,20 +103,51 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(binary: PathBuf, peer: Option<Installation>) -> Result<()> {
+/// Second master of a comparison.
+enum Other {
+    /// Master of Mooncake C++.
+    Peer(Installation),
+    /// Master of this project, started with one more option.
+    Option(String),
+}
+
+impl Other {
+    fn start(&self, binary: &Path) -> Result<Process> {
+        match self {
+            Self::Peer(peer) => peer.master(THEIRS, None),
+            Self::Option(option) => start(binary, THEIRS, Some(option)),
+        }
+    }
+}
+
+/// Starts a master of this project.
+fn start(binary: &Path, port: u16, option: Option<&str>) -> Result<Process> {
     let mut command = Command::new(binary);
-    command.args([format!("--rpc_port={OURS}"), format!("--metrics_port={}", OURS + 1)]);
-    let _ours = Process::start(command, "mooncake_master")?;
-    let _theirs = peer.as_ref().map(|peer| peer.master(THEIRS, None)).transpose()?;
+    command.args([format!("--rpc_port={port}"), format!("--metrics_port={}", port + 1)]).args(option);
+    Process::start(command, "mooncake_master")
+}
+
+fn run(binary: &Path, other: Option<Other>) -> Result<()> {
+    let _ours = start(binary, OURS, None)?;
+    let _other = other.as_ref().map(|other| other.start(binary)).transpose()?;
     wait_for(OURS)?;
     let runtime = Runtime::new().map_err(|e| e.to_string())?;
-    let mut masters = vec![Side::new(&runtime, OURS)?];
-    if peer.is_some() {
-        masters.push(Side::new(&runtime, THEIRS)?);
+    let mut masters = vec![Side::new(&runtime, OURS, true)?];
+    if let Some(other) = &other {
+        wait_for(THEIRS)?;
+        masters.push(Side::new(&runtime, THEIRS, matches!(other, Other::Option(_)))?);
     }
+    let judged = matches!(other, Some(Other::Peer(_)));
     println!(
         "{:<22} {:>5}  {:>10} {:>9}  {:>10} {:>9}  {:>6} {:>6}  wanted",
-        "call", "conns", "ours /s", "p99 us", "peer /s", "p99 us", "ratio", "of p99"
+        "call",
+        "conns",
+        "ours /s",
+        "p99 us",
+        if judged { "peer /s" } else { "other /s" },
+        "p99 us",
+        "ratio",
+        "of p99"
     );
     let mut short = Vec::new();
     for call in Call::ALL {
@@ -129,8 +164,10 @@ fn run(binary: PathBuf, peer: Option<Installation>) -> Result<()> {
             }
             let compared = results.get(1).map(|theirs| compare(&results[0], theirs));
             let sides: Vec<_> = results.iter().map(|turns| middle(turns)).collect();
-            print_row(call, connections, &sides, compared);
-            short.extend(compared.iter().flat_map(|ratio| shortfalls(call, connections, *ratio)));
+            print_row(call, connections, &sides, compared, judged);
+            short.extend(
+                compared.iter().filter(|_| judged).flat_map(|ratio| shortfalls(call, connections, *ratio)),
+            );
         }
     }
     if short.is_empty() { Ok(()) } else { Err(format!("goals missed:\n  {}", short.join("\n  "))) }
@@ -190,19 +227,15 @@ fn middle(turns: &[Turn]) -> Turn {
     }
 }
 
-fn print_row(call: Call, connections: usize, sides: &[Turn], compared: Option<Turn>) {
+fn print_row(call: Call, connections: usize, sides: &[Turn], compared: Option<Turn>, judged: bool) {
     let ours = sides[0];
     print!("{:<22} {connections:>5}  {:>10.0} {:>9.1}", call.name(), ours.rate, ours.p99);
     if let (Some(theirs), Some(ratio)) = (sides.get(1), compared) {
-        let verdict = if shortfalls(call, connections, ratio).is_empty() { "yes" } else { "NO" };
-        print!(
-            "  {:>10.0} {:>9.1}  {:>6.2} {:>6.2}  >= {:.1}, <= 1: {verdict}",
-            theirs.rate,
-            theirs.p99,
-            ratio.rate,
-            ratio.p99,
-            call.wanted()
-        );
+        print!("  {:>10.0} {:>9.1}  {:>6.3} {:>6.2}", theirs.rate, theirs.p99, ratio.rate, ratio.p99);
+        if judged {
+            let verdict = if shortfalls(call, connections, ratio).is_empty() { "yes" } else { "NO" };
+            print!("  >= {:.1}, <= 1: {verdict}", call.wanted());
+        }
     }
     println!();
 }
@@ -220,8 +253,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(runtime: &Runtime, port: u16) -> Result<Self> {
-        let is_ours = port == OURS;
+    fn new(runtime: &Runtime, port: u16, is_ours: bool) -> Result<Self> {
         let address = format!("127.0.0.1:{port}");
         let client = ClientId(Uuid::new(0xbe9c, u64::from(port)));
         let keys = Arc::new((0..OBJECTS).map(|i| format!("object/{i:012}").into_bytes()).collect());
