@@ -1,7 +1,8 @@
 //! Master without clients: calls per second and their latency, of this project and of Mooncake C++
 //! in turn in one run, under the same load generator, with the calls that both support. No object
 //! bytes are transferred. Run by `cargo xtask bench --master`. `--beside OPTION` compares with a
-//! second master of this project that is started with this option.
+//! second master of this project that is started with this option. `--calls PART`, at the end,
+//! measures the calls whose names contain a text.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::borrow::Cow;
@@ -84,13 +85,17 @@ impl Call {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let outcome = match words.as_slice() {
-        ["--master", master] => run(Path::new(master), None),
+    let (words, calls) = match words.as_slice() {
+        [first @ .., "--calls", part] => (first, *part),
+        all => (all, ""),
+    };
+    let outcome = match words {
+        ["--master", master] => run(Path::new(master), None, calls),
         ["--master", master, "--peer", python] => {
-            run(Path::new(master), Some(Other::Peer(Installation::new(*python))))
+            run(Path::new(master), Some(Other::Peer(Installation::new(*python))), calls)
         }
         ["--master", master, "--beside", option] => {
-            run(Path::new(master), Some(Other::Option((*option).to_owned())))
+            run(Path::new(master), Some(Other::Option((*option).to_owned())), calls)
         }
         other => Err(format!("unknown arguments {other:?}; run `cargo xtask bench --master`")),
     };
@@ -127,7 +132,7 @@ fn start(binary: &Path, port: u16, option: Option<&str>) -> Result<Process> {
     Process::start(command, "mooncake_master")
 }
 
-fn run(binary: &Path, other: Option<Other>) -> Result<()> {
+fn run(binary: &Path, other: Option<Other>, calls: &str) -> Result<()> {
     let _ours = start(binary, OURS, None)?;
     let _other = other.as_ref().map(|other| other.start(binary)).transpose()?;
     wait_for(OURS)?;
@@ -150,7 +155,7 @@ fn run(binary: &Path, other: Option<Other>) -> Result<()> {
         "of p99"
     );
     let mut short = Vec::new();
-    for call in Call::ALL {
+    for call in Call::ALL.into_iter().filter(|call| call.name().contains(calls)) {
         for connections in [1, 64] {
             let mut results = vec![Vec::new(); masters.len()];
             // The first round only warms up.
