@@ -26,6 +26,9 @@ const COMPUTE_EVERY: u64 = 1 << 10;
 /// holds.
 const COMPUTATIONS_PER_LIFE: u64 = 32;
 
+/// Number of uses that wait in a policy before it waits for the learner.
+const MAX_WAITING: usize = 64;
+
 /// Values before anything was counted.
 static FIRST_VALUES: LazyLock<Arc<Values>> =
     LazyLock::new(|| Arc::new(Values::compute(&[Counts::ZERO; CLASSES])));
@@ -58,10 +61,11 @@ struct Apart<T>(T);
 
 /// Use of a watched key.
 #[derive(Clone, Copy, Debug)]
-struct Watch {
-    print: u32,
-    class: u8,
-    number: u64,
+pub(super) struct Watch {
+    /// Fingerprint of the key, not 0.
+    pub(super) print: u32,
+    pub(super) class: u8,
+    pub(super) number: u64,
 }
 
 /// Latest watched uses.
@@ -93,17 +97,18 @@ impl Watched {
         }
     }
 
-    fn record(&mut self, print: u32, number: u64, class: u8) {
-        self.now = number;
+    /// Records a use. Those of one key come in order, others may be late by a few uses.
+    fn record(&mut self, new: Watch) {
+        let Watch { print, class, number } = new;
+        self.now = self.now.max(number);
         let at = (self.count % RING) as u32;
-        let new = Watch { print, class, number };
         match self.ring.get(at as usize) {
             // The entry leaves the ring. If it is of the same key, it is closed below.
             Some(oldest) if oldest.class != CLOSED && oldest.print != print => {
                 if let Ok(entry) = self.open.find_entry(hash(oldest), |index| *index == at) {
                     entry.remove();
                 }
-                self.close(at);
+                self.close(at, self.now);
             }
             _ => {}
         }
@@ -115,7 +120,7 @@ impl Watched {
                 let before = self.ring[index as usize];
                 let age = number.saturating_sub(before.number);
                 self.classes[usize::from(before.class)].reused[bucket(age)] += 1.0;
-                self.close(index);
+                self.close(index, number);
             }
             Entry::Vacant(entry) => drop(entry.insert(at)),
         }
@@ -131,10 +136,11 @@ impl Watched {
         }
     }
 
-    /// Closes an open entry, and counts the buckets that it has reached since entries were passed.
-    fn close(&mut self, index: u32) {
+    /// Closes an entry that was open until `now`, and counts the buckets that it has reached since
+    /// entries were passed.
+    fn close(&mut self, index: u32, now: u64) {
         let watch = &mut self.ring[index as usize];
-        let reached = bucket(self.now.saturating_sub(watch.number));
+        let reached = bucket(now.saturating_sub(watch.number));
         let counts = &mut self.classes[usize::from(watch.class)];
         watch.class = CLOSED;
         let back = (self.count + RING - u64::from(index) - 1) % RING + 1;
@@ -240,11 +246,23 @@ impl Learner {
         u32::from(zeros) >= self.thinning.load(Relaxed).min(most.into())
     }
 
-    /// Records a use. `print` is a fingerprint of the key, 0 if unknown.
-    pub(super) fn record(&self, print: u32, number: u64, class: u8) {
-        if print != 0 && is_in_sample(print, self.thinning.load(Relaxed)) {
-            self.watched.0.lock().record(print, number, class);
-        }
+    /// Records and removes the uses that wait in a policy. While another caller is active in the
+    /// learner, they stay there until there are many.
+    pub(super) fn record(&self, waiting: &mut Vec<Watch>) {
+        let free = self.watched.0.try_lock();
+        let Some(mut watched) =
+            free.or_else(|| (waiting.len() >= MAX_WAITING).then(|| self.watched.0.lock()))
+        else {
+            return;
+        };
+        let thinning = self.thinning.load(Relaxed);
+        let watches = waiting.drain(..).filter(|watch| is_in_sample(watch.print, thinning));
+        watches.for_each(|watch| watched.record(watch));
+    }
+
+    #[cfg(test)]
+    pub(super) fn record_one(&self, print: u32, number: u64, class: u8) {
+        self.record(&mut vec![Watch { print, class, number }]);
     }
 
     /// Brings `values` up to date with the learner. Computes them again when that is due, unless
@@ -344,7 +362,7 @@ mod tests {
                 now += step;
                 (print, now, class)
             }).collect();
-            uses.iter().for_each(|&(print, number, class)| learner.record(print, number, class));
+            uses.iter().for_each(|&(print, number, class)| learner.record_one(print, number, class));
             prop_assert_eq!(&*learner.counts(), &count_offline(&uses));
         }
     }
@@ -355,11 +373,11 @@ mod tests {
     fn counts_outlive_the_ring() {
         let learner = Learner::new();
         for number in 0..HALVE_EVERY - 1 {
-            learner.record(1 + (number % 1000) as u32, number, 3);
+            learner.record_one(1 + (number % 1000) as u32, number, 3);
         }
         let reused = |learner: &Learner| learner.watched.0.lock().classes[3].reused[bucket(1000)];
         assert_eq!(reused(&learner), (HALVE_EVERY - 1001) as f32);
-        learner.record(1, 132_000, 3);
+        learner.record_one(1, 132_000, 3);
         assert_eq!(reused(&learner), (HALVE_EVERY - 1000) as f32 / 2.0);
         let watched = learner.watched.0.lock();
         assert_eq!((watched.ring.len() as u64, watched.open.len()), (RING, 1000));
@@ -370,7 +388,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn open_entries_leave_with_the_ring() {
         let learner = Learner::new();
-        (0..3 * RING).for_each(|number| learner.record(1 + number as u32, number, 0));
+        (0..3 * RING).for_each(|number| learner.record_one(1 + number as u32, number, 0));
         assert_eq!(learner.watched.0.lock().open.len() as u64, RING);
         let reached = &learner.counts()[0].reached;
         assert_eq!(reached[0], (3 * RING) as f32);
@@ -381,12 +399,12 @@ mod tests {
     #[test]
     fn a_large_cache_watches_few_keys() {
         let learner = Learner::new();
-        (1..=4096u32).for_each(|print| learner.record(print, print.into(), 0));
+        (1..=4096u32).for_each(|print| learner.record_one(print, print.into(), 0));
         learner.change_held(0, 16 * RING as usize);
         assert_eq!(learner.thinning.load(Relaxed), 7);
         assert_eq!(learner.watched.0.lock().open.len(), 4096 / 128);
-        learner.record(127, 9000, 0);
-        learner.record(128, 9000, 0);
+        learner.record_one(127, 9000, 0);
+        learner.record_one(128, 9000, 0);
         assert_eq!(learner.watched.0.lock().count, 4097);
         learner.change_held(16 * RING as usize, 10 * RING as usize);
         assert_eq!(learner.thinning.load(Relaxed), 7, "a cache that shrinks a little keeps its sample");

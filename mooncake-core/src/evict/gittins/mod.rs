@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use self::class::{CLASSES, class};
 use self::ghosts::{Ghosts, Gone};
+use self::learner::Watch;
 use self::values::{AgePoint, Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
@@ -81,6 +82,8 @@ pub struct Gittins {
     offered: Vec<SlotId>,
     /// Candidates of the eviction in progress.
     candidates: Vec<Candidate>,
+    /// Uses that the learner does not know yet.
+    waiting: Vec<Watch>,
 }
 
 /// Ring of the parents that are set aside.
@@ -97,6 +100,9 @@ const MAX_SORTED: usize = 256;
 
 /// Added to the value of a parent, so that it compares after all other objects.
 const PARENT: u64 = 1 << 32;
+
+/// Number of uses that the learner records at once: its lock is shared by all policies.
+const AT_ONCE: usize = 8;
 
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
@@ -231,6 +237,7 @@ impl EvictionPolicy for Gittins {
             victim: None,
             offered: Vec::new(),
             candidates: Vec::new(),
+            waiting: Vec::new(),
         }
     }
 
@@ -407,7 +414,7 @@ impl Gittins {
         seat.class = class | seat.class & IS_PARENT;
         seat.uses_and_zeros = zeros << 4 | uses;
         if self.learner.may_watch(zeros, NIBBLE) {
-            self.learner.record(self.origins[slot.index()].print, place.number, class);
+            self.watch(slot, place.number, class);
         }
         self.occupied |= 1 << class;
         let latest = &mut self.latest[usize::from(class)];
@@ -416,6 +423,17 @@ impl Gittins {
             self.rings.push(class.into(), slot);
         } else {
             self.push_sorted(class.into(), slot, place.number);
+        }
+    }
+
+    /// Lets the learner know of a use, soon.
+    fn watch(&mut self, slot: SlotId, number: u64, class: u8) {
+        let print = self.origins[slot.index()].print;
+        if print != 0 {
+            self.waiting.push(Watch { print, class, number });
+        }
+        if self.waiting.len() >= AT_ONCE {
+            self.learner.record(&mut self.waiting);
         }
     }
 
@@ -620,6 +638,7 @@ impl Gittins {
 
 impl Drop for Gittins {
     fn drop(&mut self) {
+        self.learner.record(&mut self.waiting);
         self.learner.change_held(self.reported, 0);
     }
 }

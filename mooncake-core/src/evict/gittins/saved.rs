@@ -78,7 +78,7 @@ mod tests {
     /// Returns a learner that has seen a loop over a hundred keys.
     fn learned() -> Learner {
         let learner = Learner::new();
-        (0..2000).for_each(|number| learner.record(1 + (number % 100) as u32, number, 7));
+        (0..2000).for_each(|number| learner.record_one(1 + (number % 100) as u32, number, 7));
         learner
     }
 
