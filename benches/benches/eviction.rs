@@ -176,7 +176,7 @@ impl Cache {
         }
         objects[slot.index()] = (hash, place.number);
         policy.insert_at(slot, 64 << 10, hash, place);
-        self.lower(shard, slot);
+        self.notes.lower_after_use(shard, policy, slot, place);
     }
 
     fn touch(&mut self, shard: usize, slot: SlotId, place: &Place) {
@@ -186,13 +186,7 @@ impl Cache {
             policy.take_back(slot, 64 << 10, objects[slot.index()].0);
         }
         policy.touch_at(slot, place);
-        self.lower(shard, slot);
-    }
-
-    fn lower(&self, shard: usize, slot: SlotId) {
-        if let Some(value) = self.shards[shard].policy.value(slot) {
-            self.notes.lower(shard, value);
-        }
+        self.notes.lower_after_use(shard, policy, slot, place);
     }
 
     fn evict(&mut self) -> (usize, SlotId) {

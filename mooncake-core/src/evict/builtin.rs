@@ -234,6 +234,10 @@ impl MergeableOrder for BuiltinPolicy {
         each!(self, inner => inner.value(slot))
     }
 
+    fn least_value_of_use(&self, place: &Place) -> u64 {
+        each!(self, inner => inner.least_value_of_use(place))
+    }
+
     fn value_since(&self, used: u64) -> Option<u64> {
         each!(self, inner => inner.value_since(used))
     }

@@ -60,6 +60,7 @@ object_safe! {
         MergeableOrder: ranks_by_value() -> bool;
         MergeableOrder: victim_value() -> Option<u64>;
         MergeableOrder: value(slot: SlotId) -> Option<u64>;
+        MergeableOrder: least_value_of_use(place: &Place) -> u64;
         MergeableOrder: value_since(used: u64) -> Option<u64>;
         MergeableOrder: victim_since() -> Option<u64>;
         MergeableOrder: heeds_use() -> bool;

@@ -110,10 +110,10 @@ pub trait MergeableOrder: EvictionPolicy {
         self.insert_hashed(slot, bytes, key_hash);
     }
 
-    /// Records a use like [`touch`](EvictionPolicy::touch), with its position. The default ignores
-    /// the position.
+    /// Records a use like [`touch`](EvictionPolicy::touch), with its position. The default sets the
+    /// clock by it, and ignores the rest.
     fn touch_at(&mut self, slot: SlotId, place: &Place) {
-        let _ = place;
+        self.set_time(place.number);
         self.touch(slot);
     }
 
@@ -144,7 +144,8 @@ pub trait MergeableOrder: EvictionPolicy {
 
     /// Sets the logical clock of the following calls, in uses of the whole cache. `now` never
     /// decreases. Callers that merge the victims of several policies call this before each
-    /// `insert`, `touch` and `evict`. The default ignores it.
+    /// `insert`, `touch` and `evict`. The default ignores it. [`touch_at`](Self::touch_at) needs no
+    /// such call.
     fn set_time(&mut self, now: u64) {
         let _ = now;
     }
@@ -166,6 +167,13 @@ pub trait MergeableOrder: EvictionPolicy {
     fn value(&self, slot: SlotId) -> Option<u64> {
         let _ = slot;
         None
+    }
+
+    /// Returns a value that no object has less than right after its use at `place`, if victims
+    /// compare by value; 0 if unknown. The call is cheaper than [`value`](Self::value).
+    fn least_value_of_use(&self, place: &Place) -> u64 {
+        let _ = place;
+        0
     }
 
     /// Returns the value of an object that the policy does not hold, and of which only the last use

@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use super::{MergeableOrder, Place};
+use crate::ids::SlotId;
+
 /// Rank of the next victim of each shard of a cache, as far as known. The least goes first.
 ///
 /// The notes are read and changed without a lock, so that an eviction looks only into the shards
@@ -42,6 +45,16 @@ impl VictimNotes {
         // Most uses lower nothing, and share the note with other readers.
         if self.ranks[shard].load(Relaxed) > rank {
             self.ranks[shard].fetch_min(rank, Relaxed);
+        }
+    }
+
+    /// Lowers the note of a shard after a use, at `place`, of an object that `policy` holds in a
+    /// slot. Most uses make no object the next victim.
+    pub fn lower_after_use<E: MergeableOrder>(&self, shard: usize, policy: &E, slot: SlotId, place: &Place) {
+        if self.ranks[shard].load(Relaxed) > policy.least_value_of_use(place)
+            && let Some(value) = policy.value(slot)
+        {
+            self.lower(shard, value);
         }
     }
 

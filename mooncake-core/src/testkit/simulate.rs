@@ -114,7 +114,7 @@ impl<P: MergeableOrder> PolicyCache<P> {
         if let Some((index, slot)) = self.find(hash) {
             let policy = &mut self.shards[index].policy;
             policy.touch_at(slot, &place);
-            self.lower(index, slot);
+            self.notes.lower_after_use(index, policy, slot, &place);
             return;
         }
         if self.len == self.capacity {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use self::class::{CLASSES, class};
 use self::ghosts::{Ghosts, Gone};
 use self::learner::Watch;
-use self::values::{AgePoint, Values, YOUNG_MARGIN};
+use self::values::{AgePoint, FRESH, Values, YOUNG_MARGIN};
 use super::chain::Place;
 use super::ghost::fingerprint;
 use super::rings::{Link, Linked, MAX_HINT, Rings};
@@ -67,6 +67,8 @@ pub struct Gittins {
     occupied: u64,
     /// Largest number of a use of each class.
     latest: [u64; CLASSES],
+    /// Slot that was last put into each class.
+    last: [SlotId; CLASSES],
     ghosts: Ghosts,
     now: u64,
     /// Number of slots held, without the last victim.
@@ -230,6 +232,7 @@ impl EvictionPolicy for Gittins {
             origins: Vec::with_capacity(slots.min(MAX_HINT)),
             occupied: 0,
             latest: [0; CLASSES],
+            last: [SlotId(0); CLASSES],
             ghosts: Ghosts::new(),
             now: 0,
             len: 0,
@@ -332,6 +335,11 @@ impl MergeableOrder for Gittins {
         self.rings.contains(slot).then(|| self.rank(slot))
     }
 
+    fn least_value_of_use(&self, place: &Place) -> u64 {
+        let age = self.now.saturating_sub(place.number);
+        if age < FRESH { self.values.least_of_fresh().to_bits().into() } else { 0 }
+    }
+
     fn value_since(&self, used: u64) -> Option<u64> {
         let class = class(1, 0, 0, &Place::default());
         Some(self.values.at(class, self.now.saturating_sub(used).into()).to_bits().into())
@@ -424,6 +432,7 @@ impl Gittins {
         } else {
             self.push_sorted(class.into(), slot, place.number);
         }
+        self.last[usize::from(class)] = slot;
     }
 
     /// Lets the learner know of a use, soon.
@@ -440,9 +449,15 @@ impl Gittins {
     /// Puts a slot at its position in a class that may hold younger ones: the keys of a batch may
     /// come in any order, and those of several threads, too.
     fn push_sorted(&mut self, class: usize, slot: SlotId, used: u64) {
-        let young = std::iter::successors(self.rings.youngest(class), |&slot| self.rings.older(slot));
-        let newer = young.take_while(|slot| self.rings[*slot].used(self.now) > used);
-        match newer.take(MAX_SORTED).last() {
+        let is_newer = |slot: &SlotId| self.rings[*slot].used(self.now) > used;
+        // Most often the keys of a batch come one after the other, the youngest first.
+        let last = self.last[class];
+        let is_here = self.rings.contains(last) && self.rings[last].ring() == class;
+        let start = Some(last).filter(|last| is_here && is_newer(last));
+        let young = std::iter::successors(start.or_else(|| self.rings.youngest(class)), |&slot| {
+            self.rings.older(slot)
+        });
+        match young.take_while(is_newer).take(MAX_SORTED).last() {
             Some(newer) => self.rings.push_behind(class, slot, newer),
             None => self.rings.push(class, slot),
         }
@@ -719,6 +734,40 @@ mod tests {
                     }
                     1 => policy.touch_at(SlotId(slot), &place),
                     _ => policy.insert_at(SlotId(slot), 1, key, &place),
+                }
+                if policy.holds(SlotId(slot)) && policy.rings[SlotId(slot)].used(number) == number {
+                    prop_assert!(policy.value(SlotId(slot)) >= Some(policy.least_value_of_use(&place)));
+                }
+            }
+        }
+
+        /// The keys of several batches are used in turn, each batch from its first key to its last.
+        #[test]
+        #[cfg_attr(miri, ignore = "numbers only, and slow")]
+        fn each_class_is_in_the_order_of_its_uses(
+            steps in proptest::collection::vec((0..SLOTS, 0..3u64, 0..4u32, 0..8u8), 1..400),
+        ) {
+            let mut policy = Gittins::new(0, &GittinsConfig::default());
+            let (mut end, mut next) = (0, [0; 3]);
+            for (slot, batch, fresh, kind) in steps {
+                let number = &mut next[batch as usize];
+                if *number % 16 == 0 {
+                    end += 16;
+                    *number = end + 15;
+                } else {
+                    *number -= 1;
+                }
+                let place = Place { fresh, ..Place::numbered(*number) };
+                match kind {
+                    0 => policy.remove(SlotId(slot)),
+                    1..4 => policy.touch_at(SlotId(slot), &place),
+                    _ => policy.insert_at(SlotId(slot), 1, slot.into(), &place),
+                }
+                for class in 0..CLASSES {
+                    let oldest = policy.rings.oldest(class);
+                    let all = std::iter::successors(oldest, |&slot| policy.rings.newer(slot));
+                    let used: Vec<_> = all.map(|slot| policy.rings[slot].used(policy.now)).collect();
+                    prop_assert!(used.is_sorted(), "{used:?}");
                 }
             }
         }

@@ -99,6 +99,15 @@ struct Span {
 /// Share of the least other value below which an object at a young end is taken.
 pub(super) const YOUNG_MARGIN: f32 = 0.98;
 
+/// Factor for least values, because interpolation may round.
+const ROUNDED: f32 = 0.999;
+
+/// First bucket that is not fresh.
+const FRESH_BUCKETS: usize = 4;
+
+/// Age in uses from which an object is not fresh.
+pub(super) const FRESH: u64 = middle(FRESH_BUCKETS);
+
 /// Value of each class at each age.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Values {
@@ -108,6 +117,8 @@ pub(super) struct Values {
     rises_at: [u8; CLASSES],
     /// Least value of each class up to each bucket.
     least: [[f32; BUCKETS]; CLASSES],
+    /// Value that no fresh object has less than.
+    least_of_fresh: f32,
 }
 
 /// Inverse of the distance from the middle of each bucket to that of the next.
@@ -151,7 +162,14 @@ impl Values {
                 least
             })
         });
-        Self { classes, rises_at, least }
+        let fresh = |values: &[f32; BUCKETS]| values[FRESH_BUCKETS];
+        let least_of_fresh = least.iter().map(fresh).fold(f32::INFINITY, f32::min) * ROUNDED;
+        Self { classes, rises_at, least, least_of_fresh }
+    }
+
+    /// Returns a value that no object has less than, up to the age [`FRESH`].
+    pub(super) fn least_of_fresh(&self) -> f32 {
+        self.least_of_fresh
     }
 
     /// Returns whether an object of this class at an age may be worth more than a younger one by
@@ -162,8 +180,7 @@ impl Values {
 
     /// Returns a value that no object of this class up to an age has less than.
     pub(super) fn least_before(&self, class: u8, age: AgePoint) -> f32 {
-        // Interpolation may round.
-        self.least[usize::from(class)][(age.lower + 1).min(BUCKETS - 1)] * 0.999
+        self.least[usize::from(class)][(age.lower + 1).min(BUCKETS - 1)] * ROUNDED
     }
 
     /// Returns the value of an object of this class at an age: positive, and interpolated between

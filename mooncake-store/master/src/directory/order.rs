@@ -143,17 +143,15 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         let order = self.tenant(tenant);
         match position {
             OrderPosition::None => {}
-            OrderPosition::Policy => {
+            OrderPosition::Policy if order.is_next(slot) => {
                 order.policy.set_time(use_number);
-                let is_next = order.is_next(slot);
-                if is_next {
-                    self.put_back(objects, tenant);
-                }
+                self.put_back(objects, tenant);
                 // Without values, the return to the policy is the use.
-                if !is_next || by_value {
+                if by_value {
                     self.tenant(tenant).policy.touch_at(slot, place);
                 }
             }
+            OrderPosition::Policy => order.policy.touch_at(slot, place),
             OrderPosition::Pinned => {
                 order.pinned.slots.remove(&(before, slot));
                 order.pinned.slots.insert((use_number, slot));
@@ -250,12 +248,19 @@ impl<E: MergeableOrder> EvictionOrder<E> {
 
     /// Returns the parent of an object that the policy holds; 0 for none.
     pub(crate) fn parent<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> u64 {
-        self.held(objects, slot).map_or(0, |order| order.policy.parent(slot))
+        self.policy(objects, slot).map_or(0, |policy| policy.parent(slot))
     }
 
     /// Returns the value of an object that the policy holds, if victims compare by value.
     pub(crate) fn value<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> Option<u64> {
-        self.held(objects, slot)?.policy.value(slot)
+        self.policy(objects, slot)?.value(slot)
+    }
+
+    /// Returns the policy that holds an object, if one does.
+    pub(crate) fn policy<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> Option<&E> {
+        let object = &objects[slot];
+        let is_held = object.position == OrderPosition::Policy;
+        is_held.then(|| self.tenant_if_known(object.tenant)).flatten().map(|order| &order.policy)
     }
 
     /// Records that an object has one child more, or one less.
@@ -273,11 +278,6 @@ impl<E: MergeableOrder> EvictionOrder<E> {
     /// Returns the hashes of the parents that have lost a child since the last call.
     pub(crate) fn take_left(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.left)
-    }
-
-    fn held<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> Option<&TenantOrder<E>> {
-        let object = &objects[slot];
-        (object.position == OrderPosition::Policy).then(|| self.tenant_if_known(object.tenant))?
     }
 
     fn tenant_if_known(&self, tenant: u32) -> Option<&TenantOrder<E>> {

@@ -404,6 +404,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         self.order.value(&self.objects, slot)
     }
 
+    /// Returns the policy that holds an object, if one does.
+    pub(super) fn policy(&self, slot: SlotId) -> Option<&E> {
+        self.order.policy(&self.objects, slot)
+    }
+
     /// Records that an object has one child more, or one less.
     pub(super) fn change_children(&mut self, slot: SlotId, more: bool) {
         self.order.change_children(&self.objects, slot, more);

@@ -113,7 +113,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     /// Records a use of an object.
     pub(crate) fn touch(&self, shard: &mut Shard<A, E>, slot: SlotId, place: &Place) {
         shard.touch(slot, place);
-        self.lower_note(shard, slot);
+        self.lower_note_of_use(shard, slot, place);
     }
 
     /// Sets the readable value of an object; see [`Shard::put_value`].
@@ -125,8 +125,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         place: &Place,
     ) -> Option<Value<A>> {
         let before = shard.put_value(slot, value, place);
-        self.lower_note(shard, slot);
+        self.lower_note_of_use(shard, slot, place);
         before
+    }
+
+    fn lower_note_of_use(&self, shard: &Shard<A, E>, slot: SlotId, place: &Place) {
+        if self.ranks_by_value
+            && let Some(policy) = shard.policy(slot)
+        {
+            self.notes.lower_after_use(self.index(shard[slot].hash), policy, slot, place);
+        }
     }
 
     fn lower_note(&self, shard: &Shard<A, E>, slot: SlotId) {
