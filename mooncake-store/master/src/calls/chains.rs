@@ -86,6 +86,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let directory = &self.space().directory;
         directory.links.as_ref()?;
         let (tenant, hashes) = self.hashes(tenant, keys)?;
+        directory.fetch(&hashes);
         let batch = directory.batch(tenant, hashes, ChainEnd::default(), false);
         self.space().curve.feed.note_chain(&batch);
         Some(batch)

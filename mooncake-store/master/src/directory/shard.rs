@@ -388,6 +388,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         self.keys.find(tag(hash), |slot| self[SlotId(slot)].hash == hash).map(SlotId)
     }
 
+    /// Reads what a look-up of the object with a hash will read.
+    pub(super) fn fetch(&self, hash: u64) -> Option<u64> {
+        let slot = self.find_hash(hash)?;
+        self.policy(slot).and_then(|policy| policy.value(slot))
+    }
+
     /// Returns whether the object with a hash is here, or the policy of its tenant remembers it.
     pub(super) fn knows(&self, tenant: u32, hash: u64) -> bool {
         let is_here = self.find_hash(hash).is_some_and(|slot| self[slot].value.is_some());

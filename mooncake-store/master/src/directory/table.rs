@@ -39,6 +39,9 @@ const LARGE: usize = 1 << 17;
 /// Number of slots that are visited under one lock.
 const AT_ONCE: usize = 256;
 
+/// Number of objects from which it pays to fetch them before they are looked up.
+const FETCHED: usize = 64;
+
 /// Number of shards whose next victim is looked for again at each eviction.
 const RENEWED: usize = 2;
 
@@ -207,6 +210,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         for at_once in order.chunk_by(|one, other| self.index(hashes[*one]) == self.index(hashes[*other])) {
             let mut shard = self.lock(hashes[at_once[0]]);
             at_once.iter().for_each(|at| see(&mut shard, *at));
+        }
+    }
+
+    /// Fetches the objects with these hashes into the caches of the processor. Look-ups under one
+    /// lock wait for memory at the same time, those under different locks one after the other.
+    pub(crate) fn fetch(&self, hashes: &[u64]) {
+        if hashes.len() >= FETCHED {
+            self.visit_hashes(hashes, |shard, at| {
+                std::hint::black_box(shard.fetch(hashes[at]));
+            });
         }
     }
 
