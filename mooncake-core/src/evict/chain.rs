@@ -48,6 +48,8 @@ pub struct Batch {
     before: ChainEnd,
     known: u32,
     fresh: u32,
+    /// True if more than the first key of the chain was known.
+    goes_on: bool,
 }
 
 impl Batch {
@@ -67,7 +69,9 @@ impl Batch {
                 known += 1;
             }
         }
-        Self { hashes, number, before, known, fresh }
+        let mut batch = Self { hashes, number, before, known, fresh, goes_on: false };
+        batch.goes_on = batch.end().known > 1;
+        batch
     }
 
     /// Returns the hashes of the keys.
@@ -82,7 +86,7 @@ impl Batch {
             number: self.number.saturating_sub(at as u64),
             parent,
             fresh: self.fresh,
-            goes_on: self.end().known > 1,
+            goes_on: self.goes_on,
         }
     }
 
