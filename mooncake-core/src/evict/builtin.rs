@@ -20,9 +20,9 @@ pub enum PolicyKind {
     /// [`S3Fifo`]: `s3fifo`.
     S3Fifo,
     /// [`Tenure`]: `tenure`.
-    #[default]
     Tenure,
     /// [`Gittins`]: `gittins`.
+    #[default]
     Gittins,
 }
 
@@ -274,7 +274,8 @@ mod tests {
         let of = |kind: PolicyKind| BuiltinPolicy::new(4, &kind.into());
         assert!(matches!(of(PolicyKind::Fifo), BuiltinPolicy::Fifo(_)));
         assert!(matches!(of(PolicyKind::Lru), BuiltinPolicy::Lru(_)));
-        assert!(matches!(of(PolicyKind::default()), BuiltinPolicy::Tenure(_)));
         assert!(matches!(of(PolicyKind::S3Fifo), BuiltinPolicy::S3Fifo(_)));
+        assert!(matches!(of(PolicyKind::Tenure), BuiltinPolicy::Tenure(_)));
+        assert!(matches!(of(PolicyKind::default()), BuiltinPolicy::Gittins(_)));
     }
 }

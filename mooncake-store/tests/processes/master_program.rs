@@ -80,7 +80,7 @@ fn file_environment_and_command_line() {
         "metrics_port: 0  # command line",
         "cluster_id: \"from_environment\"  # environment MC_MASTER_CLUSTER_ID",
         &format!("default_kv_lease_ttl: \"3s\"  # file {}", file.display()),
-        "eviction_policy: \"tenure\"  # default",
+        "eviction_policy: \"gittins\"  # default",
     ] {
         assert!(printed.lines().any(|have| have == line), "no {line:?} in\n{printed}");
     }

@@ -103,9 +103,6 @@ const MAX_SORTED: usize = 256;
 /// Added to the value of a parent, so that it compares after all other objects.
 const PARENT: u64 = 1 << 32;
 
-/// Number of uses that the learner records at once: its lock is shared by all policies.
-const AT_ONCE: usize = 8;
-
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
 
@@ -435,15 +432,13 @@ impl Gittins {
         self.last[usize::from(class)] = slot;
     }
 
-    /// Lets the learner know of a use, soon.
+    /// Lets the learner know of a use, as soon as no other policy does so.
     fn watch(&mut self, slot: SlotId, number: u64, class: u8) {
         let print = self.origins[slot.index()].print;
         if print != 0 {
             self.waiting.push(Watch { print, class, number });
         }
-        if self.waiting.len() >= AT_ONCE {
-            self.learner.record(&mut self.waiting);
-        }
+        self.learner.record(&mut self.waiting);
     }
 
     /// Puts a slot at its position in a class that may hold younger ones: the keys of a batch may

@@ -132,8 +132,8 @@ const LIFETIMES: &[Flag] = settings! {
 };
 
 const SPACE: &[Flag] = settings! {
-    /// Eviction policy: tenure, lru, fifo, s3fifo, gittins
-    eviction_policy: "tenure" => set!(eviction.kind = number),
+    /// Eviction policy: gittins, tenure, lru, fifo, s3fifo
+    eviction_policy: "gittins" => set!(eviction.kind = number),
     /// Share of the capacity above which the background evicts
     eviction_high_watermark_ratio: "0.9" => set!(options.high_watermark = ratio),
     /// Distance below the watermark that the background may evict to
