@@ -158,7 +158,7 @@ pub trait MergeableOrder: EvictionPolicy {
     }
 
     /// Returns the value of the last victim of `evict`, if victims compare by value. (The bits of a
-    /// positive `f32` order as the number does.)
+    /// positive `f32` order as the number does. Lower bits may tell equal values apart.)
     fn victim_value(&self) -> Option<u64> {
         None
     }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use crate::common::rig::{KIB, MIB, Rig, client};
 use mooncake_core::ErrorCode::{self, *};
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaStatus, ReplicaType, ReplicateConfig};
 use mooncake_store::api::{EndItem, WriteMode};
 use mooncake_store::master::{FileOptions, MasterOptions, Put, TenantQuota, Writer};
@@ -138,7 +139,8 @@ fn a_file_outlives_memory() {
 
 #[test]
 fn memory_waits_for_a_file_but_not_for_ever() {
-    let rig = rig();
+    let rig = Rig::with_policy(options(), PolicyKind::Lru);
+    rig.mount(1, MIB);
     for n in 0..16 {
         rig.put(1, &format!("k{n}"), 64 * KIB).unwrap();
     }

@@ -2,6 +2,7 @@
 
 use crate::common::rig::{KIB, MIB, Rig, client};
 use mooncake_core::error::ErrorCode::{self, *};
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, SoftPin};
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{MasterOptions, Put};
@@ -24,9 +25,11 @@ impl Groups for Rig {
     }
 }
 
-/// Returns a master with space for eight objects, which evicts only for a put.
+/// Returns a master with space for eight objects, which evicts only for a put, the least recently
+/// used first.
 fn rig() -> Rig {
-    let rig = Rig::without_watermark();
+    let rig =
+        Rig::with_policy(MasterOptions { high_watermark: 1.0, ..MasterOptions::default() }, PolicyKind::Lru);
     rig.mount(1, 128 * KIB);
     rig
 }

@@ -100,8 +100,15 @@ const YOUNG_REFUSED: usize = 64;
 /// Maximum number of younger slots of a class that a use passes to get to its position.
 const MAX_SORTED: usize = 256;
 
-/// Added to the value of a parent, so that it compares after all other objects.
-const PARENT: u64 = 1 << 32;
+/// Added to the rank of a parent, so that it compares after all other objects.
+const PARENT: u64 = 1 << 63;
+
+/// Returns an integer that orders like a value, and like the last use among equal values. The
+/// sign of a value is zero. The number of the use is cut off, so that one in four billion compares
+/// wrongly.
+fn rank_of(value: f32, used: u64) -> u64 {
+    u64::from(value.to_bits()) << 32 | u64::from(used as u32)
+}
 
 /// The number of objects is reported when it has changed by this part.
 const REPORT_PART: usize = 64;
@@ -334,12 +341,12 @@ impl MergeableOrder for Gittins {
 
     fn least_value_of_use(&self, place: &Place) -> u64 {
         let age = self.now.saturating_sub(place.number);
-        if age < FRESH { self.values.least_of_fresh().to_bits().into() } else { 0 }
+        if age < FRESH { rank_of(self.values.least_of_fresh(), 0) } else { 0 }
     }
 
     fn value_since(&self, used: u64) -> Option<u64> {
         let class = class(1, 0, 0, &Place::default());
-        Some(self.values.at(class, self.now.saturating_sub(used).into()).to_bits().into())
+        Some(rank_of(self.values.at(class, self.now.saturating_sub(used).into()), used))
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
@@ -491,10 +498,11 @@ impl Gittins {
         self.values.at(seat.class(), seat.age(self.now).into())
     }
 
-    /// Returns the value of a slot as an integer that orders like it, parents last.
+    /// Returns the rank of a slot, parents last.
     fn rank(&self, slot: SlotId) -> u64 {
-        let parent = if self.rings[slot].is_parent() { PARENT } else { 0 };
-        parent | u64::from(self.value_of(slot).to_bits())
+        let seat = self.rings[slot];
+        let parent = if seat.is_parent() { PARENT } else { 0 };
+        parent | rank_of(self.value_of(slot), seat.used(self.now))
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {

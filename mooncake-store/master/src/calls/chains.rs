@@ -98,9 +98,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let links = directory.links.as_ref()?;
         let (tenant, hashes) = self.hashes(tenant, keys)?;
         let now = self.space().clock.now();
-        let before = links.before(client, *hashes.first()?, now);
+        let before = links.before(client, *hashes.first()?, keys.len(), now);
         let batch = directory.batch(tenant, hashes, before, true);
-        links.record_stored(client, batch.end(), now);
+        links.record_stored(client, keys.len(), batch.end(), now);
         self.space().curve.feed.note_chain(&batch);
         Some(batch)
     }
@@ -110,12 +110,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     pub(super) fn link_missing(&self, call: &ReadCall, tenant: &str, keys: &[&[u8]]) {
         let Some(links) = &self.space().directory.links else { return };
         let missing = call.found;
-        let Some(last) = missing.checked_sub(1).filter(|_| missing < keys.len()) else { return };
+        if missing == keys.len() {
+            return;
+        }
         let hash = |at: usize| match &call.chain {
             Some(chain) => Some(chain.hash(at)),
             None => self.scoped(tenant, keys[at]).ok().map(|key| self.space().directory.hash(&key)),
         };
-        if let (Some(missing), Some(last)) = (hash(missing), hash(last)) {
+        let last = if missing == 0 { Some(0) } else { hash(missing - 1) };
+        if let (Some(missing), Some(last)) = (hash(missing), last) {
             links.record_found(call.found, last, missing, self.space().clock.now());
         }
     }

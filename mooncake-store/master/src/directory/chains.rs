@@ -1,8 +1,11 @@
 //! Links between the batches of a chain of keys.
 //!
 //! A request usually asks for all keys of its chain, and then stores those that were missing. The
-//! batch of the missing keys goes on from the last key that was found. Long chains are stored by
-//! several calls, which go on from each other.
+//! batch of the missing keys goes on from the last key that was found, or begins a chain if none
+//! was. Long chains are stored by several calls, which go on from each other.
+//!
+//! A wrong link costs hits: a popular key would keep all keys before it in memory. So a key that is
+//! stored alone goes on from nothing but what was found.
 
 use std::time::Duration;
 
@@ -31,22 +34,24 @@ impl Default for ChainLinks {
 }
 
 impl ChainLinks {
-    /// Records that of a chain `found` keys were found, of which `last` is the last, and then
-    /// `missing` was not.
+    /// Records that of a chain `found` keys were found, of which `last` is the last, 0 for none, and
+    /// then `missing` was not.
     pub(crate) fn record_found(&self, found: usize, last: u64, missing: u64, now: Moment) {
         let known = u32::try_from(found).unwrap_or(u32::MAX);
         self.missing.remember(missing, ChainEnd { last, known, is_known: true }, now);
     }
 
-    /// Records that a client has stored a chain up to `end`.
-    pub(crate) fn record_stored(&self, client: ClientId, end: ChainEnd, now: Moment) {
-        self.clients.remember(hash_of(client), end, now);
+    /// Records that a client has stored `count` keys of a chain, up to `end`.
+    pub(crate) fn record_stored(&self, client: ClientId, count: usize, end: ChainEnd, now: Moment) {
+        if count > 1 {
+            self.clients.remember(hash_of(client), end, now);
+        }
     }
 
-    /// Returns the end that a batch goes on from. A client stores the batch, and `first` is its
-    /// first key.
-    pub(crate) fn before(&self, client: ClientId, first: u64, now: Moment) -> ChainEnd {
-        let of_client = || self.clients.get(hash_of(client), now);
+    /// Returns the end that a batch of `count` keys goes on from. A client stores the batch, and
+    /// `first` is its first key.
+    pub(crate) fn before(&self, client: ClientId, first: u64, count: usize, now: Moment) -> ChainEnd {
+        let of_client = || if count > 1 { self.clients.get(hash_of(client), now) } else { None };
         self.missing.get(first, now).or_else(of_client).unwrap_or_default()
     }
 }
@@ -65,14 +70,26 @@ mod tests {
     fn a_batch_goes_on_from_what_was_found_or_stored_before() {
         let (links, client) = (ChainLinks::default(), ClientId(Uuid::new(3, 4)));
         let now = Moment(0).after(Duration::from_secs(5));
-        assert_eq!(links.before(client, 9, now), ChainEnd::default());
+        assert_eq!(links.before(client, 9, 2, now), ChainEnd::default());
         links.record_found(2, 8, 9, now);
         let found = ChainEnd { last: 8, known: 2, is_known: true };
-        assert_eq!(links.before(client, 9, now.after(Duration::from_secs(59))), found);
+        assert_eq!(links.before(client, 9, 2, now.after(Duration::from_secs(59))), found);
         let stored = ChainEnd { last: 11, known: 2, is_known: false };
-        links.record_stored(client, stored, now);
-        assert_eq!((links.before(client, 12, now), links.before(client, 9, now)), (stored, found));
-        assert_eq!(links.before(ClientId(Uuid::new(4, 3)), 12, now), ChainEnd::default());
-        assert_eq!(links.before(client, 12, now.after(BETWEEN_CALLS)), ChainEnd::default());
+        links.record_stored(client, 2, stored, now);
+        assert_eq!((links.before(client, 12, 2, now), links.before(client, 9, 2, now)), (stored, found));
+        assert_eq!(links.before(ClientId(Uuid::new(4, 3)), 12, 2, now), ChainEnd::default());
+        assert_eq!(links.before(client, 12, 2, now.after(BETWEEN_CALLS)), ChainEnd::default());
+    }
+
+    #[test]
+    fn a_chain_begins_where_nothing_was_found_or_a_key_is_stored_alone() {
+        let (links, client, now) = (ChainLinks::default(), ClientId(Uuid::new(3, 4)), Moment(0));
+        let stored = ChainEnd { last: 11, known: 2, is_known: false };
+        links.record_stored(client, 2, stored, now);
+        links.record_found(0, 0, 12, now);
+        assert_eq!(links.before(client, 12, 2, now), ChainEnd { is_known: true, ..ChainEnd::default() });
+        assert_eq!(links.before(client, 13, 1, now), ChainEnd::default());
+        links.record_stored(client, 1, ChainEnd { last: 14, ..stored }, now);
+        assert_eq!(links.before(client, 15, 2, now), stored, "a single key says nothing of the batches");
     }
 }
