@@ -55,6 +55,8 @@ pub(super) struct Executor {
     named: u64,
     /// Slots that have failed since, and have left the active set before an operation has seen it.
     unnamed: u64,
+    /// Pauses of this process which the present round takes into account.
+    pauses: u64,
     /// Last evidence that was reported about each slot.
     reported: [Option<Evidence>; MAX_RANKS],
 }
@@ -100,7 +102,9 @@ impl Patience {
 
 impl Executor {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let pauses = shared.plane.pauses.count();
         Self {
+            pauses,
             views: shared.views.clone(),
             shared,
             view: None,
@@ -354,6 +358,25 @@ impl Executor {
         })
     }
 
+    /// Returns whether this process was stopped since the last call. The others may then have left
+    /// this rank out, in a message that is still on its way.
+    fn was_stopped(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.pauses, self.shared.plane.pauses.count());
+        before != self.pauses && !is_planted("pg-stopped-rank-asks-nobody")
+    }
+
+    /// Begins a new round if this process was stopped in the present operation, and returns whether
+    /// it was. Each participant then enters the new round, or has finished the operation, or has
+    /// left this rank out, and says so.
+    pub(super) fn doubts(&mut self) -> bool {
+        if !self.was_stopped() || self.view.is_none() {
+            return false;
+        }
+        self.round.number += 1;
+        self.announce();
+        true
+    }
+
     /// Waits until every participant has entered the present round. `ready` is the round in which
     /// this rank has all data of the present operation.
     pub(super) async fn agree(&mut self, ready: Option<Round>) -> Agreement {
@@ -479,6 +502,7 @@ impl Executor {
         let Call { collective, keep, pending, _counted } = call;
         self.reconcile();
         self.failed = 0;
+        self.is_stale |= self.was_stopped();
         self.renew_round();
         self.is_busy = true;
         let active = if self.view.is_some() { self.active } else { 0 };

@@ -19,6 +19,8 @@ use crate::view::{MAX_RANKS, MemberState, Membership, Slot, View};
 
 /// Largest number of messages that wait for the view that introduces their sender.
 pub(super) const MAX_EARLY: usize = 4096;
+/// Largest number of bytes of these messages. 64 senders may announce 1 MiB each.
+pub(super) const MAX_EARLY_BYTES: usize = 64 << 20;
 /// Largest number of unused offers of one participant. A participant is at most two operations
 /// ahead.
 pub(super) const MAX_OFFERS: usize = 64;
@@ -86,6 +88,7 @@ pub(super) struct Inbox {
     /// Communicators, with their links, that the view has removed and that do not know it perhaps.
     pub(super) removed: Vec<(u32, Arc<Link>)>,
     pub(super) early: VecDeque<(u64, u8, Message)>,
+    pub(super) early_bytes: usize,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
 }
@@ -120,6 +123,7 @@ impl Shared {
                 kept: 0,
                 removed: Vec::new(),
                 early: VecDeque::new(),
+                early_bytes: 0,
                 early_lost: VecDeque::new(),
             }),
             changed: Notify::new(),
@@ -243,6 +247,7 @@ impl Shared {
                 inbox.left &= !(1 << slot);
             }
             std::mem::swap(&mut inbox.early, &mut early);
+            inbox.early_bytes = 0;
             inbox.early_lost.clear();
         }
         for slot in crate::call::bits(replaced) {
