@@ -435,7 +435,7 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
-                test: "comm::tests::hostile::a_process_that_writes_into_its_ring_without_end_keeps_nobody",
+                test: "link::tests::a_ring_without_end_does_not_keep_the_thread",
                 bugs: &["pg-ring-is-read-to-its-end"],
             },
             Edge {

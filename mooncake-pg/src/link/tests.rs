@@ -168,7 +168,8 @@ async fn the_task_of_a_replaced_connection_leaves_the_later_one_alone() {
     let link = plane.plane.link(&endpoint);
     link.close();
     // The first connection is ready only now.
-    assert!(link.carry(1, 0).await.is_err());
+    let soon = Duration::from_secs(10);
+    assert!(timeout(soon, link.carry(1, 0)).await.expect("it uses the later one").is_err());
     let is_untouched = |outbox: &Outbox| outbox.socket.is_none() && outbox.offered.is_none();
     assert!(is_untouched(&link.outbox.lock()) && link.outbox.lock().frames == 0);
 
@@ -180,11 +181,45 @@ async fn the_task_of_a_replaced_connection_leaves_the_later_one_alone() {
     let other = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let bell = plane.plane.driver.bell();
     assert!(link.begin_ring(0, bell).is_err() && link.flush(&other, 0).is_err());
-    assert!(link.serve(1, 0).await.is_err());
+    assert!(timeout(soon, link.serve(1, 0)).await.expect("it uses the later one").is_err());
     {
         let outbox = link.outbox.lock();
         assert!(outbox.socket.as_ref().is_some_and(|present| Arc::ptr_eq(present, &socket)));
         assert!(outbox.offered.is_some() && outbox.ring.is_none() && outbox.task.is_some());
     }
     assert!(link.begin_ring(1, bell).is_ok() && link.outbox.lock().ring.is_some());
+}
+
+/// Process that writes a message for each one that is taken.
+struct Endless {
+    visit: Mutex<Visit>,
+    taken: AtomicUsize,
+}
+
+impl Recipient for Endless {
+    fn deliver(self: Arc<Self>, _process: u64, slot: u8, _message: Message) {
+        // The test ends, even if the ring is read to its end.
+        if self.taken.fetch_add(1, Ordering::SeqCst) < 3 * MAX_MESSAGES {
+            assert!(self.visit.lock().push(&message(slot)));
+        }
+    }
+
+    fn lose(self: Arc<Self>, _process: u64) {}
+
+    fn forget(self: Arc<Self>, _process: u64, _communicator: u32) {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_ring_without_end_does_not_keep_the_thread() {
+    let plane = plane().await;
+    let mut visit = Visit::begin(&plane, 1).await;
+    assert!(visit.push(&message(1)));
+    let endless = Arc::new(Endless { visit: Mutex::new(visit), taken: AtomicUsize::new(0) });
+    let recipient: Arc<dyn Recipient> = endless.clone();
+    plane.plane.add(NUMBER, Arc::downgrade(&recipient));
+    for turn in 1..3 {
+        plane.plane.take();
+        assert_eq!(endless.taken.load(Ordering::SeqCst), turn * MAX_MESSAGES);
+        assert!(plane.plane.is_waiting());
+    }
 }
