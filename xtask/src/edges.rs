@@ -455,6 +455,11 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_closes_its_communicator_is_left_out_and_not_accused",
+                bugs: &["pg-closed-communicator-is-a-failed-link"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
                 test: "comm::tests::failures::bytes_that_were_given_up_do_not_count",
                 bugs: &["pg-stamps-are-not-looked-at"],
             },

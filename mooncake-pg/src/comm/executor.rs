@@ -219,7 +219,8 @@ impl Executor {
         if self.view.is_none() {
             return;
         }
-        let (own, mut lost) = (self.own_bit(), 0);
+        let own = self.own_bit();
+        let (mut lost, departed);
         {
             let mut inbox = self.shared.inbox.lock();
             self.dead &= !std::mem::take(&mut inbox.heard);
@@ -243,7 +244,7 @@ impl Executor {
                     is_new = true;
                 }
             }
-            lost |= inbox.lost | inbox.left;
+            (lost, departed) = (inbox.lost | inbox.left, inbox.departed());
         }
         lost = (lost | self.dead) & self.active & !own & !self.round.absent;
         let failed = if self.is_busy { lost & !self.settled } else { 0 };
@@ -251,7 +252,7 @@ impl Executor {
         if failed != 0 {
             self.round.absent |= failed;
             self.failed |= failed;
-            self.report(failed, Evidence::Failure);
+            self.report(failed & !departed, Evidence::Failure);
             is_new = true;
         }
         if is_new {

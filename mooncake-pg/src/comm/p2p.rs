@@ -331,7 +331,8 @@ impl Shared {
     fn report_failure(&self, slot: u8) {
         let incarnation = {
             let inbox = self.inbox.lock();
-            inbox.members[usize::from(slot)].present.as_ref().map(|(incarnation, ..)| *incarnation)
+            let present = inbox.members[usize::from(slot)].present.as_ref();
+            present.filter(|_| inbox.departed() >> slot & 1 == 0).map(|(incarnation, ..)| *incarnation)
         };
         if let Some(incarnation) = incarnation {
             self.membership.report(Slot(slot), incarnation, Evidence::Failure);

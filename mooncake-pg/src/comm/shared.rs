@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -91,6 +92,17 @@ pub(super) struct Inbox {
     pub(super) early_bytes: usize,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
+}
+
+impl Inbox {
+    /// Returns the slots whose communicator is closed in a process that goes on. They take no part
+    /// any more, and nothing is wrong with the links to them.
+    pub(super) fn departed(&self) -> u64 {
+        if is_planted("pg-closed-communicator-is-a-failed-link") {
+            return 0;
+        }
+        self.left & !self.lost
+    }
 }
 
 pub(super) fn unavailable(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -280,9 +292,9 @@ impl Shared {
     pub(super) fn lose_slots(self: &Arc<Self>, slots: u64, left: bool) {
         {
             let mut inbox = self.inbox.lock();
-            inbox.lost |= slots;
-            if left {
-                inbox.left |= slots;
+            match left {
+                true => inbox.left |= slots,
+                false => inbox.lost |= slots,
             }
         }
         for slot in crate::call::bits(slots) {

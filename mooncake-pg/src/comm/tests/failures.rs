@@ -248,6 +248,26 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
 }
 
 #[test]
+fn a_rank_that_closes_its_communicator_is_left_out_and_not_accused() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let (received, _) = receive(&ranks[0], 2, 1);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    ranks[2].comm().close();
+    let mut ends: Vec<_> = begun.iter().map(|(operation, _)| finish(operation)).collect();
+    ends.push(finish(&received));
+    // Each later operation names it again, because it is still a member.
+    let later: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 40_000))).collect();
+    ends.extend(later.iter().map(|(operation, _)| finish(operation)));
+    assert!(ends.iter().all(|outcome| outcome.failed == 0b100), "{ends:?}");
+    for (_, memory) in begun.iter().chain(&later) {
+        assert_eq!(contributors(memory), 0b011);
+    }
+    let accused = group.reports().into_iter().filter(|(.., evidence)| *evidence == Evidence::Failure);
+    assert_eq!(accused.collect::<Vec<_>>(), []);
+}
+
+#[test]
 fn a_slow_rank_is_waited_for() {
     let (_group, ranks) = start(2);
     ranks[0].plane().timeouts().set_collective(Duration::from_millis(100));
