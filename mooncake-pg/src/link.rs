@@ -297,8 +297,8 @@ impl Plane {
         true
     }
 
-    /// Ends a connection of whose process there is a later one. What has arrived is taken now:
-    /// afterwards, it would contradict the messages of the later connection.
+    /// Ends a connection of whose process there is a later one. Its messages are taken now: later,
+    /// they would contradict those of the other connection.
     fn supersede(&self, visitor: &Visitor) {
         let taken = self.read(visitor, |received| visitor.receive(received)).map(drop);
         let mut state = visitor.state.lock();

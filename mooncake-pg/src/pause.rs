@@ -10,8 +10,8 @@ use mooncake_core::clock::{Clock, Moment, SystemClock};
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 
-/// Longest time between two looks that is no pause. Nobody leaves a process out that does not
-/// respond for so short a time: a probe takes longer.
+/// Time between two looks above which the process was stopped. Other ranks leave no process out
+/// after so short a time: a probe takes longer.
 pub(crate) const LONGEST_GAP: Duration = Duration::from_secs(1);
 
 /// Time between two looks of the thread.

@@ -24,7 +24,7 @@ impl Visit {
         Self { stream, ring, _bell: bell }
     }
 
-    /// Writes a frame into the ring, and tells nobody. Returns false if there is no space.
+    /// Writes a frame into the ring, without a notice. Returns false if there is no space.
     pub(crate) fn push(&mut self, frame: &[u8]) -> bool {
         self.ring.push(1, frame)
     }

@@ -256,7 +256,7 @@ fn a_rank_that_closes_its_communicator_is_left_out_and_not_accused() {
     ranks[2].comm().close();
     let mut ends: Vec<_> = begun.iter().map(|(operation, _)| finish(operation)).collect();
     ends.push(finish(&received));
-    // Each later operation names it again, because it is still a member.
+    // Each later operation names it again, because its slot is still active.
     let later: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 40_000))).collect();
     ends.extend(later.iter().map(|(operation, _)| finish(operation)));
     assert!(ends.iter().all(|outcome| outcome.failed == 0b100), "{ends:?}");
