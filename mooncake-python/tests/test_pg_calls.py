@@ -106,6 +106,9 @@ def operators(dtype: Any) -> list[str]:
     return arithmetic if dtype.is_floating_point else [*arithmetic, "BAND", "BOR", "BXOR"]
 
 
+# Name of a result that gloo does not promise.
+UNCHANGED = "tensor of another rank than the root"
+
 # Each check is carried out in all ranks. It yields a name, the result, and what it should be.
 Check = Iterator[tuple[str, Any, Any]]
 
@@ -122,7 +125,10 @@ def check_reduce(dtype: Any, length: int) -> Check:
         tensor = own(dtype, length)
         dist.reduce(tensor, root)
         is_root = dist.get_rank() == root
-        yield f"root {root}", tensor, reduced(each_of(dtype, length), "SUM") if is_root else own(dtype, length)
+        if is_root:
+            yield f"root {root}", tensor, reduced(each_of(dtype, length), "SUM")
+        else:
+            yield UNCHANGED, tensor, own(dtype, length)
 
 
 def check_broadcast(dtype: Any, length: int) -> Check:
@@ -317,6 +323,8 @@ def carry_out_with_gloo(check: Callable[[Any, int], Check]) -> tuple[int, list[s
     for dtype in DTYPES:
         try:
             for name, got, wanted in check(dtype, 24):
+                if name == UNCHANGED:
+                    continue
                 count += 1
                 is_exact = not (dtype.is_complex or dtype.is_floating_point)
                 if not same(got, wanted) and (is_exact or not torch.allclose(got.cdouble(), wanted.cdouble(), rtol=1e-5)):
@@ -331,10 +339,12 @@ def test_gloo_has_the_results_that_are_expected_here() -> None:
     """The same calls over gloo have the same results, for the element types that gloo supports."""
     with World(3, backend="gloo") as gloo:
         counts = {}
-        for check in CHECKS:
-            for count, faults in gloo.all(carry_out_with_gloo, check):
-                assert not faults, "\n".join(faults[:20])
-            counts[check.__name__] = count
+        # Gloo uses scattered elements as if they followed each other, and has no gather_single.
+        for check in (one for one in CHECKS if one not in (check_scattered_memory, check_gather_single)):
+            results = gloo.all(carry_out_with_gloo, check)
+            faults = [fault for _, of_rank in results for fault in of_rank]
+            assert not faults, "\n".join(faults[:20])
+            counts[check.__name__] = max(count for count, _ in results)
     print(counts)
     assert min(counts.values()) > 0, counts
 
