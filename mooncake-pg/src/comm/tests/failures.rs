@@ -496,7 +496,7 @@ fn a_rank_that_was_stopped_asks_the_others_before_it_finishes() {
         deliver(other, &ranks[2], Message::Ready { tag, success: true });
     }
     drop(stopped);
-    assert!(!operation.wait(Some(Duration::from_millis(500))), "it asks nobody");
+    assert!(!operation.wait(Some(Duration::from_millis(500))), "it asks no other rank");
     for other in &ranks[..2] {
         let round = Round { number: 2, absent: 0b100, ..tag.round };
         let progress = Progress { round, next: Some(1), finished: Some(tag.round) };
@@ -526,8 +526,12 @@ fn a_rank_that_was_stopped_has_the_result_of_those_that_have_finished() {
     begun.iter().for_each(|(operation, _)| succeed(operation));
     drop(stopped);
     succeed(&operation);
-    let inbox = ranks[0].comm().shared.inbox.lock();
-    assert_eq!(inbox.members[2].progress.unwrap().round.number, 1, "it asks nobody");
+    // One response suffices.
+    let asked = |rank: &Rank| {
+        let progress = rank.comm().shared.inbox.lock().members[2].progress;
+        progress.is_some_and(|progress| progress.round.number == 1)
+    };
+    assert!(ranks[..2].iter().any(asked), "it asks no other rank");
     for memory in [&memory, &begun[0].1, &begun[1].1] {
         assert_eq!(contributors(memory), 0b111);
     }
