@@ -273,25 +273,26 @@ impl Plane {
     /// any more. Returns false if a later one is here already.
     fn enter(&self, visitor: &Arc<Visitor>) -> bool {
         let process = visitor.process;
-        let earlier: Vec<_> = {
+        let (earlier, is_later): (Vec<_>, _) = {
             let mut visitors = self.visitors.write();
             let mut incoming = self.incoming.lock();
             if incoming.get(&process).is_some_and(|present| *present > visitor.connection) {
                 return false;
             }
-            incoming.insert(process, visitor.connection);
+            // The task of the earlier one may be about to end it.
+            let is_later = incoming.insert(process, visitor.connection).is_some();
             self.without_ring.fetch_add(1, Ordering::SeqCst);
             let others = visitors.iter().filter_map(Weak::upgrade);
             let earlier = others.filter(|other| other.process == process).collect();
             visitors.push(Arc::downgrade(visitor));
-            earlier
+            (earlier, is_later)
         };
         for other in &earlier {
             if !is_planted("pg-earlier-connection-goes-on") {
                 self.supersede(other);
             }
         }
-        if !earlier.is_empty() {
+        if is_later {
             self.lose(process);
         }
         true
