@@ -19,6 +19,7 @@ mod nearby;
 pub mod operation;
 #[cfg(any(test, feature = "testkit"))]
 pub mod parsers;
+mod pause;
 #[cfg(any(test, feature = "testkit"))]
 pub mod planted;
 #[cfg(not(any(test, feature = "testkit")))]

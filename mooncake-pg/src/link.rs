@@ -33,7 +33,11 @@ use tokio::time::timeout;
 use crate::driver::{Driver, Mail};
 use crate::message::{Endpoint, Envelope, Frame, HELLO_BYTES, Hello, Message};
 use crate::nearby::{Bell, FileAddress, MAX_MESSAGES, Notice, RemoteBell, RingReader, RingWriter};
+use crate::pause::Pauses;
 use crate::staging::Pool;
+
+#[cfg(test)]
+pub(crate) mod tests;
 
 /// Longest time for a new connection, and for its first bytes.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -119,7 +123,7 @@ impl DataPlane {
         let listener = TcpListener::from_std(listener).map_err(Error::from)?;
         let port = listener.local_addr().map_err(Error::from)?.port();
         let uses_rdma = engine.descriptor().speaks(&Protocol::RDMA);
-        let bell = Bell::create()?;
+        let (bell, pauses) = (Bell::create()?, Pauses::start()?);
         let plane = Arc::new_cyclic(|weak: &Weak<Plane>| Plane {
             process: rng.next_u64(),
             host: host.to_owned(),
@@ -135,6 +139,7 @@ impl DataPlane {
             left: Notify::new(),
             visitors: RwLock::default(),
             without_ring: AtomicUsize::new(0),
+            pauses,
             driver: Driver::new(runtime.clone(), bell, weak.clone()),
             accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
             runtime,
@@ -176,6 +181,7 @@ pub(crate) struct Plane {
     visitors: RwLock<Vec<Weak<Visitor>>>,
     /// Number of these connections that have no ring.
     without_ring: AtomicUsize,
+    pub(crate) pauses: Arc<Pauses>,
     pub(crate) driver: Arc<Driver>,
     accepting: JoinHandle<()>,
 }
@@ -263,18 +269,52 @@ impl Plane {
         }
     }
 
-    /// Registers a connection from a process, in place of its earlier one.
-    fn enter(&self, process: u64, connection: u32, visitor: &Arc<Visitor>) {
-        self.without_ring.fetch_add(1, Ordering::SeqCst);
-        self.visitors.write().push(Arc::downgrade(visitor));
-        if self.incoming.lock().insert(process, connection).is_some() {
+    /// Registers a connection from a process, in place of its earlier one, of which nothing counts
+    /// any more. Returns false if a later one is here already.
+    fn enter(&self, visitor: &Arc<Visitor>) -> bool {
+        let process = visitor.process;
+        let (earlier, is_later): (Vec<_>, _) = {
+            let mut visitors = self.visitors.write();
+            let mut incoming = self.incoming.lock();
+            if incoming.get(&process).is_some_and(|present| *present > visitor.connection) {
+                return false;
+            }
+            // The task of the earlier one may be about to end it.
+            let is_later = incoming.insert(process, visitor.connection).is_some();
+            self.without_ring.fetch_add(1, Ordering::SeqCst);
+            let others = visitors.iter().filter_map(Weak::upgrade);
+            let earlier = others.filter(|other| other.process == process).collect();
+            visitors.push(Arc::downgrade(visitor));
+            (earlier, is_later)
+        };
+        for other in &earlier {
+            if !is_planted("pg-earlier-connection-goes-on") {
+                self.supersede(other);
+            }
+        }
+        if is_later {
             self.lose(process);
         }
+        true
+    }
+
+    /// Ends a connection of whose process there is a later one. Its messages are taken now: later,
+    /// they would contradict those of the other connection.
+    fn supersede(&self, visitor: &Visitor) {
+        let taken = self.read(visitor, |received| visitor.receive(received)).map(drop);
+        let mut state = visitor.state.lock();
+        if let Err(error) = taken.and_then(|()| self.drain(visitor, &mut state)) {
+            tracing::debug!(%error, "messages lost");
+        }
+        state.is_superseded = true;
+        drop(state);
+        visitor.close();
     }
 
     /// Ends a connection from a process. The connection to the process is closed as well, so that
     /// both sides agree that messages may be lost.
-    fn leave(&self, process: u64, connection: u32, visitor: &Arc<Visitor>) {
+    fn leave(&self, visitor: &Arc<Visitor>) {
+        let process = visitor.process;
         {
             // The last messages of a process that has ended.
             let mut state = visitor.state.lock();
@@ -290,7 +330,7 @@ impl Plane {
         self.driver.attend();
         {
             let mut incoming = self.incoming.lock();
-            if incoming.get(&process) != Some(&connection) {
+            if incoming.get(&process) != Some(&visitor.connection) {
                 return;
             }
             incoming.remove(&process);
@@ -307,6 +347,8 @@ impl Plane {
 /// Connection from another process.
 struct Visitor {
     process: u64,
+    /// Number of the connection. A process opens one after the other.
+    connection: u32,
     socket: ParentOnly<TcpStream>,
     state: Mutex<VisitorState>,
 }
@@ -317,6 +359,8 @@ struct VisitorState {
     received: BytesMut,
     /// True from the end of the connection, or a malformed message, on.
     has_ended: bool,
+    /// True from the time on at which the process has opened another connection.
+    is_superseded: bool,
     /// Number of frames that have been taken.
     frames: u64,
     ring: Option<RingReader>,
@@ -326,7 +370,7 @@ impl VisitorState {
     /// Returns whether the next message of the ring may be taken.
     fn has_message(&mut self) -> bool {
         let frames = self.frames;
-        self.ring.as_mut().is_some_and(|ring| ring.has_message(frames))
+        !self.is_superseded && self.ring.as_mut().is_some_and(|ring| ring.has_message(frames))
     }
 }
 
@@ -360,8 +404,12 @@ impl Plane {
     /// # Errors
     /// A malformed message. The connection cannot be used any more.
     fn drain(&self, visitor: &Visitor, state: &mut VisitorState) -> Result<()> {
+        if state.is_superseded {
+            return Ok(());
+        }
         let Some(ring) = &mut state.ring else { return Ok(()) };
-        for _ in 0..MAX_MESSAGES {
+        let most = if is_planted("pg-ring-is-read-to-its-end") { usize::MAX } else { MAX_MESSAGES };
+        for _ in 0..most {
             let Some(frame) = ring.take(state.frames)? else { break };
             self.deliver_or_refuse(visitor, Envelope::decode_frame(frame)?);
         }
@@ -418,7 +466,7 @@ impl Plane {
     /// The end of the connection, or a malformed message. Nothing is read afterwards.
     fn read(&self, visitor: &Visitor, read: impl FnMut(&mut BytesMut) -> io::Result<usize>) -> Result<bool> {
         let (mut is_noticed, mut state) = (false, visitor.state.lock());
-        let end = match state.has_ended {
+        let end = match state.has_ended || state.is_superseded {
             true => Err(closed_by_other()),
             false => self.read_frames(visitor, &mut state, read, &mut is_noticed),
         };
@@ -632,7 +680,7 @@ impl Link {
     /// The connection of this number has been replaced.
     fn current(&self, number: u64) -> Result<MutexGuard<'_, Outbox>> {
         let outbox = self.outbox.lock();
-        match outbox.number == number {
+        match outbox.number == number || is_planted("pg-replaced-connection-is-used") {
             true => Ok(outbox),
             false => Err(Error::new(ErrorCode::RpcFail, "connection was replaced")),
         }
@@ -770,13 +818,15 @@ async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, slot: C
     if !slot.work() {
         return Ok(());
     }
-    let visitor = Arc::new(Visitor { process: from, socket: stream, state: Mutex::default() });
-    if let Some(plane) = plane.upgrade() {
-        plane.enter(from, connection, &visitor);
+    let visitor = Arc::new(Visitor { process: from, connection, socket: stream, state: Mutex::default() });
+    if let Some(plane) = plane.upgrade()
+        && !plane.enter(&visitor)
+    {
+        return Err(Error::new(ErrorCode::RpcFail, "cannot serve connection: a later one is here"));
     }
     let end = read_messages(&visitor, &plane).await;
     if let Some(plane) = plane.upgrade() {
-        plane.leave(from, connection, &visitor);
+        plane.leave(&visitor);
     }
     end
 }
@@ -790,66 +840,5 @@ async fn read_messages(visitor: &Visitor, plane: &Weak<Plane>) -> Result<()> {
         if !all {
             tokio::task::yield_now().await;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::BufMut;
-
-    use super::*;
-
-    async fn plane() -> DataPlane {
-        let engine = TransferEngine::builder().name("127.0.0.1").protocol("tcp").start().await.unwrap();
-        DataPlane::start(engine, "127.0.0.1").unwrap()
-    }
-
-    /// Connects to a data plane with these first bytes, and returns the start of its response.
-    async fn respond(plane: &DataPlane, first: &[u8]) -> Vec<u8> {
-        let mut stream = TcpStream::connect(("127.0.0.1", plane.plane.port)).await.unwrap();
-        stream.write_all(first).await.unwrap();
-        let mut response = vec![0; 4];
-        match timeout(Duration::from_secs(60), stream.read(&mut response)).await.unwrap() {
-            Ok(read) => response.truncate(read),
-            // Unread bytes make the close a reset.
-            Err(_) => response.clear(),
-        }
-        response
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn strangers_and_malformed_messages_are_closed() {
-        let plane = plane().await;
-        let process = plane.plane.process;
-        let hello = Hello { from: 1, to: process }.encode();
-        let mut malformed = hello.to_vec();
-        malformed.put_u32_le(6);
-        malformed.extend([0, 0, 0, 0, 0, 99]);
-        let mut too_long = hello.to_vec();
-        too_long.put_u32_le(u32::MAX);
-        let other = Hello { from: 1, to: process.wrapping_add(1) }.encode();
-        for first in [&[b'x'; HELLO_BYTES][..], &other, &malformed, &too_long] {
-            assert!(respond(&plane, first).await.is_empty());
-        }
-        // A connection without a first message is closed after a while.
-        assert!(respond(&plane, &hello[..3]).await.is_empty());
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn a_ring_that_cannot_be_opened_is_refused() {
-        let plane = plane().await;
-        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
-        first.extend(Frame::Ring(FileAddress::NONE).encode());
-        assert_eq!(respond(&plane, &first).await, [0; 4]);
-        // Messages still come through the connection.
-        assert!(!plane.plane.has_all() && plane.plane.driver.enter().is_none());
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn a_message_for_an_unknown_communicator_is_refused() {
-        let plane = plane().await;
-        let mut first = Hello { from: 1, to: plane.plane.process }.encode().to_vec();
-        first.extend(Envelope { communicator: 999, slot: 0, message: Message::Bye }.encode());
-        assert_eq!(respond(&plane, &first).await, 999u32.to_le_bytes());
     }
 }

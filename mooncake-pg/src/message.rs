@@ -271,6 +271,16 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// Returns the number of bytes of a tensor in the message.
+    pub(crate) fn inline_len(&self) -> usize {
+        match self {
+            Self::Offer { payload: Payload::Inline(bytes), .. }
+            | Self::Send { payload: Payload::Inline(bytes), .. }
+            | Self::Exchange { payload: Payload::Inline(bytes), .. } => bytes.len(),
+            _ => 0,
+        }
+    }
+
     /// Returns whether a process without operations in progress has to take the message at once.
     pub(crate) fn is_urgent(&self) -> bool {
         !matches!(
@@ -303,12 +313,7 @@ pub(crate) struct Envelope {
 impl Envelope {
     /// Encodes the frame, its length included.
     pub(crate) fn encode(&self) -> Bytes {
-        let inline = match &self.message {
-            Message::Offer { payload, .. }
-            | Message::Send { payload, .. }
-            | Message::Exchange { payload, .. } => payload.len().min(MAX_FRAME as u64) as usize,
-            _ => 0,
-        };
+        let inline = self.message.inline_len();
         let mut out = BytesMut::with_capacity(96 + inline);
         out.put_u32_le(0);
         out.put_u32_le(self.communicator);

@@ -350,10 +350,13 @@ impl Rank {
 
     fn block(&self, block: impl FnOnce() + Send + 'static) {
         let driving = self.communicator.as_ref().and_then(Communicator::drive);
+        let pauses = self.plane().plane.pauses.clone();
         let (begins, begun) = std::sync::mpsc::channel();
         self.runtime().spawn(async move {
+            pauses.set_stopped(true);
             let _ = begins.send(());
             block();
+            pauses.set_stopped(false);
             drop(driving);
         });
         begun.recv().expect("the rank has ended");

@@ -6,8 +6,8 @@ provides modules, a store that is set up, engines with registered memory, and va
 a document assumes. Addresses of servers are replaced by those of the test, and transports and
 devices that need hardware by TCP. Blocks about process groups and expert parallelism run in a world
 of one rank on the host, with tensors in the place of `...`, if torch is there. A block that is a
-signature is compared with the call of that name. Other blocks with gaps (`...`, `??`), and blocks
-about CUDA, are not run: they are counted and listed.
+signature is compared with the call of that name. Known gaps (`...`, `??`) and slips are filled in.
+Other blocks with gaps, and blocks about CUDA, are not run: they are counted and listed.
 """
 
 from __future__ import annotations
@@ -50,6 +50,17 @@ OF_GROUPS = [
         "combined = buffer.combine(buffer.get_next_combine_buffer(dispatched[2]).fill_(3), torch.tensor([[0, 1], [1, -1]]),"
         " torch.ones((2, 2)), handle=dispatched[2],",
     ),
+]
+# Gaps, which the reader fills, and slips, which the reader corrects.
+FILLED = [
+    (r"= \?\?", "= remote_buffer_addr"),
+    (r"\bdata, # buffer", "buffer_data,"),
+    (r"unregister_memory\(data\)", "unregister_memory(buffer_data)"),
+    (r"remote_addrs = \[\.\.\.\]", "remote_addrs = [remote_buffer_addr + n * chunk_size for n in range(num_chunks)]"),
+    (r"transfer_sync_write\(\.\.\.\)", 'transfer_sync_write("@peer", local_buffer_addr, remote_buffer_addr, 64)'),
+    (r"bind_to_numa_node\(node: int\)", "bind_to_numa_node(0)"),
+    (r"List\[List\[int\](, all_sizes|\) ->)", r"List[List[int]]\1"),
+    (r"->\n", "-> "),
 ]
 # Servers, and settings that need missing hardware.
 PLACES = [
@@ -146,6 +157,8 @@ class Reader:
         return store
 
     def read(self, where: str, block: str) -> None:
+        for pattern, place in FILLED:
+            block = re.sub(pattern, place, block)
         if GROUPS.search(block) and "torch" in self.names:
             for pattern, place in OF_GROUPS:
                 block = re.sub(pattern, place, block)

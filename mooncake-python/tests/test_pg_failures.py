@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from typing import Any
 
@@ -334,6 +336,48 @@ def test_a_new_process_replaces_one_that_has_left() -> None:
         assert gone.process.exitcode == 0
         assert world.all(total) == [(2.0, [1, 0, 1], [0, 0, 0], True)] * 2
         replace(world, 1)
+
+
+def totals(seconds: float) -> int:
+    """Returns the number of operations of all ranks, until rank 0 ends them after a time."""
+    count, end = 0, time.monotonic() + seconds
+    while True:
+        tensor = torch.ones([20_000, 2][count % 2])
+        tensor[-1] = float(dist.get_rank() == 0 and time.monotonic() > end)
+        dist.all_reduce(tensor)
+        count += 1
+        assert tensor[:-1].eq(3).all(), "a rank is missing"
+        if tensor[-1]:
+            return count
+
+
+def late_total() -> tuple[float, bool]:
+    """Returns the sum of the ranks, or the own number, and whether it is the sum of all."""
+    try:
+        value, _, _, success = total()
+    except RuntimeError:
+        return 1.0, False
+    return value, success
+
+
+def test_ranks_that_are_stopped_for_a_while() -> None:
+    with World(3) as world:
+        for rank in range(3):
+            world.ranks[rank].begin(totals, 6.0)
+        for _ in range(3):
+            stopped = world.ranks[random.randrange(3)].process.pid
+            os.kill(stopped, signal.SIGSTOP)
+            time.sleep(1.5)
+            os.kill(stopped, signal.SIGCONT)
+            time.sleep(0.3)
+        assert len({world.ranks[rank].result() for rank in range(3)}) == 1
+
+        # The others leave a rank out that is stopped for long. It has no result then.
+        os.kill(world.ranks[2].process.pid, signal.SIGSTOP)
+        world.ranks[2].begin(late_total)
+        assert world.some([0, 1], total) == [(2.0, [1, 1, 0], [0, 0, 1], False)] * 2
+        os.kill(world.ranks[2].process.pid, signal.SIGCONT)
+        assert world.ranks[2].result() == (1.0, False)
 
 
 def deactivate(rank: int) -> str:

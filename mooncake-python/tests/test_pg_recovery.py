@@ -252,12 +252,32 @@ def whole() -> Any:
     return StateDictOptions(full_state_dict=True)
 
 
+class Faults:
+    """Errors of this rank alone in some steps, each once, or the end of its process in one."""
+
+    def __init__(self, steps: set[int], kill_after: float | None = None) -> None:
+        self.steps, self.kill_after = steps, kill_after
+
+    def attach(self, training: Fsdp) -> None:
+        if training.number not in self.steps:
+            return
+        self.steps.remove(training.number)
+        if self.kill_after is not None:
+            return die_soon(self.kill_after)
+
+        def fail(*_: Any) -> None:
+            handle.remove()
+            raise ValueError("an error of this rank only")
+
+        # The second layer fails after the others have begun to gather its parameters.
+        handle = training.model[2].register_forward_hook(fail)
+
+
 def train_fsdp(
-    good: Good | None, members: tuple[int, ...], end: int | None, death: tuple[int, float] | None = None
+    good: Good | None, members: tuple[int, ...], end: int | None, faults: Faults | None = None
 ) -> tuple[list[Step], float]:
-    """Trains until the step `end`, or `FURTHER` steps after a rank has joined. This rank dies
-    `death[1]` seconds after the start of the step `death[0]`. A step in which a rank dies fails.
-    Then all ranks that are left go back to the last good state.
+    """Trains until the step `end`, or `FURTHER` steps after a rank has joined. A step fails if
+    anything goes wrong on any rank. Then all ranks that are left go back to the last good state.
 
     Returns the log, and the longest time from the failure of a step to the next good one.
     """
@@ -270,8 +290,8 @@ def train_fsdp(
         try:
             if training is None:
                 training = Fsdp(members, good)
-            if death is not None and training.number == death[0]:
-                die_soon(death[1])
+            if faults is not None:
+                faults.attach(training)
             loss, state = training.step()
             is_good = True
         except Exception as error:
@@ -376,6 +396,10 @@ def check_fsdp(results: dict[int, tuple[list[Step], float]], victim: int, death:
     slowest = max(spent for rank, (_, spent) in results.items() if rank != victim)
     print(f"before={before} alone={alone} slowest step {slowest:.2f} s")
     assert slowest < RECOVERY
+    compare_with_gloo(log)
+
+
+def compare_with_gloo(log: list[Step]) -> None:
     with World(SIZE, backend="gloo") as world:
         for losses in world.all(repeat_with_gloo, log):
             assert losses == pytest.approx([step.loss for step in log], rel=1e-4)
@@ -386,11 +410,29 @@ def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     print(f"victim={victim} death={death} delay={delay}")
     with World(SIZE) as world:
         for rank in range(SIZE):
-            mine = (death, delay) if rank == victim else None
-            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, mine)
+            faults = Faults({death}, delay) if rank == victim else None
+            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), None, faults)
         world.ranks.pop(victim).process.join(120)
         world.start([victim])
         world.initialize([victim], options={"is_extension": True})
         world.ranks[victim].begin(replace_in_fsdp)
         results = {rank: world.ranks[rank].result() for rank in range(SIZE)}
     check_fsdp(results, victim, death)
+
+
+def test_fsdp2_repeats_a_step_that_fails_on_one_rank() -> None:
+    """The rank leaves the group of the model, and stays in all others."""
+    end = 60
+    steps = random.sample(range(2, end), SIZE * (MOST_FAILURES - 1))
+    print(f"steps={steps}")
+    with World(SIZE) as world:
+        for rank in range(SIZE):
+            faults = Faults(set(steps[rank::SIZE]))
+            world.ranks[rank].begin(train_fsdp, None, tuple(range(SIZE)), end, faults)
+        results = [world.ranks[rank].result() for rank in range(SIZE)]
+    for log, slowest in results:
+        assert log == results[0][0] and slowest < RECOVERY
+        assert [step.number for step in log] == list(range(end))
+        # No rank is ever left out.
+        assert {step.members for step in log} == {tuple(range(SIZE))}
+    compare_with_gloo(results[0][0])

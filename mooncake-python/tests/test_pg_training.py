@@ -83,6 +83,23 @@ def test_fsdp2_has_the_losses_of_gloo(world: World) -> None:
         assert ours == theirs
 
 
+def train_fsdp1() -> tuple[list[float], list[float]]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def losses(group: Any) -> list[float]:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        return train(FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu")))
+
+    return losses(dist.group.WORLD), losses(dist.new_group(backend="gloo"))
+
+
+def test_fsdp1_has_the_losses_of_gloo(world: World) -> None:
+    for ours, theirs in world.all(train_fsdp1):
+        assert len(ours) == STEPS and ours[-1] < ours[0] / 2
+        assert ours == theirs
+
+
 def functional() -> dict[str, Any]:
     import torch.distributed._functional_collectives as functional
 

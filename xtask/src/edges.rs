@@ -430,6 +430,36 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_was_stopped_asks_the_others_before_it_finishes",
+                bugs: &["pg-stopped-rank-asks-nobody"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "link::tests::a_ring_without_end_does_not_keep_the_thread",
+                bugs: &["pg-ring-is-read-to-its-end"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::p2p::the_end_of_a_send_starts_the_next_one",
+                bugs: &["pg-callback-runs-under-a-lock"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "link::tests::nothing_of_an_earlier_connection_comes_after_a_later_one",
+                bugs: &["pg-earlier-connection-goes-on"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "link::tests::the_task_of_a_replaced_connection_leaves_the_later_one_alone",
+                bugs: &["pg-replaced-connection-is-used"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_closes_its_communicator_is_left_out_and_not_accused",
+                bugs: &["pg-closed-communicator-is-a-failed-link"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
                 test: "comm::tests::failures::bytes_that_were_given_up_do_not_count",
                 bugs: &["pg-stamps-are-not-looked-at"],
             },

@@ -206,7 +206,8 @@ impl Executor {
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
             if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.take_all() {
                 // A rank that was stopped meanwhile may have been left out.
-                return if self.is_abandoned(tag.round) { Err(Interrupted) } else { Ok(()) };
+                let is_in_doubt = self.is_abandoned(tag.round) || self.doubts();
+                return if is_in_doubt { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
             // count as a failure of this operation.

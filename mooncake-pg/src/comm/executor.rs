@@ -55,6 +55,8 @@ pub(super) struct Executor {
     named: u64,
     /// Slots that have failed since, and have left the active set before an operation has seen it.
     unnamed: u64,
+    /// Pauses of this process which the present round takes into account.
+    pauses: u64,
     /// Last evidence that was reported about each slot.
     reported: [Option<Evidence>; MAX_RANKS],
 }
@@ -100,7 +102,9 @@ impl Patience {
 
 impl Executor {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let pauses = shared.plane.pauses.count();
         Self {
+            pauses,
             views: shared.views.clone(),
             shared,
             view: None,
@@ -215,7 +219,8 @@ impl Executor {
         if self.view.is_none() {
             return;
         }
-        let (own, mut lost) = (self.own_bit(), 0);
+        let own = self.own_bit();
+        let (mut lost, departed);
         {
             let mut inbox = self.shared.inbox.lock();
             self.dead &= !std::mem::take(&mut inbox.heard);
@@ -239,7 +244,7 @@ impl Executor {
                     is_new = true;
                 }
             }
-            lost |= inbox.lost | inbox.left;
+            (lost, departed) = (inbox.lost | inbox.left, inbox.departed());
         }
         lost = (lost | self.dead) & self.active & !own & !self.round.absent;
         let failed = if self.is_busy { lost & !self.settled } else { 0 };
@@ -247,7 +252,7 @@ impl Executor {
         if failed != 0 {
             self.round.absent |= failed;
             self.failed |= failed;
-            self.report(failed, Evidence::Failure);
+            self.report(failed & !departed, Evidence::Failure);
             is_new = true;
         }
         if is_new {
@@ -352,6 +357,25 @@ impl Executor {
             let is_without = is_same_mask && theirs.round.absent & self.own_bit() != 0;
             !has_finished && (theirs.round.mask > round.mask || is_without)
         })
+    }
+
+    /// Returns whether this process was stopped since the last call. The others may then have left
+    /// this rank out, in a message that is still on its way.
+    fn was_stopped(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.pauses, self.shared.plane.pauses.count());
+        before != self.pauses && !is_planted("pg-stopped-rank-asks-nobody")
+    }
+
+    /// Begins a new round if this process was stopped in the present operation, and returns whether
+    /// it was. Each participant then enters the new round, or has finished the operation, or has
+    /// left this rank out, and says so.
+    pub(super) fn doubts(&mut self) -> bool {
+        if !self.was_stopped() || self.view.is_none() {
+            return false;
+        }
+        self.round.number += 1;
+        self.announce();
+        true
     }
 
     /// Waits until every participant has entered the present round. `ready` is the round in which
@@ -479,6 +503,7 @@ impl Executor {
         let Call { collective, keep, pending, _counted } = call;
         self.reconcile();
         self.failed = 0;
+        self.is_stale |= self.was_stopped();
         self.renew_round();
         self.is_busy = true;
         let active = if self.view.is_some() { self.active } else { 0 };

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::counted::Counted;
@@ -230,7 +231,10 @@ impl Shared {
             };
             // The end may start other operations, which take messages. The lock of the messages of
             // this peer is held here.
-            self.plane.driver.spawn(async move { end.finish(outcome) });
+            match is_planted("pg-callback-runs-under-a-lock") {
+                true => end.finish(outcome),
+                false => self.plane.driver.spawn(async move { end.finish(outcome) }),
+            }
         }
     }
 
@@ -327,7 +331,8 @@ impl Shared {
     fn report_failure(&self, slot: u8) {
         let incarnation = {
             let inbox = self.inbox.lock();
-            inbox.members[usize::from(slot)].present.as_ref().map(|(incarnation, ..)| *incarnation)
+            let present = inbox.members[usize::from(slot)].present.as_ref();
+            present.filter(|_| inbox.departed() >> slot & 1 == 0).map(|(incarnation, ..)| *incarnation)
         };
         if let Some(incarnation) = incarnation {
             self.membership.report(Slot(slot), incarnation, Evidence::Failure);

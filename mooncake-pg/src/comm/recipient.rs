@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::shared::{MAX_EARLY, MAX_OFFERS, Offer, Shared};
+use super::shared::{MAX_EARLY, MAX_EARLY_BYTES, MAX_OFFERS, Offer, Shared};
 use crate::link::Recipient;
 use crate::message::Message;
 use crate::view::MAX_RANKS;
@@ -40,7 +40,9 @@ impl Shared {
         if !self.knows(process, slot) {
             // The view that introduces the sender has not arrived yet.
             let mut inbox = self.inbox.lock();
-            if inbox.early.len() < MAX_EARLY {
+            let bytes = inbox.early_bytes + message.inline_len();
+            if inbox.early.len() < MAX_EARLY && bytes <= MAX_EARLY_BYTES {
+                inbox.early_bytes = bytes;
                 inbox.early.push_back((process, slot, message));
             }
             return;

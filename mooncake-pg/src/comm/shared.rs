@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -19,6 +20,8 @@ use crate::view::{MAX_RANKS, MemberState, Membership, Slot, View};
 
 /// Largest number of messages that wait for the view that introduces their sender.
 pub(super) const MAX_EARLY: usize = 4096;
+/// Largest number of bytes of these messages. 64 senders may announce 1 MiB each.
+pub(super) const MAX_EARLY_BYTES: usize = 64 << 20;
 /// Largest number of unused offers of one participant. A participant is at most two operations
 /// ahead.
 pub(super) const MAX_OFFERS: usize = 64;
@@ -86,8 +89,20 @@ pub(super) struct Inbox {
     /// Communicators, with their links, that the view has removed and that do not know it perhaps.
     pub(super) removed: Vec<(u32, Arc<Link>)>,
     pub(super) early: VecDeque<(u64, u8, Message)>,
+    pub(super) early_bytes: usize,
     /// Processes without a slot of which messages may be lost.
     pub(super) early_lost: VecDeque<u64>,
+}
+
+impl Inbox {
+    /// Returns the slots whose communicator is closed in a process that goes on. They take no part
+    /// any more, and nothing is wrong with the links to them.
+    pub(super) fn departed(&self) -> u64 {
+        if is_planted("pg-closed-communicator-is-a-failed-link") {
+            return 0;
+        }
+        self.left & !self.lost
+    }
 }
 
 pub(super) fn unavailable(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -120,6 +135,7 @@ impl Shared {
                 kept: 0,
                 removed: Vec::new(),
                 early: VecDeque::new(),
+                early_bytes: 0,
                 early_lost: VecDeque::new(),
             }),
             changed: Notify::new(),
@@ -243,6 +259,7 @@ impl Shared {
                 inbox.left &= !(1 << slot);
             }
             std::mem::swap(&mut inbox.early, &mut early);
+            inbox.early_bytes = 0;
             inbox.early_lost.clear();
         }
         for slot in crate::call::bits(replaced) {
@@ -275,9 +292,9 @@ impl Shared {
     pub(super) fn lose_slots(self: &Arc<Self>, slots: u64, left: bool) {
         {
             let mut inbox = self.inbox.lock();
-            inbox.lost |= slots;
-            if left {
-                inbox.left |= slots;
+            match left {
+                true => inbox.left |= slots,
+                false => inbox.lost |= slots,
             }
         }
         for slot in crate::call::bits(slots) {

@@ -8,7 +8,7 @@ use super::*;
 
 /// Carries out an operation on this thread, as a binding does for a caller that waits at once, that
 /// waits later, or that only looks.
-fn carry_out(rank: &Rank, way: u64, begin: impl FnOnce() -> Operation) -> Outcome {
+pub(super) fn carry_out(rank: &Rank, way: u64, begin: impl FnOnce() -> Operation) -> Outcome {
     let driving = if way == 0 { rank.comm().drive() } else { None };
     let operation = begin();
     if let Some(driving) = driving {
@@ -20,7 +20,7 @@ fn carry_out(rank: &Rank, way: u64, begin: impl FnOnce() -> Operation) -> Outcom
 }
 
 /// Runs work for each rank on a thread of its own.
-fn on_threads<R: Send>(ranks: &[Rank], work: impl Fn(&Rank) -> R + Sync) -> Vec<R> {
+pub(super) fn on_threads<R: Send>(ranks: &[Rank], work: impl Fn(&Rank) -> R + Sync) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
         let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || work(rank))).collect();
@@ -29,7 +29,7 @@ fn on_threads<R: Send>(ranks: &[Rank], work: impl Fn(&Rank) -> R + Sync) -> Vec<
 }
 
 /// Waits until all messages between the ranks go through shared memory.
-fn wait_for_rings(ranks: &[Rank]) {
+pub(super) fn wait_for_rings(ranks: &[Rank]) {
     let clock = SystemClock::new();
     let began = clock.now();
     loop {

@@ -7,6 +7,7 @@ use mooncake_core::clock::{Clock, SystemClock};
 use super::*;
 use crate::link::Recipient;
 use crate::message::{Message, Payload, Progress, Round, Tag};
+use crate::pause::LONGEST_GAP;
 use crate::staging::Staged;
 use crate::view::{Evidence, MemberState};
 
@@ -247,6 +248,26 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
 }
 
 #[test]
+fn a_rank_that_closes_its_communicator_is_left_out_and_not_accused() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let (received, _) = receive(&ranks[0], 2, 1);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    ranks[2].comm().close();
+    let mut ends: Vec<_> = begun.iter().map(|(operation, _)| finish(operation)).collect();
+    ends.push(finish(&received));
+    // Each later operation names it again, because its slot is still active.
+    let later: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 40_000))).collect();
+    ends.extend(later.iter().map(|(operation, _)| finish(operation)));
+    assert!(ends.iter().all(|outcome| outcome.failed == 0b100), "{ends:?}");
+    for (_, memory) in begun.iter().chain(&later) {
+        assert_eq!(contributors(memory), 0b011);
+    }
+    let accused = group.reports().into_iter().filter(|(.., evidence)| *evidence == Evidence::Failure);
+    assert_eq!(accused.collect::<Vec<_>>(), []);
+}
+
+#[test]
 fn a_slow_rank_is_waited_for() {
     let (_group, ranks) = start(2);
     ranks[0].plane().timeouts().set_collective(Duration::from_millis(100));
@@ -449,6 +470,87 @@ fn a_rank_that_was_stopped_takes_all_messages_before_it_finishes() {
     drop(stopped);
     assert!(finish(&operation).error.is_some());
     assert_eq!(contributors(&memory), 0b100);
+}
+
+/// Stops a rank for so long that the others may leave it out.
+fn stop_for_long(rank: &Rank) -> std::sync::mpsc::Sender<std::convert::Infallible> {
+    let stopped = rank.stop_until_dropped();
+    std::thread::sleep(LONGEST_GAP + Duration::from_millis(100));
+    stopped
+}
+
+#[test]
+fn a_rank_that_was_stopped_asks_the_others_before_it_finishes() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let memory = Memory::new(values(2, 10));
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = second(&group, &call);
+    let operation = ranks[2].start_collective(call, &[&memory]);
+    wait_until_offered(2, &ranks[0], tag);
+    let stopped = stop_for_long(&ranks[2]);
+    // The rank has all that it needs. That the others go on without it is still on its way.
+    for other in &ranks[..2] {
+        let payload = Payload::Inline(values(other.slot, 10).into());
+        deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+        deliver(other, &ranks[2], Message::Ready { tag, success: true });
+    }
+    drop(stopped);
+    assert!(!operation.wait(Some(Duration::from_millis(500))), "it asks no other rank");
+    for other in &ranks[..2] {
+        let round = Round { number: 2, absent: 0b100, ..tag.round };
+        let progress = Progress { round, next: Some(1), finished: Some(tag.round) };
+        deliver(other, &ranks[2], Message::Progress(progress));
+    }
+    assert!(finish(&operation).error.is_some());
+    assert_eq!(contributors(&memory), 0b100, "its tensor is as before");
+}
+
+#[test]
+fn a_rank_that_was_stopped_has_the_result_of_those_that_have_finished() {
+    let (group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let memory = Memory::new(values(2, 10));
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = second(&group, &call);
+    let operation = ranks[2].start_collective(call, &[&memory]);
+    for other in &ranks[..2] {
+        let payload = Payload::Inline(values(other.slot, 10).into());
+        deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+    }
+    // The others need nothing more of the rank.
+    wait_until_ready(2, &ranks[0], tag);
+    wait_until_ready(2, &ranks[1], tag);
+    let stopped = stop_for_long(&ranks[2]);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    begun.iter().for_each(|(operation, _)| succeed(operation));
+    drop(stopped);
+    succeed(&operation);
+    // One response suffices.
+    let asked = |rank: &Rank| {
+        let progress = rank.comm().shared.inbox.lock().members[2].progress;
+        progress.is_some_and(|progress| progress.round.number == 1)
+    };
+    assert!(ranks[..2].iter().any(asked), "it asks no other rank");
+    for memory in [&memory, &begun[0].1, &begun[1].1] {
+        assert_eq!(contributors(memory), 0b111);
+    }
+}
+
+#[test]
+fn a_rank_that_was_stopped_between_operations_takes_part_in_the_next_one() {
+    let (_group, ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    drop(stop_for_long(&ranks[1]));
+    for _ in 0..3 {
+        let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 20_000))).collect();
+        for (operation, memory) in &begun {
+            succeed(operation);
+            assert_eq!(contributors(memory), 0b111);
+        }
+    }
+    let inbox = ranks[0].comm().shared.inbox.lock();
+    assert_eq!(inbox.members[1].progress.unwrap().round.number, 1, "one new round");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod collectives;
 mod driving;
 mod exchange;
 mod failures;
+mod hostile;
 mod p2p;
 mod speed;
 

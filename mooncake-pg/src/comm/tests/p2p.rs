@@ -1,7 +1,9 @@
 //! Point-to-point operations.
 
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use super::driving::wait_for_rings;
 use super::*;
 
 #[test]
@@ -145,4 +147,37 @@ fn a_silent_rank_fails_after_the_timeout_and_a_slow_one_does_not() {
     succeed(&send(&ranks[1], 0, vec![4; 3]));
     succeed(&slow);
     assert_eq!(memory.bytes(), [4; 3]);
+}
+
+/// Sends a message. Its end takes messages, as a caller does that waits, and sends the next one.
+fn send_on(ranks: &Arc<Vec<Rank>>, left: u8, ends: &Sender<bool>) {
+    let operation = send(&ranks[0], 1, vec![left]);
+    let (ranks, ends) = (ranks.clone(), ends.clone());
+    operation.on_done(move |outcome| {
+        if let Some(driving) = ranks[0].comm().drive() {
+            driving.turn();
+        }
+        let _ = ends.send(outcome.is_success());
+        if left > 0 {
+            send_on(&ranks, left - 1, &ends);
+        }
+    });
+}
+
+#[test]
+fn the_end_of_a_send_starts_the_next_one() {
+    const COUNT: u8 = 50;
+    let (_group, ranks) = start(2);
+    wait_for_rings(&ranks);
+    let ranks = Arc::new(ranks);
+    let receives: Vec<_> = (0..COUNT).map(|_| receive(&ranks[1], 0, 1)).collect();
+    let (ends, ended) = channel();
+    send_on(&ranks, COUNT - 1, &ends);
+    for _ in 0..COUNT {
+        assert!(ended.recv_timeout(WITHIN / 6).expect("a send does not end"));
+    }
+    for (left, (operation, memory)) in (0..COUNT).rev().zip(&receives) {
+        succeed(operation);
+        assert_eq!(memory.bytes(), [left]);
+    }
 }
