@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::chains::ChainLinks;
 use super::object::Value;
 use super::shard::Shard;
-use crate::model::group::Groups;
+use crate::model::group::{Group, Groups};
 use crate::model::tenants::Tenants;
 
 /// Directory of all objects.
@@ -147,6 +147,22 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         if let Some(slot) = shard.find_hash(parent) {
             shard.change_children(slot, more);
             self.lower_note(&shard, slot);
+        }
+    }
+
+    /// Lets eviction choose a member of a group again if all of them wait.
+    pub(crate) fn wake(&self, group: &Group) {
+        if !group.is_idle() {
+            return;
+        }
+        for key in group.keys() {
+            let hash = self.hash(key.as_bytes());
+            let mut shard = self.lock(hash);
+            if let Some(slot) = shard.find(hash, key.as_bytes())
+                && shard.end_wait(slot)
+            {
+                return self.lower_note(&shard, slot);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use mooncake_core::evict::MergeableOrder;
 use super::gap_searches::GapOutlook;
 use super::offload_first::SkippedObject;
 use super::state::Space;
-use super::victim::Victim;
+use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass};
 use crate::model::misses::MissCause;
 use crate::model::segment::{GRAIN, MountedSegment};
@@ -184,9 +184,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             let mut shard = self.directory.lock_to_evict(index);
             let found = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
             self.directory.note_victim(index, found);
+            let idle = shard.take_idle_groups();
+            drop(shard);
+            idle.iter().for_each(|group| self.directory.wake(group));
         }
-        // Each round evicts, or learns the rank of the next victim of one shard.
-        for _ in 0..2 * self.directory.len() {
+        let mut passed_over = 0;
+        // Each round evicts, passes an object over, or learns the rank of the next victim of one
+        // shard.
+        let mut rounds = 2 * self.directory.len();
+        while rounds > 0 {
+            rounds -= 1;
             let (index, others) = self.directory.first_victim();
             let mut shard = self.directory.lock_to_evict(index);
             let mut skipped = Vec::new();
@@ -198,6 +205,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 continue;
             }
             let Some(slot) = shard.take_chosen() else { continue };
+            if passed_over < MAX_PASSED_OVER && shard.begin_wait(slot) {
+                let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
+                self.directory.note_victim(index, next);
+                passed_over += 1;
+                rounds += 1;
+                continue;
+            }
             if !of_use(&shard[slot]) {
                 return NextVictim::Kept;
             }
