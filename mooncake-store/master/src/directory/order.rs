@@ -314,6 +314,21 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         self.held(objects, slot)?.policy.value(slot)
     }
 
+    /// Returns the value that an object outside of the policy would have at `now` after a use at
+    /// `place`, if victims compare by value.
+    pub(crate) fn value_if_used<A>(
+        &mut self,
+        objects: &Slots<Object<A>>,
+        slot: SlotId,
+        place: &Place,
+        now: u64,
+    ) -> Option<u64> {
+        let object = &objects[slot];
+        let policy = &mut self.tenant(object.tenant).policy;
+        policy.set_time(now);
+        policy.value_if_used(object.hash, place)
+    }
+
     /// Records that an object has one child more, or one less.
     pub(crate) fn change_children<A>(&mut self, objects: &Slots<Object<A>>, slot: SlotId, more: bool) {
         if objects[slot].position.is_in_policy() {

@@ -404,6 +404,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         self.order.value(&self.objects, slot)
     }
 
+    /// Returns the value of an object after a use; see [`EvictionOrder::value_if_used`].
+    pub(super) fn value_if_used(&mut self, slot: SlotId, place: &Place, now: u64) -> Option<u64> {
+        self.order.value_if_used(&self.objects, slot, place, now)
+    }
+
     /// Records that an object has one child more, or one less.
     pub(super) fn change_children(&mut self, slot: SlotId, more: bool) {
         self.order.change_children(&self.objects, slot, more);

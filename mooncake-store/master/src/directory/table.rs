@@ -150,6 +150,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         }
     }
 
+    /// Returns the value that an object which is only on disk would have in memory by now, after its
+    /// last use, if victims compare by value.
+    pub(crate) fn value_in_memory(&self, shard: &mut Shard<A, E>, slot: SlotId) -> Option<u64> {
+        let place = Place::numbered(shard[slot].used);
+        shard.value_if_used(slot, &place, self.uses.0.load(Relaxed))
+    }
+
+    /// Returns whether the next victim, as far as known, is of less value.
+    pub(crate) fn has_less_than(&self, value: u64) -> bool {
+        self.ranks_by_value && self.notes.least().1 < value
+    }
+
     /// Lets eviction choose a member of a group again if all of them wait.
     pub(crate) fn wake(&self, group: &Group) {
         if !group.is_idle() {
