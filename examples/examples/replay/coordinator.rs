@@ -401,8 +401,8 @@ impl Workers {
         }
     }
 
-    /// Kills the last client. Returns whether it is one of the named ones, which hold the block that
-    /// most requests begin with.
+    /// Kills the last client. Returns whether it is one of the named ones, which hold the block
+    /// that most requests begin with.
     fn kill_one(&mut self, holders: &[String], bar: &ProgressBar) -> bool {
         self.killed = self.members.len().checked_sub(1);
         let Some(member) = self.members.last_mut() else { return false };

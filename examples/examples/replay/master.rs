@@ -122,8 +122,8 @@ impl Members<'_> {
         }
     }
 
-    /// Ends the heartbeats of a client that holds the block `root`, or of one that does not. Another
-    /// one reports that it does not respond.
+    /// Ends the heartbeats of a client that holds the block `root`, or of one that does not.
+    /// Another one reports that it does not respond.
     fn lose_one(&mut self, root: Option<u64>, with_root: bool) {
         let replicas = root.and_then(|root| self.master.peek(&key(root)).ok()).unwrap_or_default();
         let holds = |number: u16| is_at(&replicas, &endpoint(number));

@@ -175,8 +175,8 @@ pub trait MergeableOrder: EvictionPolicy {
         None
     }
 
-    /// Returns the value that an object would have by now after a use at `place`, if victims compare
-    /// by value. The policy does not hold the object, but may remember the hash of its key.
+    /// Returns the value that an object would have by now after a use at `place`, if victims
+    /// compare by value. The policy does not hold the object, but may remember the hash of its key.
     fn value_if_used(&self, key_hash: u64, place: &Place) -> Option<u64> {
         let _ = (key_hash, place);
         None

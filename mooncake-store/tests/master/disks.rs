@@ -622,7 +622,7 @@ fn full_memory_takes_back_what_is_of_more_value() {
     rig.master.promotion_start(client(1), b"0", 64 * KIB, &[]).unwrap();
     rig.master.promoted(client(1), b"0").unwrap();
     assert!(in_memory("0") && !in_memory("2") && in_memory("3"), "one object has gone for it");
-    // Those that remain are used, so that the next one on disk is of no more value any more.
+    // The other objects are used, so that the next one on disk is of no more value any more.
     read("1");
     (3..9).for_each(|number| read(&number.to_string()));
     ["new", "0"].iter().for_each(|key| read(key));

@@ -265,7 +265,7 @@ proptest! {
         }
     }
 
-    /// Whatever happened to its members, a group that is not used goes.
+    /// A group that is not used goes, whether its objects were removed, pinned or read before.
     #[test]
     fn no_group_stays_for_ever(
         steps in proptest::collection::vec((0..40u8, 0..6u8, 0..6u8), 1..200), seed in any::<u64>(),

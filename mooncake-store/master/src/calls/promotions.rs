@@ -48,8 +48,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` if the client was not asked to, or not any more;
-    /// `INVALID_PARAMS` for another length; `NO_AVAILABLE_HANDLE`, because a promotion evicts at most
-    /// objects of less value.
+    /// `INVALID_PARAMS` for another length; `NO_AVAILABLE_HANDLE`, because a promotion evicts at
+    /// most objects of less value.
     pub fn promotion_start(
         &self,
         client: ClientId,
@@ -197,8 +197,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 /// Outcome of the start of a promotion.
 enum PromotionStart {
     Placed(Replica),
-    /// There is no free space. The object would have this value in memory, if victims compare by
-    /// value.
+    /// No free space. The object would have this value in memory, if victims compare by value.
     NoSpace {
         value: Option<u64>,
     },

@@ -3,10 +3,10 @@
 //! Soft-pinned objects are kept apart from those that a policy orders, and sorted by their last
 //! use. A search for an ordinary object thus never skips over them, however many there are.
 //!
-//! A group goes as one, and its value is the largest of its members. So under a policy that ranks
-//! by value, a member that comes up as the next victim waits instead, unless all others of the
-//! group wait already: the last one that comes up is the one with the largest value. The policy
-//! sets aside those that wait, like parents. A use ends the wait.
+//! A group goes as one, and its value is the largest of its objects. So under a policy that ranks
+//! by value, an object that comes up as the next victim waits instead, unless all others of its
+//! group wait already: the last object that comes up is the one with the largest value. The policy
+//! sets waiting objects aside, like parents. A use ends the wait.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ pub(crate) struct EvictionOrder<E: MergeableOrder> {
     time: u64,
     /// Hashes of the parents that have lost a child.
     left: Vec<u64>,
-    /// Groups whose members all wait, because another one has left.
+    /// Groups whose objects all wait, because another one has left.
     idle: Vec<Arc<Group>>,
 }
 
@@ -267,7 +267,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
     }
 
-    /// Returns the parent that an object in the policy keeps in memory; 0 for none. A member of a
+    /// Returns the parent that an object in the policy keeps in memory; 0 for none. An object of a
     /// group keeps none: it may wait for the others for long, and they may be its parents.
     pub(crate) fn parent<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> u64 {
         let order = self.held(objects, slot).filter(|_| objects[slot].group.is_none());
@@ -452,7 +452,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
         let policy = &order.policy;
         let rank = |(slot, used)| (slot, policy.value_since(used).unwrap_or(used));
-        // A member of a group goes with those that the policy orders.
+        // An object of a group goes with those that the policy orders.
         let is_last =
             |slot: SlotId| !by_value || !objects[slot].group.as_ref().is_some_and(|group| group.is_running());
         let unpinned = order.unpinned.oldest(|slot| is_last(slot) && may_go(slot)).map(rank);

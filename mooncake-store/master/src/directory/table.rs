@@ -150,8 +150,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         }
     }
 
-    /// Returns the value that an object which is only on disk would have in memory by now, after its
-    /// last use, if victims compare by value.
+    /// Returns the value that an object on disk would have in memory by now, after its last use, if
+    /// victims compare by value.
     pub(crate) fn value_in_memory(&self, shard: &mut Shard<A, E>, slot: SlotId) -> Option<u64> {
         let place = Place::numbered(shard[slot].used);
         shard.value_if_used(slot, &place, self.uses.0.load(Relaxed))
@@ -162,7 +162,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         self.ranks_by_value && self.notes.least().1 < value
     }
 
-    /// Lets eviction choose a member of a group again if all of them wait.
+    /// Lets eviction choose an object of a group again if all of them wait.
     pub(crate) fn wake(&self, group: &Group) {
         if !group.is_idle() {
             return;

@@ -15,16 +15,16 @@ pub(crate) struct Group {
     name: String,
     /// End of the latest lease on an object of the group.
     lease: AtomicU64,
-    members: Mutex<Members>,
+    objects: Mutex<GroupObjects>,
 }
 
 /// Objects of a group.
 #[derive(Debug, Default)]
-struct Members {
+struct GroupObjects {
     keys: HashSet<ObjectKey>,
-    /// Number of members that eviction may choose: the policy orders them, and they do not wait.
+    /// Number of objects that eviction may choose: the policy orders them, and they do not wait.
     running: usize,
-    /// Number of members that eviction has passed over since their last use.
+    /// Number of objects that eviction has passed over since their last use.
     waiting: usize,
 }
 
@@ -35,48 +35,48 @@ impl Group {
 
     /// Returns the keys of the objects of the group.
     pub(crate) fn keys(&self) -> Vec<ObjectKey> {
-        self.members.lock().keys.iter().cloned().collect()
+        self.objects.lock().keys.iter().cloned().collect()
     }
 
-    /// Counts a member that the policy orders from now on.
+    /// Counts an object that the policy orders from now on.
     pub(crate) fn add_running(&self) {
-        self.members.lock().running += 1;
+        self.objects.lock().running += 1;
     }
 
-    /// Removes a member that the policy no longer orders. Returns whether all others wait.
+    /// Removes an object that the policy no longer orders. Returns whether all others wait.
     pub(crate) fn remove_ordered(&self, waits: bool) -> bool {
-        let mut members = self.members.lock();
-        let of = if waits { &mut members.waiting } else { &mut members.running };
+        let mut objects = self.objects.lock();
+        let of = if waits { &mut objects.waiting } else { &mut objects.running };
         *of = of.saturating_sub(1);
-        members.is_idle()
+        objects.is_idle()
     }
 
-    /// Lets a member wait for the others. Returns false if it is the last one that does not wait.
+    /// Lets an object wait for the others. Returns false if it is the last one that does not wait.
     pub(crate) fn begin_wait(&self) -> bool {
-        let mut members = self.members.lock();
-        let others = members.running > 1;
+        let mut objects = self.objects.lock();
+        let others = objects.running > 1;
         if others {
-            members.running -= 1;
-            members.waiting += 1;
+            objects.running -= 1;
+            objects.waiting += 1;
         }
         others
     }
 
-    /// Ends the wait of a member.
+    /// Ends the wait of an object.
     pub(crate) fn end_wait(&self) {
-        let mut members = self.members.lock();
-        members.running += 1;
-        members.waiting = members.waiting.saturating_sub(1);
+        let mut objects = self.objects.lock();
+        objects.running += 1;
+        objects.waiting = objects.waiting.saturating_sub(1);
     }
 
-    /// Returns whether eviction may choose a member.
+    /// Returns whether eviction may choose an object.
     pub(crate) fn is_running(&self) -> bool {
-        self.members.lock().running > 0
+        self.objects.lock().running > 0
     }
 
-    /// Returns whether some members wait, and eviction may choose none of the others.
+    /// Returns whether some objects wait, and eviction may choose none of the others.
     pub(crate) fn is_idle(&self) -> bool {
-        self.members.lock().is_idle()
+        self.objects.lock().is_idle()
     }
 
     /// Returns the end of the latest lease on an object of the group.
@@ -90,7 +90,7 @@ impl Group {
     }
 }
 
-impl Members {
+impl GroupObjects {
     fn is_idle(&self) -> bool {
         self.running == 0 && self.waiting > 0
     }
@@ -128,20 +128,20 @@ impl Groups {
         let group = match part.get(name) {
             Some(known) => known.clone(),
             None => {
-                let (lease, members) = (AtomicU64::new(0), Mutex::default());
-                let group = Group { name: name.to_owned(), lease, members };
+                let (lease, objects) = (AtomicU64::new(0), Mutex::default());
+                let group = Group { name: name.to_owned(), lease, objects };
                 part.entry(name.to_owned()).or_insert(Arc::new(group)).clone()
             }
         };
         group.extend(lease);
-        group.members.lock().keys.insert(key);
+        group.objects.lock().keys.insert(key);
         group
     }
 
     /// Removes an object. A group without objects is removed.
     pub(crate) fn leave(&self, group: &Group, key: &ObjectKey) {
         let mut part = self.part(&group.name).lock();
-        let keys = &mut group.members.lock().keys;
+        let keys = &mut group.objects.lock().keys;
         keys.remove(key);
         if keys.is_empty() {
             part.remove(&group.name);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_member_does_not_wait() {
+    fn the_last_object_does_not_wait() {
         let group = Groups::new(1).join("g", ObjectKey::new([1]).unwrap(), Moment(0));
         (0..3).for_each(|_| group.add_running());
         assert_eq!([(); 3].map(|()| group.begin_wait()), [true, true, false]);

@@ -108,8 +108,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         false
     }
 
-    /// Frees what an object of this value needs, as long as the next victim is of less value and not
-    /// soft-pinned. Evicts hardly more than `len` bytes. Returns whether there is space.
+    /// Frees what an object of this value needs, as long as the next victim is of less value and
+    /// not soft-pinned. Evicts hardly more than `len` bytes. Returns whether there is space.
     pub(crate) fn free_space_for_value(&self, len: u64, value: u64, now: Moment) -> bool {
         let takes = self.accepts(None, now);
         let (mut freed, mut has_space) = (0, self.reclaim(now) > 0 && self.has_space_for(len, &takes));
