@@ -6,9 +6,11 @@
 
 // Miri would take hours, and there is no unsafe code here to check.
 #![cfg(not(miri))]
+#![allow(clippy::print_stdout, reason = "the hit ratios are looked at, too")]
+
+mod traces;
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use mooncake_core::evict::{
     Batch, BuiltinPolicy, BuiltinPolicyConfig, ChainEnd, EvictionPolicy, MergeableOrder, Place, PolicyKind,
@@ -193,25 +195,12 @@ fn promotions_by_value_find_nearly_as_much_with_a_fraction_of_the_reads() {
     assert!(by_value.promotions * 3 < always.promotions, "{always:?} {by_value:?}");
 }
 
-fn trace(name: &str) -> Option<Requests> {
-    let Some(folder) = std::env::var_os("MOONCAKE_TRACES") else {
-        println!("skipped: MOONCAKE_TRACES names no folder with {name}");
-        return None;
-    };
-    let text = std::fs::read_to_string(Path::new(&folder).join(name)).unwrap();
-    let request = |line: &str| {
-        let (_, ids) = line.split_once("\"hash_ids\": [").unwrap();
-        ids.split(']').next().unwrap().split(',').map(|id| id.trim().parse().unwrap()).collect()
-    };
-    Some(text.lines().filter(|line| !line.is_empty()).map(request).collect())
-}
-
 const SIZES: [(usize, usize); 6] =
     [(1000, 2000), (1000, 5000), (5000, 5000), (5000, 10_000), (5000, 20_000), (5000, 60_000)];
 
 #[test]
 fn the_conversation_trace() {
-    let Some(requests) = trace("conversation_trace.jsonl") else { return };
+    let Some(requests) = traces::trace("conversation_trace.jsonl") else { return };
     for (memory, on_evict) in [
         (PolicyKind::Tenure, false),
         (PolicyKind::Tenure, true),
