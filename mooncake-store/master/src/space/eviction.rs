@@ -242,6 +242,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         NextVictim::NoVictim
     }
 
+    /// Looks for the next victims of some shards again if promotions are compared with them. While
+    /// objects are only read, no eviction does that.
+    pub(crate) fn renew_notes_for_promotions(&self, now: Moment) {
+        if self.options.disks.as_ref().is_some_and(|disks| disks.promotion.is_some()) {
+            self.renew_notes(Pass::Ordinary, now);
+        }
+    }
+
     /// Looks for the next victims of some shards again, because values change with time.
     fn renew_notes(&self, pass: Pass, now: Moment) {
         for index in self.directory.shards_to_renew() {
