@@ -4,8 +4,9 @@
 #![cfg(not(miri))]
 #![allow(clippy::print_stdout, reason = "the estimates are looked at, too")]
 
+mod traces;
+
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use mooncake_core::evict::{
     Batch, BuiltinPolicy, CURVE_HALVES, CURVE_OBJECTS, CacheEvents, ChainEnd, MemoryCurve, PolicyKind,
@@ -92,26 +93,9 @@ fn a_loop() {
     check_all("loop", &workloads::chain_loop(8000, 1, USES as u64), 4000, 1024);
 }
 
-/// Reads a trace of the folder that `MOONCAKE_TRACES` names.
-#[allow(clippy::disallowed_methods, reason = "the traces are named by whoever runs the tests")]
-fn trace(name: &str) -> Option<Requests> {
-    let Some(text) = std::env::var_os("MOONCAKE_TRACES")
-        .and_then(|folder| std::fs::read_to_string(PathBuf::from(folder).join(name)).ok())
-    else {
-        println!("skipped: MOONCAKE_TRACES names no folder with {name}");
-        return None;
-    };
-    let ids = |line: &str| {
-        let list = line.split_once("\"hash_ids\"").unwrap().1.split_once('[').unwrap().1;
-        let list = list.split_once(']').unwrap().0;
-        list.split(',').map(|id| id.trim().parse().unwrap()).collect()
-    };
-    Some(text.lines().map(ids).collect())
-}
-
 #[test]
 fn the_conversation_trace() {
-    let Some(requests) = trace("conversation_trace.jsonl") else { return };
+    let Some(requests) = traces::trace("conversation_trace.jsonl") else { return };
     for kind in [PolicyKind::Gittins, PolicyKind::Lru, PolicyKind::Tenure] {
         check("conversation trace", kind, &requests, 30_000, CURVE_OBJECTS);
         check("conversation trace", kind, &requests, 10_000, CURVE_OBJECTS);

@@ -214,3 +214,30 @@ fn belady_is_a_bound() {
     let mut belady = Belady::new(2, few);
     assert_eq!(few.map(|chain| belady.request(chain)), [0, 0, 1, 0, 1]);
 }
+
+/// The value of an object that returns is known before it is stored.
+#[test]
+fn an_object_returns_with_the_value_that_was_expected() {
+    const HELD: u32 = 100;
+    let mut policy = Gittins::new(0, &GittinsConfig::default());
+    let (mut slots, mut keys) = (BTreeMap::new(), vec![0; HELD as usize]);
+    let mut values = BTreeSet::new();
+    for (number, key) in (1..).zip(workloads::zipf(0.9, 400, 20_000, 3).into_iter().flatten()) {
+        let (key, place) = (key + 1, Place { goes_on: key % 2 == 0, ..Place::numbered(number) });
+        if let Some(slot) = slots.get(&key) {
+            policy.touch_at(*slot, &place);
+            continue;
+        }
+        policy.set_time(number);
+        let free = Some(SlotId(slots.len() as u32)).filter(|slot| slot.0 < HELD);
+        let slot = free.unwrap_or_else(|| policy.evict(&mut |_| true).unwrap());
+        slots.remove(&keys[slot.index()]);
+        let expected = policy.value_if_used(key, &place);
+        policy.insert_at(slot, 1, key, &place);
+        assert_eq!(policy.value(slot), expected, "{key} at {number}");
+        values.insert(expected);
+        slots.insert(key, slot);
+        keys[slot.index()] = key;
+    }
+    assert!(values.len() > 50, "{}", values.len());
+}

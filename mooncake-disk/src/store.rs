@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mooncake_core::alloc::{AllocError, BuiltinAllocator, Extent, SegmentAllocator};
-use mooncake_core::evict::{BuiltinPolicy, EvictionPolicy};
+use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
 use mooncake_core::ids::SlotId;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::region::{Local, Sink, Source};
@@ -39,7 +40,7 @@ const INDEX_LIMIT: u64 = 1 << 40;
 /// incomplete fails its checksum and is a miss. The methods wait for the disk without a deadline of
 /// their own. A caller that cannot wait drops the future. That is safe, but an object whose removal
 /// was interrupted may be recovered when the store is reopened.
-pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: EvictionPolicy = BuiltinPolicy> {
+pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = BuiltinPolicy> {
     transport: DiskTransport,
     peer: DiskPeer,
     data: DiskSegment,
@@ -161,7 +162,7 @@ struct Counters {
     failed_puts: AtomicU64,
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> FileStore<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
     /// Opens the store in `config.dir`, creates it if it is missing, and recovers its objects.
     /// Blocks while it reads.
     ///
@@ -644,7 +645,7 @@ impl<A: SegmentAllocator> StoredObject<A> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> StoreState<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> StoreState<A, E> {
     /// Allocates the extent of a recovered object. Returns `None` if a newer one has it, or if it
     /// lies outside.
     fn reserve(&self, survivor: Survivor) -> Option<StoredObject<A>> {
@@ -662,8 +663,10 @@ impl<A: SegmentAllocator, E: EvictionPolicy> StoreState<A, E> {
         let bytes = entry.place.extent.len;
         // A slab of more than 2^32 entries would not fit into memory.
         let slot = SlotId(u32::try_from(self.entries.insert(entry)).unwrap_or(u32::MAX));
+        // A policy recognises an object that returns after its eviction by the hash.
+        let hash = self.by_key.hasher().hash_one(&key);
         self.by_key.insert(key, slot);
-        self.policy.insert(slot, bytes);
+        self.policy.insert_hashed(slot, bytes, hash);
         self.bytes += len;
         self.live_notes += note;
         old
@@ -716,7 +719,7 @@ impl<A: SegmentAllocator, E: EvictionPolicy> StoreState<A, E> {
     }
 }
 
-impl<A: SegmentAllocator, E: EvictionPolicy> fmt::Debug for FileStore<A, E> {
+impl<A: SegmentAllocator, E: MergeableOrder> fmt::Debug for FileStore<A, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileStore").field("dir", &self.files.dir).finish_non_exhaustive()
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use common::{dir, engines, fake_faults, get, open, pattern, put};
 use futures::executor::block_on;
 use mooncake_core::clock::Rng;
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_disk::{DiskConfig, FileStore, IoFault, IoRequest, StoreConfig};
 
@@ -350,4 +351,26 @@ fn the_page_cache_is_bypassed_if_the_file_system_supports_it() {
     use std::os::unix::fs::OpenOptionsExt;
     let can = std::fs::OpenOptions::new().read(true).custom_flags(0o40000).open(&path).is_ok();
     assert_eq!(direct.is_direct(), can);
+}
+
+/// Returns the share of reads that find their object, of keys in a loop of which three fifths fit.
+fn found_in_a_loop(policy: PolicyKind) -> f64 {
+    let dir = dir();
+    let config = StoreConfig { eviction: policy.into(), ..StoreConfig::new(dir.path(), 60 * 8192) };
+    let (store, _) = FileStore::open(DiskConfig::default(), config).unwrap();
+    let (mut found, all) = (0, 5000);
+    for number in 0..all {
+        let key = (number % 100u64).to_le_bytes();
+        match get(&store, &key).unwrap() {
+            Some(_) => found += 1,
+            None => put(&store, &key, &[1; 4000]).unwrap(),
+        }
+    }
+    found as f64 / all as f64
+}
+
+#[test]
+fn a_policy_learns_from_the_reads_of_the_disk() {
+    let [lru, gittins] = [PolicyKind::Lru, PolicyKind::Gittins].map(found_in_a_loop);
+    assert!(lru == 0.0 && gittins > 0.3, "{gittins} with gittins, {lru} with lru");
 }

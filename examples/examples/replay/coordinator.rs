@@ -104,7 +104,8 @@ async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
         let args = Args { capacity, speed: args.speed.or(Some(SPEED)), ..args.clone() };
         has_room(&args, trace)?;
         println!("--- {} blocks", grouped(blocks));
-        let loss = Pace::of(&args, trace)?.loss();
+        let totals = replay_once(&args, trace).await?;
+        let loss = Pace::of(&args, trace)?.loss(totals.killed_root);
         let alone = |loss| {
             MasterReplay { policy: args.policy, blocks, clients: args.processes, loss }
                 .hit_ratio(&args, trace)
@@ -112,7 +113,6 @@ async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
         };
         let whole = alone(None)?;
         let expected = if loss.is_some() { alone(loss)? } else { whole };
-        let totals = replay_once(&args, trace).await?;
         let cluster = totals.hit_rate();
         is_good &= totals.good(&args) && (cluster - expected).abs() <= APART;
         rows.push(format!(
@@ -183,7 +183,11 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
         }
         if !is_killed && kill_at.is_some_and(|at| totals.requests as usize >= at) {
             is_killed = true;
-            workers.kill_one(&bar);
+            let holders = match trace.root() {
+                Some(root) => master.holders(root).await?,
+                None => Vec::new(),
+            };
+            totals.killed_root = workers.kill_one(&holders, &bar);
             if args.replace_killed {
                 workers.add(args, &address, disks.as_ref().map(TempDir::path)).await?;
             }
@@ -232,9 +236,10 @@ impl Pace {
     }
 
     /// Returns the loss of a client at the pace of the trace.
-    fn loss(&self) -> Option<Loss> {
+    fn loss(&self, with_root: bool) -> Option<Loss> {
         let silence = Duration::try_from_secs_f64(self.silence.as_secs_f64() * self.speed_up);
-        self.kill_at.map(|after| Loss { after, silence: silence.unwrap_or(Duration::MAX) })
+        let silence = silence.unwrap_or(Duration::MAX);
+        self.kill_at.map(|after| Loss { after, silence, with_root })
     }
 }
 
@@ -316,6 +321,7 @@ struct Workers {
 }
 
 struct ClientProcess {
+    name: String,
     child: Child,
     input: ChildStdin,
     busy: Vec<usize>,
@@ -341,10 +347,10 @@ impl Workers {
             words.extend(["--disk-at".into(), disk.to_string_lossy().into_owned()]);
         }
         let mut process = Process::start("client", args, &words)?;
-        process.ready().await?;
+        let name = process.ready().await?;
         let Process { child, input, lines } = process;
         tokio::spawn(forward(number, lines, self.sender.clone()));
-        self.members.push(ClientProcess { child, input, busy: Vec::new(), alive: true });
+        self.members.push(ClientProcess { name, child, input, busy: Vec::new(), alive: true });
         Ok(())
     }
 
@@ -395,12 +401,16 @@ impl Workers {
         }
     }
 
-    fn kill_one(&mut self, bar: &ProgressBar) {
+    /// Kills the last client. Returns whether it is one of the named ones, which hold the block
+    /// that most requests begin with.
+    fn kill_one(&mut self, holders: &[String], bar: &ProgressBar) -> bool {
         self.killed = self.members.len().checked_sub(1);
-        if let Some(member) = self.members.last_mut() {
-            bar.suspend(|| println!("kill -9 {}", member.child.id().unwrap_or(0)));
-            let _ = member.child.start_kill();
-        }
+        let Some(member) = self.members.last_mut() else { return false };
+        let holds_root = holders.contains(&member.name);
+        let of = if holds_root { ", which holds the block that most requests begin with" } else { "" };
+        bar.suspend(|| println!("kill -9 {}{of}", member.child.id().unwrap_or(0)));
+        let _ = member.child.start_kill();
+        holds_root
     }
 
     async fn stop(self) {
@@ -469,6 +479,14 @@ impl Process {
             Some(address) => Ok(address.to_owned()),
             None => Err("a child process did not start; its messages are above".into()),
         }
+    }
+
+    /// Returns the names of the clients that hold a block, from the master.
+    async fn holders(&mut self, block: u64) -> Result<Vec<String>, String> {
+        let line = format!("{block}\n");
+        self.input.write_all(line.as_bytes()).await.map_err(|e| format!("the master has ended: {e}"))?;
+        serde_json::from_value(self.line().await?["holders"].take())
+            .map_err(|e| format!("cannot read who holds a block: {e}"))
     }
 
     /// Returns the statistics of the master.

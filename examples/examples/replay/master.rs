@@ -8,7 +8,7 @@ use std::time::Duration;
 use mooncake_core::clock::ManualClock;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
-use mooncake_core::replica::{ReplicaList, ReplicaLocation, ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorKind, Result};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::call::Handle;
@@ -40,6 +40,9 @@ pub(crate) struct Loss {
     pub(crate) after: usize,
     /// Time in the trace until the master gives up the client.
     pub(crate) silence: Duration,
+    /// True if the client holds the block that most requests begin with. Until the master has given
+    /// the client up, those requests find nothing then.
+    pub(crate) with_root: bool,
 }
 
 impl MasterReplay {
@@ -72,8 +75,8 @@ impl MasterReplay {
                 members.ping();
                 master.tick();
             }
-            if self.loss.is_some_and(|loss| loss.after == index) {
-                members.lose_one();
+            if let Some(loss) = self.loss.filter(|loss| loss.after == index) {
+                members.lose_one(trace.root(), loss.with_root);
                 members.join(self.clients + 1, bytes)?;
             }
             hits += members.request(index, args.block_bytes, request)?;
@@ -119,9 +122,14 @@ impl Members<'_> {
         }
     }
 
-    /// Ends the heartbeats of the last client. Another one reports that it does not respond.
-    fn lose_one(&mut self) {
-        self.lost = self.present.pop();
+    /// Ends the heartbeats of a client that holds the block `root`, or of one that does not.
+    /// Another one reports that it does not respond.
+    fn lose_one(&mut self, root: Option<u64>, with_root: bool) {
+        let replicas = root.and_then(|root| self.master.peek(&key(root)).ok()).unwrap_or_default();
+        let holds = |number: u16| is_at(&replicas, &endpoint(number));
+        let lost = self.present.iter().rposition(|number| holds(*number) == with_root);
+        let lost = lost.or(self.present.len().checked_sub(1));
+        self.lost = lost.map(|at| self.present.remove(at));
         if let (Some(lost), Some(other)) = (self.lost, self.present.first()) {
             self.master.doubt(id(*other), &endpoint(lost));
         }
@@ -169,6 +177,12 @@ impl Members<'_> {
     }
 }
 
+/// Returns whether one of the replicas is in the memory at an endpoint.
+pub(crate) fn is_at(replicas: &[Replica], endpoint: &str) -> bool {
+    let memory = replicas.iter().filter_map(|replica| replica.location.memory());
+    memory.into_iter().any(|memory| memory.endpoint == endpoint)
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -206,9 +220,13 @@ mod tests {
             (replay.hit_ratio(&args, &trace).unwrap() * 400.0).round() as u64
         };
         assert_eq!(ratio(None), 396);
-        let silent = |seconds| Some(Loss { after: 50, silence: Duration::from_secs(seconds) });
+        let silent =
+            |seconds, with_root| Some(Loss { after: 50, silence: Duration::from_secs(seconds), with_root });
         // A request each 0.294 s.
-        let (soon, late) = (ratio(silent(3)), ratio(silent(6)));
-        assert!(late < soon && soon < 396, "{late} {soon}");
+        let [soon, late] = [3, 6].map(|seconds| ratio(silent(seconds, false)));
+        assert!(late <= soon && soon < 396, "{late} {soon}");
+        let [rootless, late] = [3, 6].map(|seconds| ratio(silent(seconds, true)));
+        assert!(late < rootless && rootless < soon, "{late} {rootless} {soon}");
+        assert!(late <= 396 - 4 * 6000 / 294, "no request finds anything for six seconds: {late}");
     }
 }

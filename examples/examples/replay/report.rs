@@ -54,6 +54,8 @@ pub(crate) struct MasterStats {
 /// Sum of all outcomes.
 pub(crate) struct Totals {
     block_bytes: u64,
+    /// True if a killed client held the block that most requests begin with.
+    pub(crate) killed_root: bool,
     pub(crate) requests: u64,
     sum: Outcome,
     steps: [(&'static str, Histogram<u64>); 4],
@@ -65,7 +67,7 @@ impl Totals {
             // Three digits from a microsecond to a minute.
             (name, Histogram::new_with_bounds(1, 60_000_000, 3).expect("constant bounds are valid"))
         });
-        Self { block_bytes, requests: 0, sum: Outcome::default(), steps }
+        Self { block_bytes, killed_root: false, requests: 0, sum: Outcome::default(), steps }
     }
 
     pub(crate) fn add(&mut self, one: &Outcome) {

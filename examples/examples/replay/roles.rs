@@ -17,11 +17,16 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::args::{Args, Role};
+use crate::master::is_at;
 use crate::report::{MasterStats, Outcome};
 use crate::trace::{key, payload};
 
 /// Longest timeout of a client, whatever the limit.
 const LONGEST: Duration = Duration::from_secs(24);
+
+/// Heartbeats in the time until the master gives up a silent client. The last one before a kill
+/// decides when that is.
+const BEATS: u32 = 20;
 
 /// Bytes of the buffer through which peers read from a disk.
 const DISK_BUFFER: u64 = 256 << 20;
@@ -81,8 +86,15 @@ async fn master(args: &Args) -> Result<(), String> {
     let server = MasterServer::start(config).await.map_err(|e| e.to_string())?;
     say(&json!({"ready": server.addresses().rpc.to_string()}))?;
     let mut lines = input();
-    while lines.recv().await.is_some() {
+    while let Some(line) = lines.recv().await {
         let stats = server.master().stats();
+        if let Ok(block) = line.parse() {
+            let replicas = server.master().peek(&key(block)).unwrap_or_default();
+            let holders = stats.segments.iter().filter(|held| is_at(&replicas, &held.segment.endpoint));
+            let names: Vec<&str> = holders.map(|held| held.segment.name.as_str()).collect();
+            say(&json!({"holders": names}))?;
+            continue;
+        }
         say(&json!(MasterStats {
             evicted_objects: stats.evicted_keys,
             evicted_bytes: stats.evicted_bytes,
@@ -107,7 +119,7 @@ async fn client(args: &Args) -> Result<(), String> {
     let config = ClientConfig::default();
     let silence = Duration::from_millis(args.role.silence_ms);
     let mut client = Client::builder()
-        .config(ClientConfig { ping_interval: config.ping_interval.min(silence / 5), ..config })
+        .config(ClientConfig { ping_interval: config.ping_interval.min(silence / BEATS), ..config })
         .master(args.role.master_at.as_str())
         .local_hostname("127.0.0.1")
         .advertise(std::net::Ipv4Addr::LOCALHOST.into())

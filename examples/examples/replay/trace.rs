@@ -85,6 +85,15 @@ impl Trace {
         self.requests.iter().map(|request| &request.ids[..])
     }
 
+    /// Returns the block that most requests begin with.
+    pub(crate) fn root(&self) -> Option<u64> {
+        let mut counts = HashMap::new();
+        for root in self.requests.iter().filter_map(|request| request.ids.first()) {
+            *counts.entry(*root).or_insert(0u64) += 1;
+        }
+        counts.into_iter().max_by_key(|&(root, count)| (count, root)).map(|(root, _)| root)
+    }
+
     /// Returns the covered time in seconds.
     pub(crate) fn span_s(&self) -> f64 {
         let first = self.requests.first().map_or(0, |r| r.timestamp);

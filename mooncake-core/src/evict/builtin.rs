@@ -242,6 +242,10 @@ impl MergeableOrder for BuiltinPolicy {
         each!(self, inner => inner.value_since(used))
     }
 
+    fn value_if_used(&self, key_hash: u64, place: &Place) -> Option<u64> {
+        each!(self, inner => inner.value_if_used(key_hash, place))
+    }
+
     fn victim_since(&self) -> Option<u64> {
         each!(self, inner => inner.victim_since())
     }

@@ -62,6 +62,7 @@ object_safe! {
         MergeableOrder: value(slot: SlotId) -> Option<u64>;
         MergeableOrder: least_value_of_use(place: &Place) -> u64;
         MergeableOrder: value_since(used: u64) -> Option<u64>;
+        MergeableOrder: value_if_used(key_hash: u64, place: &Place) -> Option<u64>;
         MergeableOrder: victim_since() -> Option<u64>;
         MergeableOrder: heeds_use() -> bool;
     }

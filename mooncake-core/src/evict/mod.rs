@@ -183,6 +183,13 @@ pub trait MergeableOrder: EvictionPolicy {
         None
     }
 
+    /// Returns the value that an object would have by now after a use at `place`, if victims
+    /// compare by value. The policy does not hold the object, but may remember the hash of its key.
+    fn value_if_used(&self, key_hash: u64, place: &Place) -> Option<u64> {
+        let _ = (key_hash, place);
+        None
+    }
+
     /// Returns the time by which the last victim of `evict` compares with victims of other
     /// policies, oldest first. `None` stands for the time of its last use, or of its insertion
     /// unless [`heeds_use`](Self::heeds_use).

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mooncake_core::Result;
 use mooncake_core::clock::Rng;
+use mooncake_core::evict::PolicyKind;
 use mooncake_store::client::{Client, ClientBuilder, MasterHandle};
 use mooncake_store::config::{MasterConfig, MetadataServerConfig};
 use mooncake_store::master::{Master, MasterOptions};
@@ -44,6 +45,13 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
+    /// Starts a master on TCP with an eviction policy.
+    pub(crate) async fn with_policy(policy: PolicyKind, options: MasterOptions) -> Self {
+        let config = MasterConfig { eviction: policy.into(), ..master_config(0, options) };
+        let server = MasterServer::start(config).await.unwrap();
+        Self::of(server.master().clone(), Some(server), Kind::Tcp)
+    }
+
     pub(crate) async fn start(kind: Kind, options: MasterOptions) -> Self {
         if kind == Kind::Embedded {
             return Self::of(Arc::new(Master::new(options).unwrap()), None, kind);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::ErrorCode;
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::replica::ReplicaLocation;
 use mooncake_store::client::{Client, ClientBuilder, OffloadConfig, PutOptions};
 use mooncake_store::master::{DiskOptions, MasterOptions, PromotionOptions};
@@ -265,6 +266,35 @@ async fn what_is_read_often_comes_back_to_memory() {
     let before = owner.status().disk().unwrap().read;
     assert!(read(&owner, &key(often)).await == Some(expected(often)));
     assert_eq!(owner.status().disk().unwrap().read, before, "from memory");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_memory_takes_back_an_object_of_more_value() {
+    let promotion = Some(PromotionOptions::default());
+    let disks = options(DiskOptions { promotion, ..DiskOptions::default() });
+    let options = MasterOptions { high_watermark: 1.0, ..disks };
+    let cluster = Cluster::with_policy(PolicyKind::Gittins, options).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    let in_memory = || (0..KEYS).filter(|n| replicas_of(&cluster, &key(*n)).0 == 1);
+    let (often, other) = ((0..KEYS).find(|n| replicas_of(&cluster, &key(*n)) == (0, 1)), in_memory().next());
+    let (often, other, held) = (often.unwrap(), other.unwrap(), in_memory().count());
+    // The objects in memory become old.
+    for _ in 0..200 {
+        assert!(read(&owner, &key(other)).await == Some(expected(other)));
+    }
+    eventually("it is back", async || {
+        assert!(read(&owner, &key(often)).await == Some(expected(often)));
+        replicas_of(&cluster, &key(often)) == (1, 1)
+    })
+    .await;
+    assert_eq!(in_memory().count(), held, "one object has gone for it");
+    assert!(replicas_of(&cluster, &key(other)).0 == 1, "and not the one that is used");
+    for number in 0..KEYS {
+        assert!(read(&owner, &key(number)).await == Some(expected(number)));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

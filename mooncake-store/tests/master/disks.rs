@@ -1,8 +1,11 @@
 //! Objects on disks of clients, as the master records them, under a manual clock.
 
+use std::time::Duration;
+
 use crate::common::rig::{KIB, MIB, Rig, client, endpoint};
 use mooncake_core::ErrorCode::{self, *};
 use mooncake_core::alloc::Extent;
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaLocation};
 use mooncake_store::master::{
@@ -580,6 +583,52 @@ fn what_is_read_often_comes_back() {
     assert_eq!(stats.disks, expected);
     assert_eq!((stats.hits, stats.hit_bytes), (3, 3 * 600 * KIB));
     assert_eq!((stats.disk_hits, stats.disk_hit_bytes), (2, 2 * 600 * KIB), "the last was in memory");
+}
+
+/// A policy that ranks by value compares an object on disk with the next victim.
+#[test]
+fn full_memory_takes_back_what_is_of_more_value() {
+    let promotion = Some(PromotionOptions { threshold: 1, ..PromotionOptions::default() });
+    let options = MasterOptions {
+        disks: Some(DiskOptions { promotion, ..DiskOptions::default() }),
+        high_watermark: 1.0,
+        shards: 1,
+        lease_ttl: Duration::from_millis(1),
+        ..MasterOptions::default()
+    };
+    let rig = Rig::with_policy(options, PolicyKind::Gittins);
+    rig.mount(1, 8 * 64 * KIB);
+    rig.offer(1);
+    let put = |key: &str| {
+        rig.put(9, key, 64 * KIB).unwrap();
+        rig.write_all(1);
+    };
+    let read = |key: &str| {
+        rig.locate(key).unwrap();
+        rig.clock.advance(Duration::from_millis(2));
+    };
+    let in_memory = |key: &str| rig.replicas_of(key).0 == 1;
+    let asked = || rig.master.to_promote(client(1)).unwrap().len();
+    (0..9).for_each(|number| put(&number.to_string()));
+    assert!(!in_memory("0") && in_memory("1"));
+    // Within the first bucket of ages, all objects are of equal value.
+    read("0");
+    assert_eq!((asked(), rig.master.stats().disks.promotions_too_full), (0, 1));
+    (0..500).for_each(|_| read("8"));
+    put("new");
+    assert!(!in_memory("1") && in_memory("2"));
+    read("0");
+    assert_eq!(asked(), 1);
+    rig.master.promotion_start(client(1), b"0", 64 * KIB, &[]).unwrap();
+    rig.master.promoted(client(1), b"0").unwrap();
+    assert!(in_memory("0") && !in_memory("2") && in_memory("3"), "one object has gone for it");
+    // The other objects are used, so that the next one on disk is of no more value any more.
+    read("1");
+    (3..9).for_each(|number| read(&number.to_string()));
+    ["new", "0"].iter().for_each(|key| read(key));
+    assert_eq!(asked(), 1);
+    let start = rig.master.promotion_start(client(1), b"1", 64 * KIB, &[]);
+    assert_eq!(code(start), NoAvailableHandle);
 }
 
 /// Each admitted promotion counts once: as in flight, or by its outcome.

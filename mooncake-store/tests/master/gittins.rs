@@ -28,6 +28,13 @@ pub(crate) fn rig(policy: PolicyKind, blocks: u64) -> Rig {
 /// Handles one request like a client: looks all blocks up, reads those that are there from the
 /// front, and puts the others. Returns how many it found.
 pub(crate) fn request(rig: &Rig, keys: &[String]) -> usize {
+    request_in(rig, keys, |_| None)
+}
+
+/// Handles one request like [`request`]. `group` names the group of the key at an index.
+pub(crate) fn request_in(rig: &Rig, keys: &[String], group: impl Fn(usize) -> Option<String>) -> usize {
+    let groups: Vec<_> = (0..keys.len()).map(|at| group(at).unwrap_or_default()).collect();
+    let has_groups = groups.iter().any(|group| !group.is_empty());
     let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
     let there = rig.master.handle(BatchExistKey { keys: Cow::Borrowed(&keys), tenant: "" });
     let found = there.iter().take_while(|there| matches!(there, Ok(true))).count();
@@ -39,7 +46,10 @@ pub(crate) fn request(rig: &Rig, keys: &[String]) -> usize {
         client: client(1),
         keys: Cow::Borrowed(missing),
         sizes: Cow::Borrowed(&sizes),
-        config: Cow::Owned(ReplicateConfig::default()),
+        config: Cow::Owned(ReplicateConfig {
+            group_ids: has_groups.then(|| groups[found..].to_vec()),
+            ..ReplicateConfig::default()
+        }),
         tenant: "",
     });
     let items: Vec<_> = missing

@@ -82,6 +82,12 @@ impl Ghosts {
         self.sets.get(self.index(print)).is_some_and(|set| set.find(print).is_some())
     }
 
+    /// Returns an object that is remembered.
+    pub(super) fn get(&self, print: u32, now: u64) -> Option<Gone> {
+        let set = self.sets.get(self.index(print))?;
+        Some(self.unpack(set.times_and_uses[set.find(print)?], now))
+    }
+
     /// Returns an object that is remembered, and forgets it.
     pub(super) fn take(&mut self, print: u32, now: u64) -> Option<Gone> {
         let index = self.index(print);

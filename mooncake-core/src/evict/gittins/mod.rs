@@ -349,6 +349,15 @@ impl MergeableOrder for Gittins {
         Some(rank_of(self.values.at(class, self.now.saturating_sub(used).into()), used))
     }
 
+    fn value_if_used(&self, key_hash: u64, place: &Place) -> Option<u64> {
+        let gone = self.ghosts.get(fingerprint(key_hash), self.now);
+        let gap = gone.map_or(0, |gone| place.number.saturating_sub(gone.used));
+        let uses = gone.map_or(0, |gone| gone.uses).saturating_add(1);
+        let class = class(uses, gap, self.held, place);
+        let value = self.values.at(class, self.now.saturating_sub(place.number).into());
+        Some(rank_of(value, place.number))
+    }
+
     fn parent(&self, slot: SlotId) -> u64 {
         if self.rings.contains(slot) { self.origins[slot.index()].parent } else { 0 }
     }

@@ -114,6 +114,9 @@ impl ClientEnvironment {
         /// Low watermark of the disk
         MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO | MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO: "0.8"
             => set!(together.low_watermark = watermark),
+        /// Eviction policy of the disk: gittins, tenure, lru, fifo, s3fifo
+        MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY | MOONCAKE_BUCKET_EVICTION_POLICY: "gittins"
+            => set!(disk.eviction = number),
         /// Maximum seconds between two requests to the master for disk work
         MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS: "10"
             => set!(|client, text| client.disk.interval = Duration::from_secs(positive(text)?)),
@@ -240,6 +243,7 @@ fn watermark(text: &str) -> Parsed<f64> {
 #[cfg(test)]
 mod tests {
     use mooncake_core::clock::ManualClock;
+    use mooncake_core::evict::PolicyKind;
 
     use super::*;
     use crate::config::HotCacheConfig;
@@ -341,12 +345,14 @@ mod tests {
             ("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1"),
             ("MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO", "0.5"),
             ("MOONCAKE_USE_URING", "false"),
+            ("MOONCAKE_BUCKET_EVICTION_POLICY", "lru"),
             ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "none"),
         ]);
         let said = OffloadConfig {
             capacity: 2_048_000,
             interval: Duration::from_secs(1),
             watermarks: Some((0.9, 0.5)),
+            eviction: PolicyKind::Lru,
             threads: true,
             ..OffloadConfig::new("/ssd")
         };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mooncake_core::evict::PolicyKind;
 use mooncake_core::{Error, Result};
 #[cfg(feature = "disk")]
 pub use mooncake_disk::Faults as DiskFaults;
@@ -34,6 +35,8 @@ pub struct OffloadConfig {
     /// are evicted down to the second. With `None`, objects are evicted only for the space of
     /// others.
     pub watermarks: Option<(f64, f64)>,
+    /// Policy that selects the objects to evict (gittins).
+    pub eviction: PolicyKind,
     /// Use of threads for the I/O even if the kernel supports io_uring.
     pub threads: bool,
     /// Longest time for which a write or removal waits for the disk (30 s). A read waits a third of
@@ -57,6 +60,7 @@ impl OffloadConfig {
             lend: Duration::from_secs(5),
             interval: Duration::from_secs(10),
             watermarks: Some((0.9, 0.8)),
+            eviction: PolicyKind::Gittins,
             threads: false,
             patience: Duration::from_secs(30),
             serve: true,

@@ -212,14 +212,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         let object = &mut shard[slot];
         let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
-        if in_memory.is_none() {
-            self.jobs.read_from_disk(object, hash);
-        }
         let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
         let shown = show(object);
         object.grant_lease(self.space().lease_from(now));
         let place = call.place().unwrap_or_else(|| self.space().next_place());
         self.space().directory.touch(&mut shard, slot, &place);
+        if in_memory.is_none() {
+            self.jobs.read_from_disk(&mut shard, slot, now);
+        }
         let sampled = self.sampled_bytes(&shard, slot);
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);

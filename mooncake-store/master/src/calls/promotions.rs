@@ -48,8 +48,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` if the client was not asked to, or not any more;
-    /// `INVALID_PARAMS` for another length; `NO_AVAILABLE_HANDLE`, because nothing is evicted for a
-    /// promotion.
+    /// `INVALID_PARAMS` for another length; `NO_AVAILABLE_HANDLE`, because a promotion evicts at
+    /// most objects of less value.
     pub fn promotion_start(
         &self,
         client: ClientId,
@@ -57,6 +57,27 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         len: u64,
         preferred: &[&str],
     ) -> Result<Replica> {
+        let value = match self.place_promotion(client, key, len, preferred)? {
+            PromotionStart::Placed(replica) => return Ok(replica),
+            PromotionStart::NoSpace { value } => value.ok_or_else(|| no_space(len))?,
+        };
+        let now = self.space().clock.now();
+        if self.space().free_space_for_value(len, value, now)
+            && let PromotionStart::Placed(replica) = self.place_promotion(client, key, len, preferred)?
+        {
+            return Ok(replica);
+        }
+        Err(no_space(len))
+    }
+
+    /// Starts a promotion in free space.
+    fn place_promotion(
+        &self,
+        client: ClientId,
+        key: &[u8],
+        len: u64,
+        preferred: &[&str],
+    ) -> Result<PromotionStart> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
@@ -77,12 +98,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             ..ReplicateConfig::default()
         };
         let charged = self.space().tenants.reserve(object.tenant(), len, 0).map_err(|_| no_space(len))?;
-        let space = self.space().place(len, hash, &config, now).ok_or_else(|| no_space(len))?;
+        let Some(space) = self.space().place(len, hash, &config, now) else {
+            drop(charged);
+            return Ok(PromotionStart::NoSpace {
+                value: self.space().directory.value_in_memory(&mut shard, slot),
+            });
+        };
         let mut write = Write::new(client.into(), now, len, space);
         write.promotes = true;
         let replica = write.describe().into_iter().next().ok_or_else(|| no_space(len))?;
         shard.put_write(slot, write, charged.spend());
-        Ok(replica)
+        Ok(PromotionStart::Placed(replica))
     }
 
     /// Ends a promotion: the object is readable from memory again, and stays on disk.
@@ -166,6 +192,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let write = if shard[slot].write().is_some_and(mine) { shard.take_write(slot) } else { None };
         (asked, write)
     }
+}
+
+/// Outcome of the start of a promotion.
+enum PromotionStart {
+    Placed(Replica),
+    /// No free space. The object would have this value in memory, if victims compare by value.
+    NoSpace {
+        value: Option<u64>,
+    },
 }
 
 fn nothing_promoted() -> Error {

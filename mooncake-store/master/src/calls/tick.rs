@@ -58,6 +58,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         self.space().evict_to_watermark(now);
         self.space().evict_requested_gaps(now);
+        self.space().renew_notes_for_promotions(now);
         self.space().follow_curve(now);
         self.jobs.update_hot_replicas(now);
         self.jobs.queue_requested_offloads(now);

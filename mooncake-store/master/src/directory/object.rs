@@ -29,12 +29,22 @@ pub(crate) enum OrderPosition {
     None,
     /// Among those that the policy orders.
     Policy,
+    /// Among those that the policy orders, after all others of its group. Eviction has passed the
+    /// object over because another one of its group may be of more value.
+    Waiting,
     /// Among the soft-pinned.
     Pinned,
     /// Among those whose soft pin has ended, and that were not used since.
     Unpinned,
     /// Beside those, because the object was recovered and was not used since.
     Recovered,
+}
+
+impl OrderPosition {
+    /// Returns whether the policy orders the object.
+    pub(super) fn is_in_policy(self) -> bool {
+        matches!(self, Self::Policy | Self::Waiting)
+    }
 }
 
 /// State of one key.

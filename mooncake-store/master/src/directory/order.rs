@@ -2,8 +2,14 @@
 //!
 //! Soft-pinned objects are kept apart from those that a policy orders, and sorted by their last
 //! use. A search for an ordinary object thus never skips over them, however many there are.
+//!
+//! A group goes as one, and its value is the largest of its objects. So under a policy that ranks
+//! by value, an object that comes up as the next victim waits instead, unless all others of its
+//! group wait already: the last object that comes up is the one with the largest value. The policy
+//! sets waiting objects aside, like parents. A use ends the wait.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::{MergeableOrder, Place};
@@ -11,12 +17,13 @@ use mooncake_core::ids::SlotId;
 
 use super::object::{Object, OrderPosition};
 use super::slots::Slots;
+use crate::model::group::Group;
 
 /// Maximum number of pinned objects that are examined, and of ended pins that are processed, under
 /// one lock.
 pub(super) const AT_ONCE: usize = 1024;
 
-/// Maximum number of parents of removed objects that a shard remembers.
+/// Maximum number of parents of removed objects, and of idle groups, that a shard remembers.
 const MAX_LEFT: usize = 1 << 16;
 
 /// Objects that an eviction may choose.
@@ -104,6 +111,8 @@ pub(crate) struct EvictionOrder<E: MergeableOrder> {
     time: u64,
     /// Hashes of the parents that have lost a child.
     left: Vec<u64>,
+    /// Groups whose objects all wait, because another one has left.
+    idle: Vec<Arc<Group>>,
 }
 
 impl<E: MergeableOrder> EvictionOrder<E> {
@@ -118,6 +127,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
             chosen: None,
             time: 0,
             left: Vec::new(),
+            idle: Vec::new(),
         }
     }
 
@@ -140,6 +150,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         let object = &mut objects[slot];
         let before = std::mem::replace(&mut object.used, use_number);
         let (tenant, position) = (object.tenant, object.position);
+        self.end_wait(objects, slot);
         let order = self.tenant(tenant);
         match position {
             OrderPosition::None => {}
@@ -151,7 +162,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
                     self.tenant(tenant).policy.touch_at(slot, place);
                 }
             }
-            OrderPosition::Policy => order.policy.touch_at(slot, place),
+            OrderPosition::Policy | OrderPosition::Waiting => order.policy.touch_at(slot, place),
             OrderPosition::Pinned => {
                 order.pinned.slots.remove(&(before, slot));
                 order.pinned.slots.insert((use_number, slot));
@@ -200,6 +211,9 @@ impl<E: MergeableOrder> EvictionOrder<E> {
     fn give_to_policy<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId, place: &Place) {
         let object = &mut objects[slot];
         object.position = OrderPosition::Policy;
+        if let Some(group) = object.group.as_ref().filter(|_| self.ranks_by_value) {
+            group.add_running();
+        }
         let (tenant, used, hash) = (object.tenant, object.used, object.hash);
         let len = object.value.as_ref().map_or(0, |value| value.len);
         let policy = &mut self.tenant(tenant).policy;
@@ -209,21 +223,26 @@ impl<E: MergeableOrder> EvictionOrder<E> {
 
     /// Removes an object whose value is gone or is about to be inserted again.
     pub(crate) fn remove<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId) {
+        let parent = self.parent(objects, slot);
+        if parent != 0 && self.left.len() < MAX_LEFT {
+            self.left.push(parent);
+        }
         let object = &mut objects[slot];
         let (tenant, used) = (object.tenant, object.used);
         let position = std::mem::take(&mut object.position);
         self.pins.remove(&(object.soft_pin, slot));
-        if position == OrderPosition::Policy {
-            let parent = self.tenant(tenant).policy.parent(slot);
-            if parent != 0 && self.left.len() < MAX_LEFT {
-                self.left.push(parent);
-            }
+        if position.is_in_policy()
+            && let Some(group) = object.group.clone().filter(|_| self.ranks_by_value)
+            && group.remove_ordered(position == OrderPosition::Waiting)
+            && self.idle.len() < MAX_LEFT
+        {
+            self.idle.push(group);
         }
         let order = self.tenant(tenant);
         match position {
             OrderPosition::None => {}
-            OrderPosition::Policy if order.is_next(slot) => order.next = None,
-            OrderPosition::Policy => order.policy.remove(slot),
+            OrderPosition::Policy | OrderPosition::Waiting if order.is_next(slot) => order.next = None,
+            OrderPosition::Policy | OrderPosition::Waiting => order.policy.remove(slot),
             OrderPosition::Pinned => {
                 order.pinned.slots.remove(&(used, slot));
             }
@@ -246,9 +265,46 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
     }
 
-    /// Returns the parent of an object that the policy holds; 0 for none.
+    /// Returns the parent that an object in the policy keeps in memory; 0 for none. An object of a
+    /// group keeps none: it may wait for the others for long, and they may be its parents.
     pub(crate) fn parent<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> u64 {
-        self.policy(objects, slot).map_or(0, |policy| policy.parent(slot))
+        let policy = self.policy(objects, slot).filter(|_| objects[slot].group.is_none());
+        policy.map_or(0, |policy| policy.parent(slot))
+    }
+
+    /// Lets an object that was chosen wait for the others of its group. Returns false if it is the
+    /// last of its group, or cannot wait.
+    pub(crate) fn begin_wait<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId) -> bool {
+        let object = &mut objects[slot];
+        let may_wait = self.ranks_by_value && object.position == OrderPosition::Policy;
+        if !may_wait || !object.group.as_ref().is_some_and(|group| group.begin_wait()) {
+            return false;
+        }
+        object.position = OrderPosition::Waiting;
+        let tenant = object.tenant;
+        if self.tenant(tenant).is_next(slot) {
+            self.put_back(objects, tenant);
+        }
+        self.tenant(tenant).policy.change_children(slot, true);
+        true
+    }
+
+    /// Ends the wait of an object. Returns whether it waited.
+    pub(crate) fn end_wait<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId) -> bool {
+        let object = &mut objects[slot];
+        if object.position != OrderPosition::Waiting {
+            return false;
+        }
+        object.position = OrderPosition::Policy;
+        object.group.iter().for_each(|group| group.end_wait());
+        let tenant = object.tenant;
+        self.tenant(tenant).policy.change_children(slot, false);
+        true
+    }
+
+    /// Returns the groups that have become idle since the last call.
+    pub(crate) fn take_idle(&mut self) -> Vec<Arc<Group>> {
+        std::mem::take(&mut self.idle)
     }
 
     /// Returns the value of an object that the policy holds, if victims compare by value.
@@ -259,13 +315,28 @@ impl<E: MergeableOrder> EvictionOrder<E> {
     /// Returns the policy that holds an object, if one does.
     pub(crate) fn policy<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> Option<&E> {
         let object = &objects[slot];
-        let is_held = object.position == OrderPosition::Policy;
-        is_held.then(|| self.tenant_if_known(object.tenant)).flatten().map(|order| &order.policy)
+        let order = object.position.is_in_policy().then(|| self.tenant_if_known(object.tenant))?;
+        order.map(|order| &order.policy)
+    }
+
+    /// Returns the value that an object outside of the policy would have at `now` after a use at
+    /// `place`, if victims compare by value.
+    pub(crate) fn value_if_used<A>(
+        &mut self,
+        objects: &Slots<Object<A>>,
+        slot: SlotId,
+        place: &Place,
+        now: u64,
+    ) -> Option<u64> {
+        let object = &objects[slot];
+        let policy = &mut self.tenant(object.tenant).policy;
+        policy.set_time(now);
+        policy.value_if_used(object.hash, place)
     }
 
     /// Records that an object has one child more, or one less.
     pub(crate) fn change_children<A>(&mut self, objects: &Slots<Object<A>>, slot: SlotId, more: bool) {
-        if objects[slot].position == OrderPosition::Policy {
+        if objects[slot].position.is_in_policy() {
             self.tenant(objects[slot].tenant).policy.change_children(slot, more);
         }
     }
@@ -368,11 +439,11 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         if self.ranks_by_value || next.is_some_and(|(slot, _)| !allowed(&objects[slot])) {
             self.put_back(objects, tenant);
         }
-        let time = self.time;
+        let (time, by_value) = (self.time, self.ranks_by_value);
         let order = if tenant == 0 { &mut self.own } else { self.others.get_mut(tenant as usize - 1)? };
         let mut may_go = |slot: SlotId| objects.get(slot).is_some_and(&mut allowed);
         if order.next.is_none() {
-            if self.ranks_by_value {
+            if by_value {
                 order.policy.set_time(time);
             }
             let victim = order.policy.evict(&mut may_go);
@@ -381,7 +452,10 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
         let policy = &order.policy;
         let rank = |(slot, used)| (slot, policy.value_since(used).unwrap_or(used));
-        let unpinned = order.unpinned.oldest(&mut may_go).map(rank);
+        // An object of a group goes with those that the policy orders.
+        let is_last =
+            |slot: SlotId| !by_value || !objects[slot].group.as_ref().is_some_and(|group| group.is_running());
+        let unpinned = order.unpinned.oldest(|slot| is_last(slot) && may_go(slot)).map(rank);
         let ordinary = [order.next, unpinned].into_iter().flatten().min_by_key(|(_, used)| *used);
         match pass {
             Pass::SoftPinned if ordinary.is_none() => order.pinned.oldest(may_go).map(rank),

@@ -15,7 +15,7 @@ use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop
 use super::order::{EvictionOrder, Pass};
 use super::read_rates::ReadRates;
 use super::slots::Slots;
-use crate::model::group::Groups;
+use crate::model::group::{Group, Groups};
 use crate::model::journal::Journal;
 use crate::model::misses::{MissCause, MissCounts};
 use crate::model::segment::Allocation;
@@ -415,6 +415,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         self.order.policy(&self.objects, slot)
     }
 
+    /// Returns the value of an object after a use; see [`EvictionOrder::value_if_used`].
+    pub(super) fn value_if_used(&mut self, slot: SlotId, place: &Place, now: u64) -> Option<u64> {
+        self.order.value_if_used(&self.objects, slot, place, now)
+    }
+
     /// Records that an object has one child more, or one less.
     pub(super) fn change_children(&mut self, slot: SlotId, more: bool) {
         self.order.change_children(&self.objects, slot, more);
@@ -423,6 +428,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     /// Returns the hashes of the parents of objects that have left since the last call.
     pub(crate) fn take_left_parents(&mut self) -> Vec<u64> {
         self.order.take_left()
+    }
+
+    /// Lets a chosen object wait for the others of its group; see [`EvictionOrder::begin_wait`].
+    pub(crate) fn begin_wait(&mut self, slot: SlotId) -> bool {
+        self.order.begin_wait(&mut self.objects, slot)
+    }
+
+    /// Ends the wait of an object. Returns whether it waited.
+    pub(crate) fn end_wait(&mut self, slot: SlotId) -> bool {
+        self.order.end_wait(&mut self.objects, slot)
+    }
+
+    /// Returns the groups that have become idle since the last call.
+    pub(crate) fn take_idle_groups(&mut self) -> Vec<Arc<Group>> {
+        self.order.take_idle()
     }
 
     /// Returns whether victims compare by value and not by time.

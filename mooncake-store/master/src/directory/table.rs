@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::chains::ChainLinks;
 use super::object::Value;
 use super::shard::Shard;
-use crate::model::group::Groups;
+use crate::model::group::{Group, Groups};
 use crate::model::tenants::Tenants;
 
 /// Directory of all objects.
@@ -158,6 +158,34 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         if let Some(slot) = shard.find_hash(parent) {
             shard.change_children(slot, more);
             self.lower_note(&shard, slot);
+        }
+    }
+
+    /// Returns the value that an object on disk would have in memory by now, after its last use, if
+    /// victims compare by value.
+    pub(crate) fn value_in_memory(&self, shard: &mut Shard<A, E>, slot: SlotId) -> Option<u64> {
+        let place = Place::numbered(shard[slot].used);
+        shard.value_if_used(slot, &place, self.uses.0.load(Relaxed))
+    }
+
+    /// Returns whether the next victim, as far as known, is of less value.
+    pub(crate) fn has_less_than(&self, value: u64) -> bool {
+        self.ranks_by_value && self.notes.least().1 < value
+    }
+
+    /// Lets eviction choose an object of a group again if all of them wait.
+    pub(crate) fn wake(&self, group: &Group) {
+        if !group.is_idle() {
+            return;
+        }
+        for key in group.keys() {
+            let hash = self.hash(key.as_bytes());
+            let mut shard = self.lock(hash);
+            if let Some(slot) = shard.find(hash, key.as_bytes())
+                && shard.end_wait(slot)
+            {
+                return self.lower_note(&shard, slot);
+            }
         }
     }
 

@@ -15,7 +15,17 @@ pub(crate) struct Group {
     name: String,
     /// End of the latest lease on an object of the group.
     lease: AtomicU64,
-    keys: Mutex<HashSet<ObjectKey>>,
+    objects: Mutex<GroupObjects>,
+}
+
+/// Objects of a group.
+#[derive(Debug, Default)]
+struct GroupObjects {
+    keys: HashSet<ObjectKey>,
+    /// Number of objects that eviction may choose: the policy orders them, and they do not wait.
+    running: usize,
+    /// Number of objects that eviction has passed over since their last use.
+    waiting: usize,
 }
 
 impl Group {
@@ -25,7 +35,48 @@ impl Group {
 
     /// Returns the keys of the objects of the group.
     pub(crate) fn keys(&self) -> Vec<ObjectKey> {
-        self.keys.lock().iter().cloned().collect()
+        self.objects.lock().keys.iter().cloned().collect()
+    }
+
+    /// Counts an object that the policy orders from now on.
+    pub(crate) fn add_running(&self) {
+        self.objects.lock().running += 1;
+    }
+
+    /// Removes an object that the policy no longer orders. Returns whether all others wait.
+    pub(crate) fn remove_ordered(&self, waits: bool) -> bool {
+        let mut objects = self.objects.lock();
+        let of = if waits { &mut objects.waiting } else { &mut objects.running };
+        *of = of.saturating_sub(1);
+        objects.is_idle()
+    }
+
+    /// Lets an object wait for the others. Returns false if it is the last one that does not wait.
+    pub(crate) fn begin_wait(&self) -> bool {
+        let mut objects = self.objects.lock();
+        let others = objects.running > 1;
+        if others {
+            objects.running -= 1;
+            objects.waiting += 1;
+        }
+        others
+    }
+
+    /// Ends the wait of an object.
+    pub(crate) fn end_wait(&self) {
+        let mut objects = self.objects.lock();
+        objects.running += 1;
+        objects.waiting = objects.waiting.saturating_sub(1);
+    }
+
+    /// Returns whether eviction may choose an object.
+    pub(crate) fn is_running(&self) -> bool {
+        self.objects.lock().running > 0
+    }
+
+    /// Returns whether some objects wait, and eviction may choose none of the others.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.objects.lock().is_idle()
     }
 
     /// Returns the end of the latest lease on an object of the group.
@@ -36,6 +87,12 @@ impl Group {
     /// Extends the lease of the group.
     pub(crate) fn extend(&self, until: Moment) {
         self.lease.fetch_max(until.0, Relaxed);
+    }
+}
+
+impl GroupObjects {
+    fn is_idle(&self) -> bool {
+        self.running == 0 && self.waiting > 0
     }
 }
 
@@ -71,19 +128,20 @@ impl Groups {
         let group = match part.get(name) {
             Some(known) => known.clone(),
             None => {
-                let group = Group { name: name.to_owned(), lease: AtomicU64::new(0), keys: Mutex::default() };
+                let (lease, objects) = (AtomicU64::new(0), Mutex::default());
+                let group = Group { name: name.to_owned(), lease, objects };
                 part.entry(name.to_owned()).or_insert(Arc::new(group)).clone()
             }
         };
         group.extend(lease);
-        group.keys.lock().insert(key);
+        group.objects.lock().keys.insert(key);
         group
     }
 
     /// Removes an object. A group without objects is removed.
     pub(crate) fn leave(&self, group: &Group, key: &ObjectKey) {
         let mut part = self.part(&group.name).lock();
-        let mut keys = group.keys.lock();
+        let keys = &mut group.objects.lock().keys;
         keys.remove(key);
         if keys.is_empty() {
             part.remove(&group.name);
@@ -119,5 +177,17 @@ mod tests {
         groups.leave(&one, &key(2));
         assert_eq!(groups.len(), 0);
         assert_eq!(groups.join("g", key(1), Moment(0)).lease(), Moment(0), "another one");
+    }
+
+    #[test]
+    fn the_last_object_does_not_wait() {
+        let group = Groups::new(1).join("g", ObjectKey::new([1]).unwrap(), Moment(0));
+        (0..3).for_each(|_| group.add_running());
+        assert_eq!([(); 3].map(|()| group.begin_wait()), [true, true, false]);
+        assert!(group.is_running() && !group.is_idle());
+        assert!(!group.remove_ordered(true) && group.remove_ordered(false), "one is left, and waits");
+        group.end_wait();
+        assert!(!group.is_idle() && !group.begin_wait());
+        assert!(!group.remove_ordered(false) && !group.is_running(), "none is left");
     }
 }

@@ -91,7 +91,8 @@ pub struct DiskStats {
     pub promotions_expired: u64,
     /// Number of reads that did not promote because the object is read too rarely.
     pub promotions_too_rare: u64,
-    /// Number of reads that did not promote because memory was above the watermark.
+    /// Number of reads that did not promote because memory was above the watermark, or
+    /// full of objects of more value.
     pub promotions_too_full: u64,
     /// Number of reads that did not promote because too many promotions were in progress.
     pub promotions_over_limit: u64,

@@ -10,7 +10,7 @@ use mooncake_core::evict::MergeableOrder;
 use super::gap_searches::GapOutlook;
 use super::offload_first::SkippedObject;
 use super::state::Space;
-use super::victim::Victim;
+use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass};
 use crate::model::misses::MissCause;
 use crate::model::segment::{GRAIN, MountedSegment};
@@ -108,6 +108,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         false
     }
 
+    /// Frees what an object of this value needs, as long as the next victim is of less value and
+    /// not soft-pinned. Evicts hardly more than `len` bytes. Returns whether there is space.
+    pub(crate) fn free_space_for_value(&self, len: u64, value: u64, now: Moment) -> bool {
+        let takes = self.accepts(None, now);
+        let (mut freed, mut has_space) = (0, self.reclaim(now) > 0 && self.has_space_for(len, &takes));
+        self.renew_notes(Pass::Ordinary, now);
+        while !has_space && freed < len && self.directory.has_less_than(value) {
+            let Some(victim) = self.evict_one(Pass::Ordinary, now) else { break };
+            freed = victim.bytes.saturating_add(freed);
+            has_space = self.has_space_for(len, &takes);
+        }
+        has_space
+    }
+
+    /// Returns whether an object of this length fits without an eviction, and below the watermark.
+    pub(crate) fn has_spare_space(&self, len: u64, now: Moment) -> bool {
+        !self.is_above_watermark() && self.has_space_for(len, self.accepts(None, now))
+    }
+
     /// Makes the gaps that puts did not find among many objects.
     pub(crate) fn evict_requested_gaps(&self, now: Moment) {
         for (only, len) in self.eviction.searches.requested() {
@@ -180,13 +199,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         of_use: impl Fn(&Object<A>) -> bool,
         unwritten: &mut Vec<SkippedObject>,
     ) -> NextVictim<A> {
-        for index in self.directory.shards_to_renew() {
-            let mut shard = self.directory.lock_to_evict(index);
-            let found = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
-            self.directory.note_victim(index, found);
-        }
-        // Each round evicts, or learns the rank of the next victim of one shard.
-        for _ in 0..2 * self.directory.len() {
+        self.renew_notes(pass, now);
+        let mut passed_over = 0;
+        // Each round evicts, passes an object over, or learns the rank of the next victim of one
+        // shard.
+        let mut rounds = 2 * self.directory.len();
+        while rounds > 0 {
+            rounds -= 1;
             let (index, others) = self.directory.first_victim();
             let mut shard = self.directory.lock_to_evict(index);
             let mut skipped = Vec::new();
@@ -198,6 +217,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 continue;
             }
             let Some(slot) = shard.take_chosen() else { continue };
+            if passed_over < MAX_PASSED_OVER && shard.begin_wait(slot) {
+                let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
+                self.directory.note_victim(index, next);
+                passed_over += 1;
+                rounds += 1;
+                continue;
+            }
             if !of_use(&shard[slot]) {
                 return NextVictim::Kept;
             }
@@ -214,6 +240,26 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             return NextVictim::Evicted(victim);
         }
         NextVictim::NoVictim
+    }
+
+    /// Looks for the next victims of some shards again if promotions are compared with them. While
+    /// objects are only read, no eviction does that.
+    pub(crate) fn renew_notes_for_promotions(&self, now: Moment) {
+        if self.options.disks.as_ref().is_some_and(|disks| disks.promotion.is_some()) {
+            self.renew_notes(Pass::Ordinary, now);
+        }
+    }
+
+    /// Looks for the next victims of some shards again, because values change with time.
+    fn renew_notes(&self, pass: Pass, now: Moment) {
+        for index in self.directory.shards_to_renew() {
+            let mut shard = self.directory.lock_to_evict(index);
+            let found = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
+            self.directory.note_victim(index, found);
+            let idle = shard.take_idle_groups();
+            drop(shard);
+            idle.iter().for_each(|group| self.directory.wake(group));
+        }
     }
 
     /// Frees extents whose quarantine has ended, a slice of each segment. Returns their bytes.

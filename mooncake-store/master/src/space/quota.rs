@@ -3,11 +3,13 @@
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::SlotId;
 use mooncake_core::{Error, ErrorCode};
+use parking_lot::MutexGuard;
 
 use super::state::Space;
-use super::victim::Victim;
-use crate::directory::{Object, Pass};
+use super::victim::{MAX_PASSED_OVER, Victim};
+use crate::directory::{Object, Pass, Shard};
 use crate::model::misses::MissCause;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
@@ -27,6 +29,32 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
 
     /// Evicts the least recently used object of a tenant.
     fn evict_of(&self, number: u32, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        let mut passed_over = 0;
+        loop {
+            let (mut shard, slot) = self.oldest_of(number, pass, now)?;
+            if passed_over < MAX_PASSED_OVER && shard.begin_wait(slot) {
+                passed_over += 1;
+                continue;
+            }
+            let group = shard[slot].group().cloned();
+            let mut victim = Victim::empty();
+            self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
+            drop(shard);
+            if let Some(group) = group {
+                self.evict_group(&group, pass, now, &mut victim);
+            }
+            self.release_parents(&mut victim);
+            return Some(victim);
+        }
+    }
+
+    /// Returns the object of a tenant that goes first, and its shard, locked.
+    fn oldest_of(
+        &self,
+        number: u32,
+        pass: Pass,
+        now: Moment,
+    ) -> Option<(MutexGuard<'_, Shard<A, E>>, SlotId)> {
         let (mut oldest, mut unwritten): (Option<(u64, usize)>, _) = (None, Vec::new());
         for index in 0..self.directory.len() {
             let mut shard = self.directory.lock_to_evict(index);
@@ -44,15 +72,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let (_, index) = oldest?;
         let mut shard = self.directory.lock_to_evict(index);
         let (slot, _) = shard.choose_of(number, pass, now, |object| self.is_evictable(object, pass, now))?;
-        let group = shard[slot].group().cloned();
-        let mut victim = Victim::empty();
-        self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
-        drop(shard);
-        if let Some(group) = group {
-            self.evict_group(&group, pass, now, &mut victim);
-        }
-        self.release_parents(&mut victim);
-        Some(victim)
+        Some((shard, slot))
     }
 
     /// Counts a refused put of a tenant, and returns the error for it.

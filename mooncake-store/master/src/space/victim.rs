@@ -15,6 +15,10 @@ use crate::model::group::Group;
 use crate::model::misses::MissCause;
 use crate::model::segment::MountedSegment;
 
+/// Maximum number of objects of groups that an eviction passes over. Then the next one goes with
+/// its group.
+pub(crate) const MAX_PASSED_OVER: usize = 32;
+
 /// Space that an eviction freed.
 pub(crate) struct Victim<A> {
     pub(crate) bytes: u64,

@@ -73,6 +73,7 @@ fn open_store(config: &OffloadConfig) -> Result<FileStore> {
     let capacity = capacity(config)?;
     let mut store = StoreConfig::new(&config.path, capacity);
     store.max_objects = config.max_objects;
+    store.eviction = config.eviction.into();
     (store.high_watermark, store.low_watermark) = config.watermarks.unwrap_or((1.0, 1.0));
     let disk = DiskConfig { engine, faults: config.faults.clone(), ..DiskConfig::default() };
     Ok(FileStore::open(disk, store)?.0)
