@@ -355,7 +355,8 @@ impl MergeableOrder for Gittins {
         let uses = gone.map_or(0, |gone| gone.uses).saturating_add(1);
         let class = class(uses, gap, self.held, place);
         let value = self.values.at(class, self.now.saturating_sub(place.number).into());
-        Some(rank_of(value, place.number))
+        // Below the rank of each object that is of equal value.
+        Some(rank_of(value, 0))
     }
 
     fn parent(&self, slot: SlotId) -> u64 {
