@@ -73,11 +73,11 @@ typedef struct mooncake_replicate_config {
 typedef struct mooncake_replicate_config mooncake_replicate_config_t;
 
 /*
- Place of one replica.
+ Position of one replica.
  */
 typedef struct mooncake_replica {
   /*
-   Kind of the place, one of the `MOONCAKE_REPLICA_...` constants.
+   Kind of the position, one of the `MOONCAKE_REPLICA_...` constants.
    */
   int kind;
   /*
@@ -99,11 +99,11 @@ typedef struct mooncake_replica {
 } mooncake_replica;
 
 /*
- Places of an object.
+ Positions of an object.
  */
 typedef struct mooncake_object {
   /*
-   Milliseconds from the response of the master during which the object stays where it is.
+   Milliseconds from the response of the master during which the positions are valid.
    */
   uint64_t lease_ms;
   /*
@@ -136,12 +136,12 @@ typedef struct mooncake_prefix {
 typedef struct mooncake_prefix mooncake_prefix_t;
 
 /*
- Place of one replica.
+ Position of one replica.
  */
 typedef struct mooncake_replica mooncake_replica_t;
 
 /*
- Places of an object.
+ Positions of an object.
  */
 typedef struct mooncake_object mooncake_object_t;
 
@@ -209,8 +209,8 @@ int mooncake_store_put(mooncake_store_t store,
 
 /*
  Stores a value like `mooncake_store_put`, straight from this memory. Memory that is not
- registered is accepted where the transport needs no registration, as over TCP. An empty value is
- not stored, and is no error.
+ registered is accepted where the transport needs no registration, as over TCP. For an empty
+ value, nothing is stored and 0 is returned.
 
  # Safety
  There are `size` readable bytes at `buffer`. The strings end with a zero byte.
@@ -343,8 +343,8 @@ int mooncake_store_unregister_buffer(mooncake_store_t store, void *buffer);
  the blocks of a prompt, in order, this is the number of blocks that need not be computed. It
  takes one request. These keys get a lease, and later keys get none.
 
- Where the objects are is written to `prefix_out`, unless it is NULL. `mooncake_store_free_prefix`
- frees the result. After an error NULL is written.
+ The positions of the objects are written to `prefix_out`, unless it is NULL, and freed by
+ `mooncake_store_free_prefix`. After an error NULL is written.
 
  This function is not in Mooncake C++. A master of Mooncake C++ is asked about all keys, which
  then get leases.

@@ -118,7 +118,7 @@ fn values_are_stored_and_read() {
 }
 
 #[test]
-fn a_prefix_is_found_with_its_places() {
+fn a_prefix_is_found_with_its_positions() {
     with_master("prefix");
 }
 

@@ -139,8 +139,8 @@ pub unsafe extern "C" fn mooncake_store_put(
 }
 
 /// Stores a value like `mooncake_store_put`, straight from this memory. Memory that is not
-/// registered is accepted where the transport needs no registration, as over TCP. An empty value is
-/// not stored, and is no error.
+/// registered is accepted where the transport needs no registration, as over TCP. For an empty
+/// value, nothing is stored and 0 is returned.
 ///
 /// # Safety
 /// There are `size` readable bytes at `buffer`. The strings end with a zero byte.
@@ -411,8 +411,8 @@ pub extern "C" fn mooncake_store_unregister_buffer(store: mooncake_store_t, buff
 /// the blocks of a prompt, in order, this is the number of blocks that need not be computed. It
 /// takes one request. These keys get a lease, and later keys get none.
 ///
-/// Where the objects are is written to `prefix_out`, unless it is NULL. `mooncake_store_free_prefix`
-/// frees the result. After an error NULL is written.
+/// The positions of the objects are written to `prefix_out`, unless it is NULL, and freed by
+/// `mooncake_store_free_prefix`. After an error NULL is written.
 ///
 /// This function is not in Mooncake C++. A master of Mooncake C++ is asked about all keys, which
 /// then get leases.

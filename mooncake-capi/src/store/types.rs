@@ -38,11 +38,11 @@ pub struct mooncake_replicate_config {
 /// Options of a put.
 pub type mooncake_replicate_config_t = mooncake_replicate_config;
 
-/// Place of one replica.
+/// Position of one replica.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct mooncake_replica {
-    /// Kind of the place, one of the `MOONCAKE_REPLICA_...` constants.
+    /// Kind of the position, one of the `MOONCAKE_REPLICA_...` constants.
     pub kind: c_int,
     /// Endpoint of the client that has the replica, or the path of a file.
     pub endpoint: *const c_char,
@@ -53,21 +53,21 @@ pub struct mooncake_replica {
     /// Length in bytes.
     pub length: u64,
 }
-/// Place of one replica.
+/// Position of one replica.
 pub type mooncake_replica_t = mooncake_replica;
 
-/// Places of an object.
+/// Positions of an object.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct mooncake_object {
-    /// Milliseconds from the response of the master during which the object stays where it is.
+    /// Milliseconds from the response of the master during which the positions are valid.
     pub lease_ms: u64,
     /// Readable replicas.
     pub replicas: *const mooncake_replica,
     /// Number of these replicas, at least 1.
     pub replica_count: usize,
 }
-/// Places of an object.
+/// Positions of an object.
 pub type mooncake_object_t = mooncake_object;
 
 /// Objects of the keys from the front that are readable.
