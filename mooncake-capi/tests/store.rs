@@ -98,11 +98,11 @@ impl Program {
     }
 }
 
-/// Runs a part of `store.c` with a master.
+/// Runs a part of `store.c` with a master, for which a setup looks for a few seconds at most.
 fn with_master(part: &str) {
     let Some(program) = Program::compile("store.c") else { return };
     let master = Master::start();
-    program.check(&[part, &master.address], &[]);
+    program.check(&[part, &master.address], &[("MC_RPC_CONNECT_TIMEOUT_MS", "3000")]);
 }
 
 /// Runs a part of `store.c` that sends signals to the master.
