@@ -141,7 +141,8 @@ static int values(void) {
     return 0;
 }
 
-static int prefix(void) {
+/* A master of Mooncake C++ is asked about all keys, so that those behind the prefix get leases, too. */
+static int prefix(int behind) {
     mooncake_store_t store = joined();
     char texts[20][16], value[500] = "value";
     const char *keys[20];
@@ -163,7 +164,7 @@ static int prefix(void) {
         CHECK(strchr(object->replicas->endpoint, ':') != NULL);
     }
     /* An object that was found stays for the time of a lease, and one behind the prefix does not. */
-    CHECK(mooncake_store_remove(store, keys[11], 0) == -706 && mooncake_store_remove(store, keys[13], 0) == 0);
+    CHECK(mooncake_store_remove(store, keys[11], 0) == -706 && mooncake_store_remove(store, keys[13], 0) == behind);
 
     mooncake_prefix_t *none = found, *empty = NULL;
     CHECK(mooncake_store_find_prefix(store, keys + 12, 8, &none) == 0 && none != NULL && none->count == 0);
@@ -398,18 +399,17 @@ static int forked(void) {
 }
 
 static int64_t size_found;
-static volatile int has_begun, has_ended;
+static volatile int has_begun, is_destroyed;
 
 static void *ask_size(void *store) {
     has_begun = 1;
     size_found = mooncake_store_get_size(store, "key");
-    has_ended = 1;
     return NULL;
 }
 
 static void *destroy(void *store) {
     mooncake_store_destroy(store);
-    CHECK(has_ended);
+    is_destroyed = 1;
     return NULL;
 }
 
@@ -418,9 +418,11 @@ static void pause_a_little(void) {
     nanosleep(&time, NULL);
 }
 
-/* The end of a store waits for a call that waits for a stopped master. */
+/* The end of a store waits for a call that waits for a stopped master. The store has no memory of its own, so that its
+   end has nothing else to ask the master. */
 static int ending(pid_t process) {
-    mooncake_store_t store = joined();
+    mooncake_store_t provider = joined(), store = mooncake_store_create();
+    CHECK(mooncake_store_setup(store, "127.0.0.1", "P2PHANDSHAKE", 0, BUFFER, "tcp", "", master) == 0);
     CHECK(mooncake_store_put(store, "key", "value", 5, NULL) == 0);
     CHECK(kill(process, SIGSTOP) == 0);
     pthread_t asker, destroyer;
@@ -428,10 +430,12 @@ static int ending(pid_t process) {
     while (!has_begun) pause_a_little();
     pause_a_little();
     CHECK(pthread_create(&destroyer, NULL, destroy, store) == 0);
-    pause_a_little();
-    CHECK(!has_ended && kill(process, SIGCONT) == 0);
+    for (int round = 0; round < 5; round++) pause_a_little();
+    int too_early = is_destroyed;
+    CHECK(kill(process, SIGCONT) == 0 && !too_early);
     CHECK(pthread_join(destroyer, NULL) == 0 && pthread_join(asker, NULL) == 0 && size_found == 5);
     CHECK(mooncake_store_get_size(store, "key") == -600);
+    mooncake_store_destroy(provider);
     return 0;
 }
 
@@ -472,7 +476,8 @@ int main(int count, char **words) {
     const char *part = words[1];
     master = words[2];
     if (strcmp(part, "values") == 0) return values();
-    if (strcmp(part, "prefix") == 0) return prefix();
+    if (strcmp(part, "prefix") == 0) return prefix(0);
+    if (strcmp(part, "prefix of Mooncake C++") == 0) return prefix(-706);
     if (strcmp(part, "nonsense") == 0) return nonsense();
     if (strcmp(part, "full") == 0) return full();
     if (strcmp(part, "threads") == 0) return threads();

@@ -174,6 +174,17 @@ fn a_missing_master_is_an_error() {
     program.check(&words, &[("MC_RPC_CONNECT_TIMEOUT_MS", "700")]);
 }
 
+/// The master at `MOONCAKE_PEER_MASTER=host:port` serves all parts.
+#[test]
+#[ignore = "needs a master of Mooncake C++; cargo xtask interop runs it"]
+fn a_mooncake_cpp_master_serves_c_programs() {
+    let master = std::env::var("MOONCAKE_PEER_MASTER").expect("MOONCAKE_PEER_MASTER=host:port of a master");
+    let Some(program) = Program::compile("store.c") else { return };
+    for part in ["values", "nonsense", "full", "threads", "fork", "prefix of Mooncake C++"] {
+        program.check(&[part, &master], &[("MC_RPC_CONNECT_TIMEOUT_MS", "3000")]);
+    }
+}
+
 /// The functions have the names and types of Mooncake C++, so that its programs link and run.
 #[test]
 fn the_interface_is_that_of_mooncake_cpp() {
