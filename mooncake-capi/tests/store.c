@@ -316,7 +316,7 @@ static int full(void) {
     int results[] = {9};
     CHECK(mooncake_store_batch_put_from(store, keys, buffers, sizes, 1, NULL, results) == 0 && results[0] == -200);
     CHECK(mooncake_store_is_exist(store, key) == 0 && mooncake_store_health_check(store) == 0);
-    CHECK(mooncake_store_remove(store, "pinned/3", 1) == 0 && mooncake_store_put(store, key, memory, SIZE, NULL) == 0);
+    CHECK(mooncake_store_remove(store, "pinned/3", 1) == 0 && mooncake_store_put(store, key, memory, SIZE, &pinned) == 0);
     CHECK(mooncake_store_remove_by_regex(store, "^pinned/", 1) == stored);
     mooncake_store_destroy(store);
     free(memory);
@@ -418,13 +418,26 @@ static void pause_a_little(void) {
     nanosleep(&time, NULL);
 }
 
+/* Stops a process, and waits until its threads have stopped. */
+static void stop(pid_t process) {
+    char name[64], line[512] = "";
+    snprintf(name, sizeof name, "/proc/%d/stat", (int)process);
+    CHECK(kill(process, SIGSTOP) == 0);
+    do {
+        pause_a_little();
+        FILE *file = fopen(name, "r");
+        CHECK(file != NULL && fgets(line, sizeof line, file) != NULL && fclose(file) == 0);
+    } while (strstr(line, ") T ") == NULL);
+    pause_a_little();
+}
+
 /* The end of a store waits for a call that waits for a stopped master. The store has no memory of its own, so that its
    end has nothing else to ask the master. */
 static int ending(pid_t process) {
     mooncake_store_t provider = joined(), store = mooncake_store_create();
     CHECK(mooncake_store_setup(store, "127.0.0.1", "P2PHANDSHAKE", 0, BUFFER, "tcp", "", master) == 0);
     CHECK(mooncake_store_put(store, "key", "value", 5, NULL) == 0);
-    CHECK(kill(process, SIGSTOP) == 0);
+    stop(process);
     pthread_t asker, destroyer;
     CHECK(pthread_create(&asker, NULL, ask_size, store) == 0);
     while (!has_begun) pause_a_little();
