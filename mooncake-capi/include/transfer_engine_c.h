@@ -1,7 +1,7 @@
 #ifndef TRANSFER_ENGINE_C
 #define TRANSFER_ENGINE_C
 
-/* Made from mooncake-capi/src by `cargo xtask header`; do not edit. */
+/* Made from mooncake-capi/src/engine by `cargo xtask header`; do not edit. */
 
 #include <stddef.h>
 #include <stdint.h>

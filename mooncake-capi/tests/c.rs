@@ -7,45 +7,16 @@
 
 use transfer_engine as _;
 
+mod common;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
-/// Returns the folder of the library that was built with this test.
-fn library() -> PathBuf {
-    let here = std::env::current_exe().unwrap();
-    let folders = here.ancestors().skip(1).take(2);
-    let found = folders.map(Path::to_owned).find(|folder| folder.join("libtransfer_engine.so").exists());
-    found.expect("cargo builds the library before its tests")
-}
+use common::run;
 
 fn compile(folder: &Path) -> Option<PathBuf> {
-    let program = folder.join("peer");
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut cc = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
-    cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"])
-        .arg(&program);
-    cc.arg("-I").arg(here.join("include")).arg(here.join("tests/peer.c"));
-    cc.arg("-L").arg(library()).arg("-ltransfer_engine").arg(format!("-Wl,-rpath,{}", library().display()));
-    match cc.output() {
-        Ok(output) => {
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            Some(program)
-        }
-        Err(error) => {
-            assert!(std::env::var_os("MOONCAKE_CI").is_none(), "no C compiler: {error}");
-            eprintln!("skipped: no C compiler ({error})");
-            None
-        }
-    }
-}
-
-/// Returns a command that runs the program with the library that it was linked with. Cargo sets
-/// folders for libraries, too, and one of them may contain an older library.
-fn run(program: &Path) -> Command {
-    let mut command = Command::new(program);
-    command.env_remove("LD_LIBRARY_PATH");
-    command
+    common::compile("peer.c", "transfer_engine", common::library().parent().unwrap(), folder)
 }
 
 #[test]
@@ -69,24 +40,7 @@ fn a_c_program_transfers_bytes_and_gets_codes() {
 
 #[test]
 fn the_header_is_one_for_cpp_too() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("include.cpp");
-    std::fs::write(
-        &source,
-        "#include \"transfer_engine_c.h\"\nint main() { return closeSegment(nullptr, LOCAL_SEGMENT); }\n",
-    )
-    .unwrap();
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
-    let Ok(output) = Command::new("c++")
-        .args(["-fsyntax-only", "-Wall", "-Werror", "-I"])
-        .arg(include)
-        .arg(&source)
-        .output()
-    else {
-        eprintln!("skipped: no C++ compiler");
-        return;
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    common::compile_cpp("transfer_engine_c.h", "closeSegment(nullptr, LOCAL_SEGMENT)");
 }
 
 #[test]

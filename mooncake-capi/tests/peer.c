@@ -216,6 +216,8 @@ static int forked(void) {
     pid_t child = fork();
     if (child == 0) {
         alarm(30);
+        CHECK(openSegment(parent, name) == -1 && unregisterLocalMemory(parent, memory) < 0);
+        destroyTransferEngine(parent);
         transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
         unsigned char *source = malloc(SIZE);
         CHECK(engine != NULL && source != NULL);

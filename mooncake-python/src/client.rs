@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use mooncake_core::memory::{Location, MemorySource};
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::memory::MemorySource;
+use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_engine::on_stream::after_default_stream;
 use mooncake_store::client::Client;
-use mooncake_store::local::LocalRead;
+use mooncake_store::local::{LocalRead, unify_read_error};
 pub(crate) use mooncake_store::local::{StoreClient, StoreObject as Located};
-use mooncake_transport::{Region, SliceMut};
+use mooncake_transport::Region;
 
 use crate::runtime::runtime;
 
@@ -25,15 +24,10 @@ pub(crate) type ReadOutcome = LocalRead<(), TransportSet>;
 pub(crate) trait PythonClient {
     /// Returns the full client, for calls that an IPC client does not have.
     fn full(&self) -> Result<&Client>;
-    /// Orders the following transfers behind the work that the default stream of the device has
-    /// been given. See [`after_default_stream`].
-    fn after_default_stream(&self, location: Location) -> Result<()>;
     /// Registers memory. For an IPC client, this waits until `mooncake_client` has mapped it.
     fn register_now(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>>;
     /// Reads ranges, with the codes of Mooncake C++.
     async fn read(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome>;
-    /// Reads values to the start of each memory, with the codes of Mooncake C++.
-    async fn read_into(&self, items: Vec<(String, SliceMut<TransportSet>)>) -> Result<Vec<Result<usize>>>;
 }
 
 impl PythonClient for StoreClient {
@@ -43,16 +37,6 @@ impl PythonClient for StoreClient {
                 "cannot make this call: a store of setup_dummy() has no full client; use mooncake_client or setup()",
             )
         })
-    }
-
-    fn after_default_stream(&self, location: Location) -> Result<()> {
-        if !location.is_device() {
-            return Ok(());
-        }
-        // An IPC client copies by itself.
-        let transports = self.as_full().map(|client| &**client.engine().transport());
-        // The work that the stream waits for may need this very thread.
-        tokio::task::block_in_place(|| after_default_stream(transports, location))
     }
 
     fn register_now(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>> {
@@ -71,23 +55,6 @@ impl PythonClient for StoreClient {
 
     async fn read(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome> {
         let ended = self.read_ranges(reads).await.into_iter();
-        ended.map(|read| ReadOutcome { result: read.result.map_err(unify_code), ..read }).collect()
-    }
-
-    async fn read_into(&self, items: Vec<(String, SliceMut<TransportSet>)>) -> Result<Vec<Result<usize>>> {
-        let lengths = self.batch_get_into(items).await?.into_iter();
-        let is_full = self.as_full().is_some();
-        Ok(lengths.map(|len| len.map_err(|error| if is_full { unify_code(error) } else { error })).collect())
-    }
-}
-
-/// Maps every failed read of bytes to one code, as in Mooncake C++. The message names the cause.
-fn unify_code(error: Error) -> Error {
-    let is_it = matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::TransferFail);
-    match error.kind() {
-        ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::NotFound if !is_it => {
-            Error::new(ErrorCode::TransferFail, error.to_string()).with_source(error)
-        }
-        _ => error,
+        ended.map(|read| ReadOutcome { result: read.result.map_err(unify_read_error), ..read }).collect()
     }
 }

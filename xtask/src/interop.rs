@@ -27,6 +27,7 @@ pub(crate) fn run() -> Result {
 const LIVE: &[(&str, &str, &str)] = &[
     ("protocol", "live::a_mooncake_cpp_master_answers_every_call", ""),
     ("protocol", "live::a_client_waits_for_free_space_on_a_mooncake_cpp_master", ""),
+    ("store_c", "a_mooncake_cpp_master_serves_c_programs", ""),
     (
         "http",
         "the_client_conforms_on_a_real_server",
@@ -44,7 +45,7 @@ const LIVE: &[(&str, &str, &str)] = &[
 /// Sends each call to a master of Mooncake C++.
 fn calls(python: &Path) -> Result {
     step("every call to a master of Mooncake C++");
-    let test = "test -q --workspace --all-features --test protocol --test http";
+    let test = "test -q --workspace --all-features --test protocol --test http --test store_c";
     cargo(&[test.split(' ').collect::<Vec<_>>(), vec!["--no-run"]].concat()).run()?;
     let (python, master) = (path(python), path(&python.with_file_name("mooncake_master")));
     for (program, name, flags) in LIVE {

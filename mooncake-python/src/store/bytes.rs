@@ -6,7 +6,7 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_store::client::{Begun, Operation, PutOptions};
+use mooncake_store::client::{Begun, Operation};
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -26,25 +26,6 @@ type Spans = Vec<MemorySpan>;
 
 impl Session {
     /// Writes every item. Each succeeds or fails independently.
-    pub(super) async fn write(
-        &self,
-        operation: Operation,
-        items: &[(String, Vec<Slice<TransportSet>>)],
-        config: ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        if items.is_empty() {
-            return Ok(Vec::new());
-        }
-        let begun = self.client.begin(operation);
-        let mut options = PutOptions::from(config);
-        if operation.replaces() {
-            options = options.upsert();
-        }
-        let outcomes = self.client.counted(begun, self.client.batch_put_pieces(items, &options)).await?;
-        // A key that already exists counts as stored.
-        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
-    }
-
     pub(super) async fn write_objects(
         &self,
         operation: Operation,
@@ -57,7 +38,7 @@ impl Session {
         };
         let items: Vec<_> =
             items.into_iter().map(|(key, spans)| Ok((key, slices(spans)?))).collect::<Result<_>>()?;
-        self.write(operation, &items, config).await
+        self.client.write(operation, &items, config).await
     }
 
     /// Looks up objects. Absent ones and failed lookups are `None`.

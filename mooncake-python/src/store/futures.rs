@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::bytes::single_outcome;
-use super::call_memory::CallMemory;
 use super::objects::absent_as_error;
+use super::zero_copy::{Pieces, named, pieces};
 use super::{NOT_SET_UP, Store};
 use crate::args::{Keep, Uint, bytes_of, text, texts, truth};
 use crate::awaitable::{awaitable, ready};
@@ -198,12 +198,12 @@ impl Store {
         let landed = landed || !session.is_registered(&buffer_ptrs, &sizes);
         let errors = self.errors.clone();
         let work = async move {
-            let (operation, memory) = (Operation::BatchGetInto, CallMemory::new(&session));
-            let ranges: (&[Uint], &[Uint]) = (&buffer_ptrs, &sizes);
+            let (operation, memory) = (Operation::BatchGetInto, session.call_memory());
+            let items = named(keys, &buffer_ptrs, &sizes);
             if landed {
-                return session.read_landed(operation, keys, &memory, ranges).await;
+                return memory.read_landed(operation, items).await;
             }
-            session.read_into(operation, keys, &memory, ranges).await
+            memory.read_into(operation, items).await
         };
         awaitable(future, work, move |py, outcome| numbers(py, &errors, n, outcome))?;
         Ok(landed)
@@ -230,14 +230,15 @@ impl Store {
             Ok(config) => config,
             Err(error) => return ready(future, vec![self.errors.record(&error); n]).map(|()| false),
         };
-        let memory = CallMemory::new(&session);
-        let pieces = |(pointer, size)| memory.pieces(&[pointer], &[size]);
-        let values = future.py().detach(|| buffer_ptrs.into_iter().zip(sizes).map(pieces).collect());
+        let memory = session.call_memory();
+        let of_value = |(pointer, size)| pieces(&memory, &[pointer], &[size]);
+        let values: Vec<Pieces> =
+            future.py().detach(|| buffer_ptrs.into_iter().zip(sizes).map(of_value).collect());
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let errors = self.errors.clone();
         let is_waited_for = memory.has_unregistered();
         let work = async move {
-            let outcomes = session.write_pieces(operation, keys, values, &config).await;
+            let outcomes = session.client.write_valid(operation, keys.into_iter().zip(values), config).await;
             memory.unused().await;
             Ok(outcomes?.into_iter().map(zero).collect())
         };

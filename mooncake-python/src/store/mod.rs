@@ -2,7 +2,6 @@
 //! need torch on top of them.
 
 mod bytes;
-mod call_memory;
 mod file_segment;
 mod futures;
 mod objects;
@@ -22,9 +21,9 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::Regions;
-use mooncake_store::client::{Client, ClientConfig, ClientPages};
+use mooncake_store::client::{Client, ClientPages, StoreSetup};
 use mooncake_store::config::ClientEnvironment;
-use mooncake_store::local::{LocalClient, LocalConfig};
+use mooncake_store::local::{CallMemory, LocalClient, LocalConfig};
 use mooncake_transport::Engine;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
@@ -46,8 +45,6 @@ pub(crate) use self::tensors::LocatedObject;
 
 /// Result of calls that return a number, before setup and after close.
 const NOT_SET_UP: i64 = -600;
-/// Default timeout of a call.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Open sessions, which are closed when the interpreter ends.
 static OPEN: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
@@ -96,6 +93,16 @@ impl Session {
         }
         let made = Arc::new(Arena::new(&self.client, self.regions.clone())?);
         Ok(self.arena.get_or_init(|| made))
+    }
+
+    /// Creates the memory of a call that names it by its address.
+    fn call_memory(&self) -> CallMemory {
+        #[allow(unsafe_code)]
+        // SAFETY: the program keeps the memory during the call, which waits at its end. Memory that
+        // it has registered stays valid until it is unregistered.
+        unsafe {
+            CallMemory::new(&self.client, &self.regions, self.engine.as_ref())
+        }
     }
 
     /// Returns whether all of this memory is registered, with this store or with the engine that
@@ -221,6 +228,13 @@ impl Store {
     }
 }
 
+/// Waits until no transfer uses unregistered memory of a call, also if the call was interrupted.
+fn wait_until_unused(py: Python<'_>, memory: &CallMemory) {
+    if memory.has_unregistered() {
+        py.detach(|| memory.wait());
+    }
+}
+
 /// Settings of [`Store::setup_native`].
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -246,28 +260,19 @@ impl Setup {
         environment: ClientEnvironment,
         engine: Option<Engine<TransportSet>>,
     ) -> Result<Client> {
-        let protocol = match self.protocol.as_str() {
-            "" => "tcp",
-            other => other,
-        };
-        if !self.rdma_devices.is_empty() && protocol != "rdma" {
-            tracing::warn!(devices = self.rdma_devices, "RDMA devices are ignored with protocol {protocol}");
-        }
-        let tenant = if self.tenant_id.is_empty() { "default" } else { &self.tenant_id };
         let mut config = environment.config.clone();
-        config.segment_file.take_if(|_| self.global_segment_size.0 == 0);
         config.offload = self.offload_path.map(|path| environment.offload(&path));
-        (config.directory, config.handshake) = ClientEnvironment::meeting(&self.metadata_server);
-        let builder = Client::builder()
-            .config(config)
-            .local_hostname(self.local_hostname)
-            .metadata(self.metadata_server)
-            .master(self.master_server_addr)
-            .segment(self.global_segment_size.0)
-            .local_buffer(self.local_buffer_size.0)
-            .protocol(protocol)
-            .transports(ClientEnvironment::transports(protocol, &self.rdma_devices)?)
-            .tenant(tenant);
+        let setup = StoreSetup {
+            local_hostname: self.local_hostname,
+            metadata_server: self.metadata_server,
+            segment: self.global_segment_size.0,
+            local_buffer: self.local_buffer_size.0,
+            protocol: self.protocol,
+            devices: self.rdma_devices,
+            master: self.master_server_addr,
+            tenant: self.tenant_id,
+        };
+        let builder = setup.builder(config)?;
         match engine {
             Some(engine) => builder.engine(engine).connect().await,
             None => builder.connect().await,
@@ -305,7 +310,7 @@ impl Store {
             self.end_session(py);
         }
         // The environment is read while no other thread can change it.
-        let environment = ClientEnvironment::over(ClientConfig { timeout: TIMEOUT, ..Default::default() });
+        let environment = StoreSetup::environment();
         let session = wait(py, async move {
             let is_shared = shared.is_some();
             let client = StoreClient::Full(config.connect(environment, shared).await?);
@@ -341,7 +346,7 @@ impl Store {
         let config = LocalConfig {
             buffer: local_buffer_size.0,
             memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
-            timeout: TIMEOUT,
+            timeout: StoreSetup::TIMEOUT,
             ..LocalConfig::at(server_address)
         };
         let joined = wait(py, LocalClient::connect(config));

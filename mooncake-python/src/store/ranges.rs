@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::Operation;
+use mooncake_store::local::CallMemory;
 use pyo3::prelude::*;
 
-use super::call_memory::CallMemory;
-use super::{NOT_SET_UP, Session, Store};
+use super::{NOT_SET_UP, Session, Store, wait_until_unused};
 use crate::args::{Uint, texts_of_each};
 use crate::client::{Located, PythonClient, RangeRead};
 use crate::error::missing_result;
@@ -164,9 +164,9 @@ impl Store {
         };
         let everywhere = |number: i64| call.with_shape(|_, _, _| number);
         let Some(session) = self.session()? else { return Ok(everywhere(NOT_SET_UP)) };
-        let memory = CallMemory::new(&session);
+        let memory = session.call_memory();
         let read = wait(py, session.read_fragments(&memory, &call));
-        memory.wait(py);
+        wait_until_unused(py, &memory);
         Ok(match read {
             Ok(read) => {
                 let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();

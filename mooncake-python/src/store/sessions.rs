@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::{Operation, RangeWrite, Reservation};
+use mooncake_store::local::CallMemory;
 use pyo3::prelude::*;
 use tokio::sync::RwLock;
 
-use super::call_memory::CallMemory;
 use super::part_write::PartWrite;
-use super::{NOT_SET_UP, Session, Store};
+use super::{NOT_SET_UP, Session, Store, wait_until_unused};
 use crate::args::{Uint, texts};
 use crate::client::{PythonClient, RangeRead};
 use crate::config::{self, Config};
@@ -246,9 +246,9 @@ impl Store {
             return Ok(self.counts(n, Err(error)));
         }
         let parts = Parts { pointers: all_buffer_ptrs, sizes: all_sizes, offsets: all_src_offsets };
-        let memory = CallMemory::new(&session);
+        let memory = session.call_memory();
         let outcomes = wait(py, session.read_session(&memory, &keys, &parts));
-        memory.wait(py);
+        wait_until_unused(py, &memory);
         Ok(self.counts(n, outcomes))
     }
 
@@ -302,9 +302,9 @@ impl Store {
             return Ok(self.counts(n, Err(error)));
         }
         let parts = Parts { pointers: all_buffer_ptrs, sizes: all_sizes, offsets: all_dst_offsets };
-        let memory = CallMemory::new(&session);
+        let memory = session.call_memory();
         let outcomes = wait(py, session.write_session(&memory, &keys, &parts));
-        memory.wait(py);
+        wait_until_unused(py, &memory);
         Ok(self.counts(n, outcomes))
     }
 

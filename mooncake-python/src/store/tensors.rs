@@ -8,13 +8,13 @@ use mooncake_core::memory::{MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
 use mooncake_store::client::Operation;
+use mooncake_store::local::CallMemory;
 use mooncake_transport::{Slice, SliceMut};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::ptr::NonNull;
 
-use super::call_memory::CallMemory;
-use super::{NOT_SET_UP, Session, Store};
+use super::{NOT_SET_UP, Session, Store, wait_until_unused};
 use crate::args::{Keep, Uint, bytes_of, bytes_with, text, texts};
 use crate::client::{Located, PythonClient, RangeRead};
 use crate::config::{self, Config};
@@ -418,20 +418,20 @@ impl Store {
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let outcomes = wait(py, async {
             let mut leases = Vec::new();
-            let (mut keys, mut values) = (Vec::with_capacity(n), Vec::with_capacity(n));
+            let mut values = Vec::with_capacity(n);
             for (key, header, memory, strips) in plans {
                 let gathered = session.gather(&owner, memory, strips, &mut leases);
-                keys.push(key);
-                values.push(gathered.and_then(|data| {
+                let pieces = gathered.and_then(|data| {
                     let mut pieces = Vec::with_capacity(1 + data.len());
                     if let Some(header) = header {
                         pieces.push(object_slice(&session.client, header, &headers)?);
                     }
                     pieces.extend(data);
                     Ok(pieces)
-                }));
+                });
+                values.push((key, pieces));
             }
-            session.write_pieces(operation, keys, values, &config).await
+            session.client.write_valid(operation, values, config).await
         });
         owner.wait(py);
         Ok(self.codes(n, outcomes))
@@ -440,7 +440,7 @@ impl Store {
     /// Copies bytes out of memory of the program. Returns `None` if the range cannot be used.
     fn _peek<'py>(&self, py: Python<'py>, address: Uint, len: Uint) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let Some(session) = self.session()? else { return Ok(None) };
-        let slice = match CallMemory::new(&session).source(address.0, len.len()) {
+        let slice = match session.call_memory().source(address.0, len.len()) {
             Ok(slice) => slice,
             Err(error) => {
                 self.errors.record(&error);
@@ -453,7 +453,7 @@ impl Store {
     /// Copies bytes into memory of the program. Returns whether the range can be used.
     fn _poke(&self, address: Uint, bytes: &[u8]) -> PyResult<bool> {
         let Some(session) = self.session()? else { return Ok(false) };
-        let memory = CallMemory::new(&session);
+        let memory = session.call_memory();
         let written = memory.sink(address.0, bytes.len()).and_then(|mut slice| slice.copy_from(0, bytes));
         Ok(match written {
             Ok(()) => true,
@@ -467,7 +467,7 @@ impl Store {
 
 impl Owner {
     fn new(session: &Arc<Session>, owners: Option<Vec<Py<PyAny>>>) -> Self {
-        let Some(objects) = owners else { return Self::Named(CallMemory::new(session)) };
+        let Some(objects) = owners else { return Self::Named(session.call_memory()) };
         let mut keep = Keep::default();
         objects.into_iter().for_each(|object| keep.object(object));
         Self::Kept(Arc::new(keep))
@@ -476,7 +476,7 @@ impl Owner {
     /// Waits until no transfer uses unregistered memory.
     fn wait(&self, py: Python<'_>) {
         if let Self::Named(memory) = self {
-            memory.wait(py);
+            wait_until_unused(py, memory);
         }
     }
 }

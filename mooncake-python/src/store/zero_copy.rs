@@ -1,72 +1,41 @@
 //! Values in memory of the program, named by address.
 
-use std::sync::Arc;
-
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_engine::addressed::{Landing, UNUSED_WITHIN, foreign};
+use mooncake_engine::addressed::foreign;
 use mooncake_store::client::Operation;
+use mooncake_store::local::CallMemory;
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 
-use super::call_memory::CallMemory;
-use super::{NOT_SET_UP, Session, Store};
+use super::{NOT_SET_UP, Session, Store, wait_until_unused};
 use crate::args::{Uint, text, texts, truth};
 use crate::client::{PythonClient, RangeRead};
 use crate::config::{self, Config};
-use crate::error::missing_result;
 use crate::runtime::wait;
 
 /// Value in pieces, or the reason why it cannot be written.
-type Pieces = Result<Vec<Slice<TransportSet>>>;
+pub(super) type Pieces = Result<Vec<Slice<TransportSet>>>;
 
-impl CallMemory {
-    pub(super) fn pieces(&self, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
-        if pointers.len() != sizes.len() {
-            return Err(Error::invalid(format!(
-                "addresses and sizes differ in number. addresses={} sizes={}",
-                pointers.len(),
-                sizes.len()
-            )));
-        }
-        let some = pointers.iter().zip(sizes).filter(|(_, size)| size.0 > 0);
-        some.map(|(pointer, size)| self.source(pointer.0, size.len())).collect()
+/// Returns the pieces of a value.
+pub(super) fn pieces(memory: &CallMemory, pointers: &[Uint], sizes: &[Uint]) -> Pieces {
+    if pointers.len() != sizes.len() {
+        return Err(Error::invalid(format!(
+            "addresses and sizes differ in number. addresses={} sizes={}",
+            pointers.len(),
+            sizes.len()
+        )));
     }
+    memory.pieces(pointers.iter().zip(sizes).map(|(pointer, size)| (pointer.0, size.len())))
+}
+
+/// Returns each key with the address and the length of its memory.
+pub(super) fn named(keys: Vec<String>, pointers: &[Uint], sizes: &[Uint]) -> Vec<(String, (u64, usize))> {
+    let ranges = pointers.iter().zip(sizes).map(|(pointer, size)| (pointer.0, size.len()));
+    keys.into_iter().zip(ranges).collect()
 }
 
 impl Session {
-    /// Writes the valid items. Each succeeds or fails independently.
-    pub(super) async fn write_pieces(
-        &self,
-        operation: Operation,
-        keys: Vec<String>,
-        values: Vec<Pieces>,
-        config: &mooncake_core::replica::ReplicateConfig,
-    ) -> Result<Vec<Result<()>>> {
-        let mut outcomes: Vec<Option<Result<()>>> = Vec::with_capacity(keys.len());
-        let mut items = Vec::with_capacity(keys.len());
-        let mut config = config.clone();
-        let groups = config.group_ids.take();
-        let mut kept = Vec::new();
-        for (i, (key, value)) in keys.into_iter().zip(values).enumerate() {
-            match value {
-                Ok(pieces) => {
-                    kept.extend(groups.as_ref().and_then(|groups| groups.get(i)).cloned());
-                    items.push((key, pieces));
-                    outcomes.push(None);
-                }
-                Err(error) => outcomes.push(Some(Err(error))),
-            }
-        }
-        config.group_ids = groups.map(|_| kept);
-        let mut written = self.write(operation, &items, config).await?.into_iter();
-
-        Ok(outcomes
-            .into_iter()
-            .map(|known| known.or_else(|| written.next()).unwrap_or_else(missing_result))
-            .collect())
-    }
-
     /// Reads whole objects, each into several buffers in their order.
     async fn read_pieces(
         &self,
@@ -116,66 +85,6 @@ impl Session {
         };
         Ok(plans.into_iter().map(total).collect())
     }
-
-    pub(super) async fn read_into(
-        &self,
-        operation: Operation,
-        keys: Vec<String>,
-        memory: &CallMemory,
-        ranges: (&[Uint], &[Uint]),
-    ) -> Result<Vec<Result<u64>>> {
-        self.read_until(operation, keys, memory, ranges, None).await
-    }
-
-    /// Reads like `read_into`, but returns only when nothing writes to the memory any more. The
-    /// response may have come sooner.
-    pub(super) async fn read_landed(
-        &self,
-        operation: Operation,
-        keys: Vec<String>,
-        memory: &CallMemory,
-        ranges: (&[Uint], &[Uint]),
-    ) -> Result<Vec<Result<u64>>> {
-        let (landing, landed) = Landing::new();
-        let outcomes = self.read_until(operation, keys, memory, ranges, Some(landing)).await;
-        if !landed.within(UNUSED_WITHIN).await {
-            tracing::warn!(
-                "transfer has not ended and may still write to memory of a call that has returned"
-            );
-        }
-        memory.unused().await;
-        outcomes
-    }
-
-    async fn read_until(
-        &self,
-        operation: Operation,
-        keys: Vec<String>,
-        memory: &CallMemory,
-        (pointers, sizes): (&[Uint], &[Uint]),
-        landing: Option<Arc<Landing>>,
-    ) -> Result<Vec<Result<u64>>> {
-        let mut outcomes: Vec<Option<Result<u64>>> = Vec::with_capacity(keys.len());
-        let mut items = Vec::with_capacity(keys.len());
-        for ((key, pointer), size) in keys.into_iter().zip(pointers).zip(sizes) {
-            match memory.sink_until(pointer.0, size.len(), landing.as_ref()) {
-                Ok(slice) => {
-                    items.push((key, slice));
-                    outcomes.push(None);
-                }
-                Err(error) => outcomes.push(Some(Err(error))),
-            }
-        }
-        drop(landing);
-        let begun = self.client.begin(operation);
-        let read = self.client.counted(begun, self.client.read_into(items)).await?;
-        let mut read = read.into_iter().map(|outcome| outcome.map(|len| len as u64));
-
-        Ok(outcomes
-            .into_iter()
-            .map(|known| known.or_else(|| read.next()).unwrap_or_else(missing_result))
-            .collect())
-    }
 }
 
 impl Store {
@@ -195,11 +104,12 @@ impl Store {
             Ok(config) => config,
             Err(error) => return Ok(vec![i64::from(self.errors.record(&error)); n]),
         };
-        let memory = CallMemory::new(&session);
+        let memory = session.call_memory();
         // This may wait for a GPU.
-        let values = py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| memory.pieces(p, s)).collect());
-        let outcomes = wait(py, session.write_pieces(operation, keys, values, &config));
-        memory.wait(py);
+        let values: Vec<Pieces> =
+            py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| pieces(&memory, p, s)).collect());
+        let outcomes = wait(py, session.client.write_valid(operation, keys.into_iter().zip(values), config));
+        wait_until_unused(py, &memory);
         Ok(self.codes(n, outcomes))
     }
 
@@ -392,10 +302,10 @@ impl Store {
         size: Uint,
     ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        let memory = CallMemory::new(&session);
-        let ranges: (&[Uint], &[Uint]) = (&[buffer_ptr], &[size]);
-        let outcome = wait(py, session.read_into(Operation::GetInto, vec![key], &memory, ranges));
-        memory.wait(py);
+        let memory = session.call_memory();
+        let range = (buffer_ptr.0, size.len());
+        let outcome = wait(py, memory.read_into(Operation::GetInto, [(key, range)]));
+        wait_until_unused(py, &memory);
         Ok(self.counts(1, outcome).first().copied().unwrap_or(NOT_SET_UP))
     }
 
@@ -412,10 +322,10 @@ impl Store {
         if let Err(error) = self.same_length(&[n, buffer_ptrs.len(), sizes.len()]) {
             return Ok(self.counts(n, Err(error)));
         }
-        let memory = CallMemory::new(&session);
-        let ranges: (&[Uint], &[Uint]) = (&buffer_ptrs, &sizes);
-        let outcomes = wait(py, session.read_into(Operation::BatchGetInto, keys, &memory, ranges));
-        memory.wait(py);
+        let memory = session.call_memory();
+        let items = named(keys, &buffer_ptrs, &sizes);
+        let outcomes = wait(py, memory.read_into(Operation::BatchGetInto, items));
+        wait_until_unused(py, &memory);
         Ok(self.counts(n, outcomes))
     }
 
@@ -437,9 +347,9 @@ impl Store {
         if let Err(error) = self.same_length(&[n, all_buffer_ptrs.len(), all_sizes.len()]) {
             return Ok(self.counts(n, Err(error)));
         }
-        let memory = CallMemory::new(&session);
+        let memory = session.call_memory();
         let outcomes = wait(py, session.read_pieces(&memory, &keys, &all_buffer_ptrs, &all_sizes));
-        memory.wait(py);
+        wait_until_unused(py, &memory);
         Ok(self.counts(n, outcomes))
     }
 }

@@ -6,7 +6,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | processes on one host | `local` |
-//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `scrape`, `status`, `summary` |
+//! | construction and end of a client | `builder`, `lifecycle`, `pages`, `scrape`, `setup`, `status`, `summary` |
 //! | background work | `heartbeat`, `remount`, `announce`, `lasting`, `mount`, `tasks` |
 //! | public operations | `objects`, `ranges`, `sessions` |
 //! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full` |
@@ -62,6 +62,7 @@ mod retry_on_full;
 mod scrape;
 mod send;
 mod sessions;
+mod setup;
 mod staging;
 mod state;
 mod status;
@@ -87,6 +88,7 @@ pub use self::payload::{AsPayload, Payload, PutOutcome};
 pub use self::put_options::PutOptions;
 pub use self::ranges::{RangeOutcome, RangeRead};
 pub use self::sessions::{RangeWrite, Reservation};
+pub use self::setup::StoreSetup;
 pub use self::state::Client;
 pub use self::version::MASTER_VERSIONS;
 

@@ -137,7 +137,7 @@ const ENGINE_HEAD: &str = "
 ## Read by the transfer engine
 
 A transfer engine reads these variables with `TransferEngineBuilder::environment`. Engines of the C
-interface, of the Python package and of `transfer_engine_bench` do. Stores of the Python package and
+interface, of the Python package and of `transfer_engine_bench` do. Stores of Python and C and
 `mooncake_client` read those about TCP, RDMA and the choice of a transport. Older names follow the
 newer ones.
 ";
@@ -145,8 +145,8 @@ newer ones.
 const CLIENT_HEAD: &str = "
 ## Read by clients
 
-`mooncake_client` and stores of the Python package read these variables. Older names follow the
-newer ones.
+`mooncake_client` and stores of the Python package and of the C interface read these variables.
+Older names follow the newer ones.
 ";
 
 /// Returns `docs/environment.md`.

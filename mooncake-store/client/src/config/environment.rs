@@ -1,5 +1,5 @@
 //! Settings of a client from the environment: those of `mooncake_client` and of stores of the
-//! Python package.
+//! Python package and the C interface.
 
 use mooncake_core::memory::HugePages;
 use mooncake_core::settings::values::{Parsed, any, bytes, number, optional, unless_off, within};

@@ -28,8 +28,11 @@
 //! | `shared.rs`, `memory.rs` | shared client: memory that the daemon also maps, and its allocation |
 //! | `objects.rs` | shared client: operations on objects |
 //! | `store_client.rs` | interface of full and shared clients |
+//! | `call_memory.rs` | operations of both clients on memory that a program names by its address |
 
 mod call;
+#[allow(unsafe_code)]
+mod call_memory;
 mod client;
 mod guest;
 pub mod hello;
@@ -47,6 +50,7 @@ mod store_client;
 
 use std::path::PathBuf;
 
+pub use self::call_memory::{CallMemory, unify_read_error};
 pub use self::client::{LocalClient, LocalConfig};
 pub use self::objects::{LocalRange, LocalRead, LocatedLocal};
 pub use self::owner::LocalServer;

@@ -5,7 +5,7 @@ use std::future::Future;
 
 use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
-use mooncake_core::replica::ReplicaList;
+use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::transport_set::TransportSet;
 use mooncake_protocol::wire::TaskInfo;
@@ -210,6 +210,61 @@ impl<T: Transport> StoreClient<T> {
         })
     }
 
+    /// Stores many values, each from consecutive pieces, as one `operation` of the metrics. A key
+    /// that exists already counts as stored.
+    ///
+    /// # Errors
+    /// Returns an outer error if the outcome of every key is unknown.
+    pub async fn write(
+        &self,
+        operation: Operation,
+        items: &[(impl AsRef<[u8]>, Vec<Slice<T>>)],
+        config: ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut options = PutOptions::from(config);
+        if operation.replaces() {
+            options = options.upsert();
+        }
+        let begun = self.begin(operation);
+        let outcomes = self.counted(begun, self.batch_put_pieces(items, &options)).await?;
+        Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
+    }
+
+    /// Stores the values that have pieces as [`write`](Self::write) does. A value with an error in
+    /// place of pieces has this error as its outcome.
+    ///
+    /// # Errors
+    /// Returns the errors of [`write`](Self::write).
+    pub async fn write_valid<K: AsRef<[u8]>>(
+        &self,
+        operation: Operation,
+        values: impl IntoIterator<Item = (K, Result<Vec<Slice<T>>>)>,
+        mut config: ReplicateConfig,
+    ) -> Result<Vec<Result<()>>> {
+        let groups = config.group_ids.take();
+        let (mut refused, mut items, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, (key, pieces)) in values.into_iter().enumerate() {
+            match pieces {
+                Ok(pieces) => {
+                    kept.extend(groups.as_ref().and_then(|groups| groups.get(at)).cloned());
+                    items.push((key, pieces));
+                    refused.push(None);
+                }
+                Err(error) => refused.push(Some(error)),
+            }
+        }
+        config.group_ids = groups.map(|_| kept);
+        let mut written = self.write(operation, &items, config).await?.into_iter();
+        let outcome = |refused: Option<Error>| match refused {
+            Some(error) => Err(error),
+            None => written.next().unwrap_or_else(missing_result),
+        };
+        Ok(refused.into_iter().map(outcome).collect())
+    }
+
     /// Removes the replicas that this client wrote. A shared client has written none itself.
     ///
     /// # Errors
@@ -310,4 +365,9 @@ impl<T: Transport> StoreClient<T> {
             _ => calls.await,
         }
     }
+}
+
+/// Returns the error of a response that has fewer results than the request has items.
+pub(super) fn missing_result<R>() -> Result<R> {
+    Err(Error::internal("the response has fewer results than the request has items"))
 }

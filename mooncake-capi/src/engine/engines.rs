@@ -1,71 +1,48 @@
 //! Engines of this process, by number.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_engine::environment::log_level;
 use mooncake_engine::transport_set::rdma_devices;
 use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::engine::{EngineCode, Target};
-use parking_lot::{Mutex, RwLock};
-use tokio::runtime::Runtime;
+use parking_lot::Mutex;
 
-/// Time that the end of an engine waits for its remaining tasks.
-const FAREWELL: Duration = Duration::from_secs(2);
+use crate::handles::Handles;
+use crate::runtime::Runtime;
 
-static ENGINES: RwLock<Option<HashMap<usize, Arc<Engine>>>> = RwLock::new(None);
-/// Number of the next engine. No address is that small, so that no address is taken for an engine.
-static NEXT: AtomicUsize = AtomicUsize::new(1);
+static ENGINES: Handles<Engine> = Handles::new("engine");
 
 /// Engine, and the segments that C programs refer to by numbers.
 pub(crate) struct Engine {
+    // Dropped first: no task outlives what it uses.
+    runtime: Runtime,
     pub(crate) engine: TransferEngine,
     /// Opened segments. The first is the engine's own.
     segments: Mutex<Vec<Option<Target<TransportSet>>>>,
-    runtime: Option<Runtime>,
 }
 
 impl Engine {
     /// Starts an engine. Returns its number.
     pub(crate) fn start(metadata: &str, name: &str) -> Result<usize> {
-        // A log subscriber that the program has installed stays in use.
-        let _ = tracing_subscriber::fmt()
-            .with_env_filter(log_level())
-            .with_writer(std::io::stderr)
-            .with_ansi(false)
-            .try_init();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("transfer-engine")
-            .enable_all()
-            .build()?;
+        let runtime = Runtime::start("transfer-engine", 2)?;
         let mut builder = TransferEngine::builder().environment().metadata(metadata).name(name);
         if rdma_devices().is_ok_and(|devices| !devices.is_empty()) {
             builder = builder.protocol("rdma").or_tcp();
         }
         let engine = runtime.block_on(builder.start())?;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let engine = Self { engine, segments: Mutex::new(vec![None]), runtime: Some(runtime) };
-        ENGINES.write().get_or_insert_default().insert(id, Arc::new(engine));
-        Ok(id)
+        Ok(ENGINES.add(Self { runtime, engine, segments: Mutex::new(vec![None]) }))
     }
 
     /// Returns the engine of a number.
     pub(crate) fn find(id: usize) -> Result<Arc<Self>> {
-        let known = ENGINES.read().as_ref().and_then(|engines| engines.get(&id).cloned());
-        known.ok_or_else(|| {
-            Error::invalid(format!("unknown engine {id:#x}: it was destroyed, or never created"))
-        })
+        ENGINES.find(id)
     }
 
     /// Stops an engine. When it returns, no call uses registered memory any more, even if other
     /// threads are in the middle of calls.
     pub(crate) fn destroy(id: usize) -> Result<()> {
-        let engine = ENGINES.write().as_mut().and_then(|engines| engines.remove(&id));
-        let engine = engine.ok_or_else(|| Error::invalid(format!("unknown engine {id:#x}")))?;
+        let engine = ENGINES.take(id)?;
         engine.block_on(async {
             let closed = engine.engine.close().await;
             engine.engine.regions().clear().await;
@@ -74,10 +51,7 @@ impl Engine {
     }
 
     pub(crate) fn block_on<R>(&self, work: impl Future<Output = Result<R>>) -> Result<R> {
-        match &self.runtime {
-            Some(runtime) => runtime.block_on(work),
-            None => Err(Error::internal("the runtime of the engine has been shut down")),
-        }
+        self.runtime.block_on(work)
     }
 
     /// Returns the number of a segment, and opens it if it is not open yet. `again` forces a fresh
@@ -139,15 +113,6 @@ impl Engine {
             first = first.and(self.open(name, true).map(drop));
         }
         first
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // A plain drop of the runtime would wait without a limit.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(FAREWELL);
-        }
     }
 }
 

@@ -4,10 +4,8 @@
 //! Strings and lists are read during the call only, and may be freed after it. Codes are 0 or those
 //! of Mooncake C++, below 0.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
-use std::slice;
 
 use mooncake_core::{Error, Result};
 use mooncake_engine::AddressRequest;
@@ -17,11 +15,12 @@ use mooncake_transport::Opcode;
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::handshake::Notification;
 
-use crate::engines::Engine;
-use crate::types::{
+use super::engines::Engine;
+use super::types::{
     INVALID_BATCH, OPCODE_READ, OPCODE_WRITE, batch_id_t, buffer_entry_t, notify_msg_t, segment_id_t,
     transfer_engine_t, transfer_request, transfer_status, transport_t,
 };
+use crate::arguments::{guarded, list, text};
 
 /// Starts an engine with all its transports. `ip_or_host_name` and `rpc_port` have no effect, as in
 /// Mooncake C++, and devices are always discovered. Returns NULL on failure; the reason is on
@@ -461,32 +460,6 @@ fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
     })
 }
 
-/// Runs a call that returns a value, or `otherwise` when it fails. No panic leaves this function.
-fn guarded<R>(name: &str, otherwise: R, work: impl FnOnce() -> Result<R>) -> R {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => {
-            tracing::warn!(call = name, "{error}");
-            otherwise
-        }
-        // The panic message is on standard error.
-        Err(_) => otherwise,
-    }
-}
-
-/// Copies a string from C.
-///
-/// # Safety
-/// The pointer is NULL, or the string ends with a zero byte.
-unsafe fn text(from: *const c_char) -> Result<String> {
-    if from.is_null() {
-        return Err(Error::invalid("invalid string: NULL"));
-    }
-    // SAFETY: promised by the caller.
-    let text = unsafe { CStr::from_ptr(from) };
-    text.to_str().map(str::to_owned).map_err(|_| Error::invalid("invalid string: not UTF-8"))
-}
-
 /// Copies a message from C.
 ///
 /// # Safety
@@ -494,23 +467,6 @@ unsafe fn text(from: *const c_char) -> Result<String> {
 unsafe fn message(from: &notify_msg_t) -> Result<Notification> {
     // SAFETY: promised by the caller.
     unsafe { Ok(Notification { name: text(from.name)?, message: text(from.msg)? }) }
-}
-
-/// Returns a list from C as a slice.
-///
-/// # Safety
-/// There are that many entries at `from`, or it is NULL.
-unsafe fn list<'a, T>(from: *const T, count: usize) -> Result<&'a [T]> {
-    if count == 0 {
-        return Ok(&[]);
-    }
-    if from.is_null() || !from.is_aligned() || count > isize::MAX as usize / size_of::<T>().max(1) {
-        return Err(Error::invalid(format!(
-            "invalid list: pointer is NULL or not aligned, or count is too large. count={count}"
-        )));
-    }
-    // SAFETY: promised by the caller.
-    Ok(unsafe { slice::from_raw_parts(from, count) })
 }
 
 /// Returns a copy that C frees. The bytes behind a zero byte are lost. Returns NULL when no memory
@@ -533,7 +489,6 @@ mod tests {
 
     #[test]
     fn no_panic_leaves_a_call() {
-        assert_eq!(guarded("test", 7, || panic!("inside of a call")), 7);
         assert_eq!(code("test", || panic!("inside of a call")), -1);
         assert_eq!(code("test", || Ok(())), 0);
     }

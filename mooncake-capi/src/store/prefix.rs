@@ -1,0 +1,92 @@
+//! Prefixes that C programs hold.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, c_char};
+
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation};
+use mooncake_core::{Error, Result};
+use parking_lot::Mutex;
+
+use super::types::{
+    MOONCAKE_REPLICA_DFS, MOONCAKE_REPLICA_DISK, MOONCAKE_REPLICA_LOCAL_DISK, MOONCAKE_REPLICA_MEMORY,
+    MOONCAKE_REPLICA_NOF_SSD, mooncake_object, mooncake_prefix, mooncake_replica,
+};
+
+/// Prefixes that were lent and not freed yet, by address.
+static LENT: Mutex<BTreeMap<usize, Prefix>> = Mutex::new(BTreeMap::new());
+
+/// Prefix with all that it points to.
+struct Prefix {
+    root: Box<mooncake_prefix>,
+    _objects: Vec<mooncake_object>,
+    _replicas: Vec<mooncake_replica>,
+    _texts: Texts,
+}
+
+// SAFETY: the pointers lead to the fields of the same value, which nothing changes.
+unsafe impl Send for Prefix {}
+
+/// Strings of a prefix. Objects mostly share a few endpoints.
+#[derive(Default)]
+struct Texts(HashMap<String, CString>);
+
+impl Texts {
+    /// Returns the address of a copy. The bytes behind a zero byte are lost.
+    fn add(&mut self, text: &str) -> *const c_char {
+        if let Some(known) = self.0.get(text) {
+            return known.as_ptr();
+        }
+        let copy = CString::new(text.split('\0').next().unwrap_or_default()).unwrap_or_default();
+        self.0.entry(text.to_owned()).or_insert(copy).as_ptr()
+    }
+}
+
+fn replica(of: &Replica, texts: &mut Texts) -> mooncake_replica {
+    let (kind, endpoint, protocol, address) = match &of.location {
+        ReplicaLocation::Memory(at) => (MOONCAKE_REPLICA_MEMORY, &at.endpoint, &*at.protocol, at.address),
+        ReplicaLocation::NofSsd(at) => (MOONCAKE_REPLICA_NOF_SSD, &at.endpoint, &*at.protocol, at.address),
+        ReplicaLocation::Disk { path, .. } => (MOONCAKE_REPLICA_DISK, path, "", 0),
+        ReplicaLocation::LocalDisk { endpoint, .. } => (MOONCAKE_REPLICA_LOCAL_DISK, endpoint, "", 0),
+        ReplicaLocation::Dfs { path, offset, .. } => (MOONCAKE_REPLICA_DFS, path, "", *offset),
+    };
+    mooncake_replica {
+        kind,
+        endpoint: texts.add(endpoint),
+        protocol: texts.add(protocol),
+        address,
+        length: of.location.size(),
+    }
+}
+
+/// Lends a prefix to the program, until [`free`].
+pub(super) fn lend(lists: &[ReplicaList]) -> *mut mooncake_prefix {
+    let mut texts = Texts::default();
+    let of_all = lists.iter().flat_map(|list| &list.replicas);
+    let replicas: Vec<mooncake_replica> = of_all.map(|one| replica(one, &mut texts)).collect();
+    let mut rest = &replicas[..];
+    let object = |list: &ReplicaList| {
+        let (own, others) = rest.split_at(list.replicas.len());
+        rest = others;
+        mooncake_object {
+            lease_ms: u64::try_from(list.lease.as_millis()).unwrap_or(u64::MAX),
+            replicas: own.as_ptr(),
+            replica_count: own.len(),
+        }
+    };
+    let objects: Vec<mooncake_object> = lists.iter().map(object).collect();
+    let mut root = Box::new(mooncake_prefix { objects: objects.as_ptr(), count: objects.len() });
+    let lent = &raw mut *root;
+    let prefix = Prefix { root, _objects: objects, _replicas: replicas, _texts: texts };
+    LENT.lock().insert(lent.addr(), prefix);
+    lent
+}
+
+/// Frees a prefix.
+pub(super) fn free(lent: *mut mooncake_prefix) -> Result<()> {
+    let known = LENT.lock().remove(&lent.addr());
+    let prefix = known.ok_or_else(|| {
+        Error::invalid(format!("cannot free prefix {lent:p}: it was freed already, or never returned"))
+    })?;
+    drop(prefix.root);
+    Ok(())
+}
