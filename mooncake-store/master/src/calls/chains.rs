@@ -3,6 +3,7 @@
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
+use mooncake_core::hints::PutHints;
 use mooncake_core::ids::ClientId;
 
 use super::master::Master;
@@ -54,6 +55,11 @@ pub(super) fn key_in(chain: Option<&Batch>, at: usize) -> KeyInCall<'_> {
 }
 
 impl ReadCall {
+    /// Returns the time at which the call began.
+    pub(super) fn begun(&self) -> Moment {
+        self.begun
+    }
+
     /// Returns what is known of the key at an index. The keys before it have been looked up.
     pub(super) fn key(&self, at: usize) -> KeyInCall<'_> {
         let (misses, begun) = (Some(&self.misses), Some(self.begun));
@@ -92,13 +98,24 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Returns the chain of keys that a call of `client` stores, if the policy has a use for it.
-    pub(super) fn put_chain(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
+    /// `hints` are those of the call.
+    pub(super) fn put_chain(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        keys: &[&[u8]],
+        hints: Option<&PutHints>,
+    ) -> Option<Batch> {
         let directory = &self.space().directory;
         let links = directory.links.as_ref()?;
-        let (tenant, hashes) = self.hashes(tenant, keys)?;
+        let (number, hashes) = self.hashes(tenant, keys)?;
         let now = self.space().clock.now();
-        let before = links.before(client, *hashes.first()?, now);
-        let batch = directory.batch(tenant, hashes, before, true);
+        let mut before = links.before(client, *hashes.first()?, now);
+        if let Some(hints) = hints {
+            let is_known = |hash| directory.lock(hash).knows(number, hash);
+            before = self.chain_hint(tenant, hints).end(before, is_known);
+        }
+        let batch = directory.batch(number, hashes, before, true);
         links.record_stored(client, batch.end(), now);
         self.space().curve.feed.note_chain(&batch);
         Some(batch)

@@ -45,6 +45,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         else {
             return false;
         };
+        self.remove_all_ended(now);
         if self.reclaim(now) > 0 && self.has_space_for(len, &takes) {
             return true;
         }

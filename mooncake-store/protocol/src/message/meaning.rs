@@ -38,6 +38,12 @@ macro_rules! meaning {
     (config) => {
         "Placement and pinning of the objects."
     };
+    (hints) => {
+        "Hints about the objects."
+    };
+    (lifetimes) => {
+        "Lifetimes of those objects that end by themselves."
+    };
     (item) => {
         "Object with its checksum."
     };
