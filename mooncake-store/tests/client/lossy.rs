@@ -93,7 +93,7 @@ impl Front {
     /// Returns whether the master lacks the call.
     fn lacks(&self, function: u32) -> bool {
         match function {
-            FetchInventory::FUNCTION => !self.lists,
+            FetchInventory::FUNCTION | FetchTimedInventory::FUNCTION => !self.lists,
             ExchangePromise::FUNCTION
             | DrainClient::FUNCTION
             | FetchExpired::FUNCTION

@@ -21,6 +21,7 @@ use mooncake_transport::{Slice, SliceMut, Transport};
 use super::client::{Inner, LocalClient};
 use super::shared::{LocalBuf, Pool};
 use crate::deadline::Deadline;
+use crate::errors::is_lost;
 use crate::payload::PutOutcome;
 use crate::put_options::PutOptions;
 use crate::ranges::RangeRead;
