@@ -15,7 +15,7 @@ use mooncake_core::alloc::Extent;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
 use mooncake_core::hints::{KeepPart, PutHints};
-use mooncake_core::ids::{ClientId, ObjectKey, SegmentId};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 
 use super::call::Reply;
@@ -81,6 +81,8 @@ struct Lacks {
     prefixes: AtomicBool,
     /// True if the master lacks the call for hints.
     hints: AtomicBool,
+    /// True if the master lacks the call for located objects.
+    relocation: AtomicBool,
     /// True if the master lacks the call for lifetimes in the inventory.
     lifetimes: AtomicBool,
 }
@@ -259,6 +261,31 @@ impl MasterClient {
             [key] => self.call_one(GetReplicaList { key, tenant }).await,
             keys => self.call_each(BatchGetReplicaList { keys: keys.into(), tenant }, keys.len()).await,
         }
+    }
+
+    /// Returns the replicas like [`locate`](Self::locate), of objects that this client has located
+    /// before. `located` is the number of a replica of each.
+    ///
+    /// An object whose first read is the last one can be located again under its lease. A master
+    /// without hints is asked as for the first time.
+    pub async fn locate_again(
+        &self,
+        tenant: &str,
+        keys: &[&[u8]],
+        located: &[ReplicaId],
+    ) -> Result<Vec<Result<ReplicaList>>> {
+        if !self.lacks.relocation.load(Relaxed) {
+            let counted =
+                if keys.len() > 1 { BatchGetReplicaList::FUNCTION } else { GetReplicaList::FUNCTION };
+            let request = LocateAgain { keys: keys.into(), located: located.into(), tenant };
+            match self.call_each_as(counted, request, keys.len()).await {
+                Err(error) if error.code() == ErrorCode::NotSupported => {
+                    self.lacks.relocation.store(true, Relaxed);
+                }
+                outcomes => return outcomes,
+            }
+        }
+        self.locate(tenant, keys).await
     }
 
     /// Returns the number of keys from the front that can be read now. Grants a lease on each of
@@ -495,8 +522,10 @@ impl MasterClient {
 
     /// Forgets the calls that the master lacks, because another master may respond from now on.
     pub fn expect_another_master(&self) {
-        let Lacks { numbered_writes, prefixes, hints, lifetimes } = &*self.lacks;
-        [numbered_writes, prefixes, hints, lifetimes].iter().for_each(|lack| lack.store(false, Relaxed));
+        let Lacks { numbered_writes, prefixes, hints, relocation, lifetimes } = &*self.lacks;
+        [numbered_writes, prefixes, hints, relocation, lifetimes]
+            .iter()
+            .for_each(|lack| lack.store(false, Relaxed));
     }
 
     /// Reports that the client is alive.

@@ -32,7 +32,7 @@ mod meaning;
 use std::borrow::Cow;
 
 use mooncake_core::hints::PutHints;
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::ids::{ClientId, ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 pub use super::call::{Handle, HandleAsync, Outcome, Request, TABLE_VERSION, Treatment};
@@ -560,6 +560,10 @@ calls! {
     /// these objects. The order of the keys is that of the blocks of a prompt.
     LocatePrefix<'a>(keys: List<'a, &'a [u8]>, with_replicas: bool, tenant: &'a str)
         -> Answer<ReadablePrefix> [in Sheddable, batch_counter locate_prefix];
+    /// [`BatchGetReplicaList`] of objects that the caller has located and not read yet. Each names one
+    /// of its replicas. An object whose first read is the last one is located again under its lease.
+    LocateAgain<'a>(keys: List<'a, &'a [u8]>, located: List<'a, ReplicaId>, tenant: &'a str)
+        -> Vec<Answer<ReplicaList>> [in Sheddable, batch_counter batch_get_replica_list];
     /// [`StartWrites`] with hints.
     StartHintedWrites<'a>(
         client: ClientId,

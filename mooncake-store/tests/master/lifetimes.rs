@@ -9,10 +9,11 @@ use mooncake_core::clock::{Clock, ManualClock, Rng};
 use mooncake_core::error::ErrorCode::*;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::hints::PutHints;
+use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::{Replica, ReplicateConfig, Segment};
 use mooncake_store::api::{DEFAULT_TENANT, WriteMode};
 use mooncake_store::master::{DiskOptions, Master, MasterOptions, MissCause, Snapshot};
-use mooncake_store::protocol::message::{Handle, LocatePrefix};
+use mooncake_store::protocol::message::{Handle, LocateAgain, LocatePrefix};
 use mooncake_store::protocol::wire::{StoredLifetime, StoredReplica, TaskKind};
 
 use crate::common::rig::{KIB, MIB, Rig, address, client};
@@ -332,7 +333,7 @@ fn a_second_replica_does_not_bring_a_read_object_back() {
         assert_eq!(announced.map_err(|error| error.code()).is_ok(), number == 1);
         if number == 1 {
             next.locate("a").unwrap();
-            next.master.tick();
+            next.alive_for(10.1);
         }
         assert!(!next.has("a"));
     }
@@ -378,7 +379,13 @@ impl Model {
 
     /// Removes the objects that have ended, as a tick does.
     fn tick(&mut self, now: u64) {
-        let ended = self.objects.iter().filter_map(|(key, object)| Some((key.clone(), object.end(now)?)));
+        // An object that was read stays until the lease ends.
+        let is_over = |object: &Modelled| match object.ended {
+            Some(_) => object.lease <= now,
+            None => object.until <= now,
+        };
+        let over = self.objects.iter().filter(|(_, object)| is_over(object));
+        let ended = over.filter_map(|(key, object)| Some((key.clone(), object.end(now)?)));
         for (key, cause) in ended.collect::<Vec<_>>() {
             self.drop_object(&key);
             self.causes.insert(key, cause);
@@ -403,6 +410,38 @@ impl Model {
 
 fn extents(replicas: &[Replica], len: u64) -> Vec<(u64, u64)> {
     replicas.iter().map(|replica| (address(replica), len.next_multiple_of(64))).collect()
+}
+
+/// A reader that has located an object asks again when it meets the owner for the first time.
+#[test]
+fn a_reader_under_its_lease_may_locate_again() {
+    let rig = Rig::new();
+    rig.mount(1, MIB);
+    rig.put_with(1, "a", KIB, &once()).unwrap();
+    let again = |located: ReplicaId| {
+        let (keys, located): (&[&[u8]], _) = (&[b"a"], [located]);
+        let call = LocateAgain { keys: keys.into(), located: (&located[..]).into(), tenant: DEFAULT_TENANT };
+        rig.master.handle(call).pop().unwrap().map(|list| list.replicas).map_err(|error| error.code())
+    };
+    let read = rig.locate("a").unwrap().replicas;
+    rig.alive_for(9.0);
+    assert_eq!(again(read[0].id), Ok(read.clone()));
+    // The number of a replica tells readers apart: others do not know it.
+    assert_eq!((again(ReplicaId(read[0].id.0 + 1)), rig.has("a")), (Err(ObjectNotFound), false));
+    rig.alive_for(9.9);
+    assert_eq!(rig.used(), KIB, "the second look-up extended the lease");
+    rig.alive_for(0.1);
+    assert_eq!((again(read[0].id), rig.used()), (Err(ObjectNotFound), 0));
+    // Its key may be used meanwhile, and its memory may not.
+    rig.put_with(1, "a", KIB, &once()).unwrap();
+    let read = rig.locate("a").unwrap().replicas;
+    let next = rig.put(1, "a", KIB).unwrap();
+    assert_ne!(address(&next[0]), address(&read[0]));
+    assert!(again(read[0].id).is_ok_and(|found| found == rig.locate("a").unwrap().replicas));
+    // Nor does an object that others are to read for the first time depend on it.
+    rig.remove("a", true).unwrap();
+    rig.put_with(1, "a", KIB, &once()).unwrap();
+    assert!(again(read[0].id).is_ok() && rig.locate("a").is_err());
 }
 
 /// Compares the master with a model: nothing that a reader holds is given to a writer, nothing is

@@ -4,7 +4,7 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
 use mooncake_core::hints::PutHints;
-use mooncake_core::ids::ClientId;
+use mooncake_core::ids::{ClientId, ReplicaId};
 
 use super::master::Master;
 use crate::model::misses::CallMisses;
@@ -28,11 +28,18 @@ pub(super) struct KeyInCall<'c> {
     begun: Option<Moment>,
     /// True if an earlier key of the call was not found.
     pub(super) is_behind_gap: bool,
+    /// Number of a replica of the object, if the caller has located it before.
+    pub(super) located: Option<ReplicaId>,
     /// Misses of the call that contains the key; `None` if the call is about one key.
     pub(super) misses: Option<&'c CallMisses>,
 }
 
 impl KeyInCall<'_> {
+    /// Returns what is known of a key of which the caller has located that replica before.
+    pub(super) fn located(self, replica: Option<ReplicaId>) -> Self {
+        Self { located: replica, ..self }
+    }
+
     /// Returns the place of the use, if the policy has a use for it.
     pub(super) fn place(&self) -> Option<Place> {
         self.chain.map(|(chain, at)| chain.place(at))

@@ -105,6 +105,21 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
     }
 }
 
+impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocateAgain<'a>> for Master<A, E> {
+    fn handle(&self, r: LocateAgain<'a>) -> Outcome<LocateAgain<'a>> {
+        let mut call = self.read_call(r.tenant, &r.keys);
+        let locate = |at: usize| {
+            let located = r.located.get(at).copied();
+            let found = self.locate_of(r.tenant, r.keys[at], call.key(at).located(located))?;
+            call.record_found(at);
+            Ok(found)
+        };
+        let found = (0..r.keys.len()).map(locate).collect();
+        self.end_read(&call, r.tenant, &r.keys);
+        found
+    }
+}
+
 impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Master<A, E> {
     fn handle(&self, r: LocatePrefix<'a>) -> Outcome<LocatePrefix<'a>> {
         if !r.with_replicas {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::{ObjectKey, SlotId};
+use mooncake_core::ids::{ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
 use smallvec::SmallVec;
@@ -208,7 +208,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
         let found = shard.find(hash, key);
-        let Some(slot) = found.filter(|slot| is_readable(&shard, *slot, now)) else {
+        let can_read = |slot: &SlotId| {
+            let located = call.located;
+            is_readable(&shard, *slot, now) || located.is_some_and(|id| is_being_read(&shard, *slot, id, now))
+        };
+        let Some(slot) = found.filter(can_read) else {
             self.count_miss(&mut shard, key, hash, found, now, call);
             return Err(found.map_or_else(not_found, |slot| unreadable(&shard[slot])));
         };
@@ -255,6 +259,19 @@ pub(super) fn is_readable<A: SegmentAllocator, E: MergeableOrder>(
 ) -> bool {
     let object = &shard[slot];
     has_replica(object) && (!object.is_limited || shard.end_of_lifetime(slot, now).is_none())
+}
+
+/// Returns whether the first read of an object was its last, and its reader, who knows the number of
+/// a replica, still has a lease.
+fn is_being_read<A: SegmentAllocator, E: MergeableOrder>(
+    shard: &Shard<A, E>,
+    slot: SlotId,
+    replica: ReplicaId,
+    now: Moment,
+) -> bool {
+    let object = &shard[slot];
+    let is_there = || object.value().is_some_and(|value| value.live().any(|held| held.id == replica));
+    object.lease > now && shard.lifetime(slot).is_some_and(|lifetime| lifetime.was_read) && is_there()
 }
 
 fn has_replica<A: SegmentAllocator>(object: &Object<A>) -> bool {

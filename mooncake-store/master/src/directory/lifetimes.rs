@@ -26,27 +26,22 @@ impl Lifetimes {
     pub(crate) fn set(&mut self, slot: SlotId, lifetime: Option<Lifetime>) {
         let before = match lifetime {
             Some(lifetime) => {
-                self.ends.insert((end_of(lifetime), slot));
+                self.ends.insert((lifetime.until, slot));
                 self.by_slot.insert(slot, lifetime)
             }
             None => self.by_slot.remove(&slot),
         };
         if let Some(before) = before
-            && lifetime.is_none_or(|lifetime| end_of(lifetime) != end_of(before))
+            && lifetime.is_none_or(|lifetime| lifetime.until != before.until)
         {
-            self.ends.remove(&(end_of(before), slot));
+            self.ends.remove(&(before.until, slot));
         }
     }
 
-    /// Returns the object that ends first, and when.
+    /// Returns the object that is to be removed first, and when.
     pub(crate) fn first(&self) -> Option<(Moment, SlotId)> {
         self.ends.first().copied()
     }
-}
-
-/// Returns the time from which the value has ended.
-fn end_of(lifetime: Lifetime) -> Moment {
-    if lifetime.was_read { Moment(0) } else { lifetime.until }
 }
 
 #[cfg(test)]
@@ -73,7 +68,7 @@ mod tests {
                 None => drop(model.remove(&slot)),
             }
             assert_eq!(lifetimes.get(slot), lifetime);
-            let first = model.iter().map(|(slot, lifetime)| (end_of(*lifetime), *slot)).min();
+            let first = model.iter().map(|(slot, lifetime)| (lifetime.until, *slot)).min();
             assert_eq!((lifetimes.first(), lifetimes.ends.len()), (first, model.len()));
         }
     }

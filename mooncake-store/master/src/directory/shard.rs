@@ -379,6 +379,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         }
     }
 
+    /// Reports to the owners of the replicas of an object that the object is gone, so that they do
+    /// not announce it to the next master.
+    pub(crate) fn disown(&self, slot: SlotId) {
+        for held in self[slot].value.iter().flat_map(|value| &value.replicas) {
+            held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+        }
+    }
+
     /// Returns the object whose lifetime ends first, and when.
     pub(crate) fn next_end_of_lifetime(&self) -> Option<(Moment, SlotId)> {
         self.lifetimes.first()

@@ -11,7 +11,7 @@ use super::misses::MissCause;
 /// Lifetime of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lifetime {
-    /// Time of the end; the largest moment for none.
+    /// Time of the end; the largest moment for none. After the last read, the end of its lease.
     pub(crate) until: Moment,
     pub(crate) ends_at_read: bool,
     /// True if a read has ended the value.
@@ -44,6 +44,9 @@ impl Lifetime {
 
     /// Returns the lifetime for the next master. `wall_ms` is the date of `now`.
     pub(crate) fn to_stored(self, now: Moment, wall_ms: u64) -> StoredLifetime {
+        if self.was_read {
+            return StoredLifetime { ends_ms: 1, ends_at_read: true };
+        }
         let left = || u64::try_from(self.until.since(now).as_millis()).unwrap_or(u64::MAX);
         let ends_ms = if self.until == NEVER { 0 } else { wall_ms.saturating_add(left()).max(1) };
         StoredLifetime { ends_ms, ends_at_read: self.ends_at_read }
@@ -90,5 +93,7 @@ mod tests {
         assert_eq!(next, first);
         let read = Lifetime { was_read: true, ..next };
         assert_eq!(read.end(ms(9)), Some(MissCause::DeletedAfterRead));
+        let next = Lifetime::from_stored(read.to_stored(ms(9), 5000), ms(10), 5001);
+        assert!(next.end(ms(10)).is_some(), "the next master does not bring it back");
     }
 }

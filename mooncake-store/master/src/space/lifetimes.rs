@@ -25,11 +25,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    /// Ends an object that was just read, if its first read is the last one.
+    /// Ends an object that was just read, if its first read is the last one. The object stays until
+    /// the lease of the reader ends.
     pub(crate) fn end_at_read(&self, shard: &mut Shard<A, E>, slot: SlotId) {
         if let Some(lifetime) = shard.lifetime(slot).filter(|lifetime| lifetime.ends_at_read) {
-            shard.set_lifetime(slot, Some(Lifetime { was_read: true, ..lifetime }));
-            self.timers.lifetimes.store(0, SeqCst);
+            if !lifetime.was_read {
+                shard.disown(slot);
+            }
+            let until = shard[slot].lease;
+            self.set_lifetime(shard, slot, Some(Lifetime { until, was_read: true, ..lifetime }));
         }
     }
 
@@ -40,7 +44,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    /// Removes the objects that have ended by now. Returns whether there were any.
+    /// Removes the objects whose time is over by now. Returns whether there were any.
     pub(crate) fn remove_all_ended(&self, now: Moment) -> bool {
         if self.timers.lifetimes.load(SeqCst) > now.0 {
             return false;
