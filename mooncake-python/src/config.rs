@@ -239,7 +239,7 @@ impl ReplicateConfig {
         Ok(())
     }
 
-    /// Time in milliseconds after which the objects cannot be read any more. `None` for no limit.
+    /// Time in milliseconds after which reads of the objects miss. `None` for no limit.
     #[getter]
     fn ttl_ms(&self) -> Option<u64> {
         self.hints()?.ttl_ms
@@ -250,7 +250,7 @@ impl ReplicateConfig {
         self.change_hints(|hints| hints.ttl_ms = value.map(|ms| ms.0));
     }
 
-    /// Whether the first read of each object is the last one.
+    /// True if the first read of each object is the last one.
     #[getter]
     fn delete_after_read(&self) -> bool {
         self.hints().is_some_and(|hints| hints.delete_after_read)

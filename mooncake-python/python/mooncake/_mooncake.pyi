@@ -494,13 +494,13 @@ class ReplicateConfig:
     def keep(self, value: Literal["front", "whole"] | None) -> None: ...
     @property
     def ttl_ms(self) -> int | None:
-        """Time in milliseconds after which the objects cannot be read any more. `None` for no limit."""
+        """Time in milliseconds after which reads of the objects miss. `None` for no limit."""
 
     @ttl_ms.setter
     def ttl_ms(self, value: int | None) -> None: ...
     @property
     def delete_after_read(self) -> bool:
-        """Whether the first read of each object is the last one."""
+        """True if the first read of each object is the last one."""
 
     @delete_after_read.setter
     def delete_after_read(self, value: bool) -> None: ...

@@ -87,7 +87,7 @@ struct Lacks {
     lifetimes: AtomicBool,
 }
 
-/// Whether this process has warned that a master ignores hints.
+/// True once this process has warned that a master ignores hints.
 static WARNED_OF_HINTS: AtomicBool = AtomicBool::new(false);
 
 #[derive(Clone, Debug)]

@@ -560,8 +560,9 @@ calls! {
     /// these objects. The order of the keys is that of the blocks of a prompt.
     LocatePrefix<'a>(keys: List<'a, &'a [u8]>, with_replicas: bool, tenant: &'a str)
         -> Answer<ReadablePrefix> [in Sheddable, batch_counter locate_prefix];
-    /// [`BatchGetReplicaList`] of objects that the caller has located and not read yet. Each names one
-    /// of its replicas. An object whose first read is the last one is located again under its lease.
+    /// [`BatchGetReplicaList`] of objects that the caller has located and not read yet. The caller
+    /// names one replica of each. An object whose first read is the last one is located again
+    /// under its lease.
     LocateAgain<'a>(keys: List<'a, &'a [u8]>, located: List<'a, ReplicaId>, tenant: &'a str)
         -> Vec<Answer<ReplicaList>> [in Sheddable, batch_counter batch_get_replica_list];
     /// [`StartWrites`] with hints.
@@ -638,8 +639,8 @@ calls! {
     ) -> Reported<Vec<Reported<bool>>>;
     /// Reads objects to the start of a memory range each. Returns their lengths.
     ReadObjects<'a>(objects: List<'a, ObjectSink<'a>>) -> Reported<Vec<Reported<Option<u64>>>>;
-    /// Reads an object of unknown length if it fits into the memory range. Otherwise the object can be
-    /// read by its number.
+    /// Reads an object of unknown length if it fits into the memory range. Otherwise the object can
+    /// be read by its number.
     FetchObject<'a>(key: &'a [u8], into: MemoryRange) -> Reported<Option<LocatedObject>>;
     /// Locates objects and grants leases on them.
     LocateObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<Option<LocatedObject>>>>;

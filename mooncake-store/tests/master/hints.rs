@@ -231,7 +231,7 @@ fn requests_with_hints_are_decoded_or_refused() {
     let at = body.windows(4).position(|bytes| bytes == [2, 1, 9, 0]).unwrap();
     body[at] = 3;
     assert!(pack::decode::<StartHintedWrites>(&body).is_err(), "there is no such part to keep");
-    // The settings travel as before: hints are no part of them.
+    // The settings travel as before: hints are not a part of them.
     let plain = ReplicateConfig::default();
     let hinted = ReplicateConfig { hints: Some(Box::new(hints)), ..plain.clone() };
     let encoded = [&plain, &hinted].map(|config| {

@@ -70,7 +70,7 @@ fn the_first_read_is_the_last() {
     rig.mount(2, MIB);
     let two = ReplicateConfig { replicas: 2, ..once() };
     rig.put_with(1, "a", KIB, &two).unwrap();
-    // Neither a look at the object nor a question whether it exists is a read.
+    // Neither a look at the object nor an existence check is a read.
     assert!(rig.exists("a") && rig.has("a") && rig.exists("a"));
     let keys: &[&[u8]] = &[b"a"];
     let count = LocatePrefix { keys: keys.into(), with_replicas: false, tenant: DEFAULT_TENANT };
@@ -185,7 +185,7 @@ fn objects_that_end_by_themselves_are_not_written_to_disks() {
         rig.put_with(1, "a", 2 * KIB, &living(60.0)).unwrap();
         rig.put_with(1, "b", 2 * KIB, &once()).unwrap();
         assert_eq!(rig.master.to_offload(client(1), true).unwrap().len(), 0);
-        // They do not wait for a disk either.
+        // Eviction does not wait for a disk either.
         rig.put(1, "c", 2 * KIB).unwrap();
         assert!(!rig.has("a") && rig.has("b"));
         assert_eq!(cause(&rig, "a"), Some(MissCause::Evicted));
@@ -224,8 +224,8 @@ fn mount_kept<'s>(rig: &Rig, segment: &Segment, kept: impl Iterator<Item = &'s S
     rig.master.keep(client(1), segment.id, &kept.map(extent).collect::<Vec<_>>(), true).unwrap();
 }
 
-/// Objects of the tests of a restart: each with its time to live, if any, and whether the first read
-/// ends it.
+/// Objects of the tests of a restart: each with its time to live, if any, and whether the first
+/// read ends it.
 const KINDS: [(&str, Option<u64>, bool); 5] = [
     ("plain", None, false),
     ("short", Some(2_000), false),
@@ -300,7 +300,7 @@ fn a_snapshot_keeps_lifetimes() {
     assert_eq!(rig.master.snapshot(write).unwrap(), 4);
     let next = another(4, Duration::from_secs(110));
     next.master.recall(Snapshot::read(&bytes).unwrap());
-    // What no owner has announced yet is in the next snapshot, too.
+    // Objects that no owner has announced yet are in the next snapshot, too.
     let again = Snapshot::read(&bytes).unwrap();
     assert_eq!(Snapshot::read(&again.write()).unwrap(), again);
     mount_kept(&next, &segment, kept.iter().map(|(stored, _)| stored));
@@ -432,7 +432,7 @@ fn a_reader_under_its_lease_may_locate_again() {
     assert_eq!(rig.used(), KIB, "the second look-up extended the lease");
     rig.alive_for(0.1);
     assert_eq!((again(read[0].id), rig.used()), (Err(ObjectNotFound), 0));
-    // Its key may be used meanwhile, and its memory may not.
+    // The key may be used meanwhile, and the memory may not.
     rig.put_with(1, "a", KIB, &once()).unwrap();
     let read = rig.locate("a").unwrap().replicas;
     let next = rig.put(1, "a", KIB).unwrap();

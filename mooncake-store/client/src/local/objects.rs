@@ -334,7 +334,7 @@ impl LocalClient {
         if size > room.len() {
             drop(room);
             let room = inner.room(size, &deadline).await?;
-            // The object was located once, and an object that ends at its first read is gone by now.
+            // The object was located once. An object that ends at its first read is gone by now.
             let ranges = vec![ObjectRange { object: number, offset: 0, into: room.place(0, size) }];
             let call = ReadRanges { ranges: ranges.into() };
             let (read, mut room) = inner.call_each(1, &call, room, &deadline).await?;

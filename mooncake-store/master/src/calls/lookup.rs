@@ -261,8 +261,8 @@ pub(super) fn is_readable<A: SegmentAllocator, E: MergeableOrder>(
     has_replica(object) && (!object.is_limited || shard.end_of_lifetime(slot, now).is_none())
 }
 
-/// Returns whether the first read of an object was its last, and its reader, who knows the number of
-/// a replica, still has a lease.
+/// Returns whether the first read of an object was its last, and its reader still has a lease. The
+/// reader knows the number of a replica.
 fn is_being_read<A: SegmentAllocator, E: MergeableOrder>(
     shard: &Shard<A, E>,
     slot: SlotId,

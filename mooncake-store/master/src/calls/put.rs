@@ -380,7 +380,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
         write.hints = put.config.hints.clone();
-        // What ends by itself stays in memory: a disk or a file would keep it for the next master.
+        // An object that ends by itself stays in memory: a file would keep it for the next master.
         let is_limited = write.hints.as_ref().is_some_and(|hints| hints.limit_lifetime());
         write.file = if is_limited { None } else { self.grant_file(put.key) };
         write.place = place;

@@ -51,7 +51,7 @@ impl ChainLinks {
     }
 }
 
-/// What a client states about the chain of its batch.
+/// Hint of a client about the chain of its batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChainHint {
     /// Hash of the key before the first one.

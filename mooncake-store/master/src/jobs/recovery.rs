@@ -36,7 +36,7 @@ pub(crate) struct Recovery {
     forgotten: AtomicUsize,
 }
 
-/// What is known of an announced replica.
+/// Knowledge of the master about an announced replica.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KnownReplica {
     /// Number of the last use of the object.

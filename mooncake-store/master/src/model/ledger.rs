@@ -101,8 +101,8 @@ impl Ledger {
         waiting.changes.push_back(change);
     }
 
-    /// Returns the changes after number `after` and forgets those up to it. `wall_ms` is the date of
-    /// `now`.
+    /// Returns the changes after number `after` and forgets those up to it. `wall_ms` is the date
+    /// of `now`.
     pub(crate) fn page(&self, after: u64, epoch: u64, now: Moment, wall_ms: u64) -> TimedInventoryPage {
         let mut waiting = self.0.lock();
         waiting.asked = now;

@@ -35,8 +35,8 @@ impl Snapshot {
     /// passed.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the four before;
-    /// the text names the defect.
+    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the four
+    /// before; the text names the defect.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse =
             |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("cannot read snapshot: {why}")));
