@@ -209,8 +209,9 @@ mod tests {
             epoch: 9,
             number: replica,
         };
-        let lifetime =
-            (replica % 2 == 0).then_some(StoredLifetime { ends_ms: replica, ends_at_read: replica == 4 });
+        let lifetime = replica
+            .is_multiple_of(2)
+            .then_some(StoredLifetime { ends_ms: replica, ends_at_read: replica == 4 });
         Came { replica: ReplicaId(replica), stored, lifetime, sum: replica ^ 0xff, offered: false }
     }
 
