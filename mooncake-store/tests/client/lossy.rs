@@ -487,7 +487,11 @@ async fn a_master_without_hints_ignores_them() {
     for _ in 0..2 {
         assert_eq!(&client.get("a").await.unwrap().unwrap()[..], b"v");
     }
+    // Another client of the process does not repeat the warning.
+    let other = front.connect(1 << 20).await;
+    assert_eq!(other.put_with("c", "v", &options).await.unwrap(), PutOutcome::Stored);
     assert_eq!(warnings.0.load(SeqCst), 1);
+    other.close().await.unwrap();
     client.close().await.unwrap();
 }
 
