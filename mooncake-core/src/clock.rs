@@ -30,8 +30,8 @@ pub trait Clock: Debug + Send + Sync + 'static {
     /// Returns the current time, never earlier than before. Leases and timeouts use this time.
     fn now(&self) -> Moment;
 
-    /// Returns milliseconds since 1970 UTC. For logs and fields that carry a date, never for a
-    /// decision.
+    /// Returns milliseconds since 1970 UTC. For logs, for fields that carry a date, and for times
+    /// that outlive the process. Decisions within one process use [`now`](Self::now).
     fn wall_ms(&self) -> u64;
 }
 

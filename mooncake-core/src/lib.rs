@@ -12,6 +12,7 @@ pub mod evict;
 pub mod fault_injection;
 #[allow(unsafe_code)]
 pub mod fork;
+pub mod hints;
 pub mod host_port;
 pub mod ids;
 mod kind;

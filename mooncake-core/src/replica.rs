@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::hints::PutHints;
 use crate::ids::{ClientId, ReplicaId, SegmentId};
 
 /// Range of a client's memory in which the master places objects.
@@ -260,6 +261,9 @@ pub struct ReplicateConfig {
     pub host_id: String,
     /// Group of each key of the batch, empty for none.
     pub group_ids: Option<Vec<String>>,
+    /// Hints for the master. They travel in a call of their own, because Mooncake C++ has no field
+    /// for them.
+    pub hints: Option<Box<PutHints>>,
 }
 
 impl Default for ReplicateConfig {
@@ -278,6 +282,7 @@ impl Default for ReplicateConfig {
             data_type: DataType::default(),
             host_id: String::new(),
             group_ids: None,
+            hints: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `ReplicateConfig` as Python has it.
 
+use mooncake_core::hints::{KeepPart, PutHints};
 use mooncake_core::replica::{self, DataType, SoftPin};
 use mooncake_core::{Error, Result};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -191,6 +192,75 @@ impl ReplicateConfig {
         Ok(())
     }
 
+    /// Key of the block before the first key of a put. `None` for no hint.
+    #[getter]
+    fn parent_key(&self) -> Option<String> {
+        let parent = self.hints()?.parent.as_deref()?;
+        Some(String::from_utf8_lossy(parent).into_owned())
+    }
+
+    #[setter]
+    fn set_parent_key(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let parent = value.as_ref().map(text).transpose()?.map(String::into_bytes);
+        self.change_hints(|hints| hints.parent = parent);
+        Ok(())
+    }
+
+    /// Number of blocks of the chain before the first key of a put. `None` for no hint.
+    #[getter]
+    fn position(&self) -> Option<u64> {
+        self.hints()?.position
+    }
+
+    #[setter]
+    fn set_position(&mut self, value: Option<Uint>) {
+        self.change_hints(|hints| hints.position = value.map(|position| position.0));
+    }
+
+    /// Part of the chain that is of use: `"front"` or `"whole"`. `None` for no hint.
+    #[getter]
+    fn keep(&self) -> Option<&'static str> {
+        name_of(self.hints()?.keep)
+    }
+
+    #[setter]
+    fn set_keep(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let name = value.as_ref().map(text).transpose()?;
+        let part = match name.as_deref() {
+            None => KeepPart::Any,
+            Some("front") => KeepPart::Front,
+            Some("whole") => KeepPart::Whole,
+            Some(other) => {
+                let text = format!("cannot set keep: {other:?} is not 'front', 'whole' or None");
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        self.change_hints(|hints| hints.keep = part);
+        Ok(())
+    }
+
+    /// Time in milliseconds after which reads of the objects miss. `None` for no limit.
+    #[getter]
+    fn ttl_ms(&self) -> Option<u64> {
+        self.hints()?.ttl_ms
+    }
+
+    #[setter]
+    fn set_ttl_ms(&mut self, value: Option<Uint>) {
+        self.change_hints(|hints| hints.ttl_ms = value.map(|ms| ms.0));
+    }
+
+    /// True if the first read of each object is the last one.
+    #[getter]
+    fn delete_after_read(&self) -> bool {
+        self.hints().is_some_and(|hints| hints.delete_after_read)
+    }
+
+    #[setter]
+    fn set_delete_after_read(&mut self, #[pyo3(from_py_with = truth)] value: bool) {
+        self.change_hints(|hints| hints.delete_after_read = value);
+    }
+
     fn __copy__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         copy_of(slf, |attributes| attributes.call_method0("copy"))
     }
@@ -209,7 +279,7 @@ impl ReplicateConfig {
             "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, \
              soft_pin_action: {}, soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, \
              preferred_nof_segments: {}, preferred_segment: {}, prefer_alloc_in_same_node: {}, \
-             group_ids: {}, data_type: {data_type} }}",
+             group_ids: {}, data_type: {data_type}{} }}",
             c.replicas,
             c.nof_replicas,
             c.dfs_replicas,
@@ -221,12 +291,45 @@ impl ReplicateConfig {
             c.preferred_segment,
             c.same_node,
             c.group_ids.as_deref().map_or("unset".to_owned(), names),
+            self.hints().map_or_else(String::new, shown),
         ))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         self.__str__(py)
     }
+}
+
+impl ReplicateConfig {
+    fn hints(&self) -> Option<&PutHints> {
+        self.inner.hints.as_deref()
+    }
+
+    fn change_hints(&mut self, change: impl FnOnce(&mut PutHints)) {
+        let mut hints = self.inner.hints.take().unwrap_or_default();
+        change(&mut hints);
+        self.inner.hints = Some(hints).filter(|hints| !hints.is_empty());
+    }
+}
+
+fn name_of(part: KeepPart) -> Option<&'static str> {
+    match part {
+        KeepPart::Any => None,
+        KeepPart::Front => Some("front"),
+        KeepPart::Whole => Some("whole"),
+    }
+}
+
+/// Formats the hints that are set, as further fields of a configuration.
+fn shown(hints: &PutHints) -> String {
+    let fields = [
+        hints.parent.as_ref().map(|key| format!(", parent_key: {}", String::from_utf8_lossy(key))),
+        hints.position.map(|position| format!(", position: {position}")),
+        name_of(hints.keep).map(|part| format!(", keep: {part}")),
+        hints.ttl_ms.map(|ms| format!(", ttl_ms: {ms}")),
+        hints.delete_after_read.then(|| ", delete_after_read: true".to_owned()),
+    ];
+    fields.into_iter().flatten().collect()
 }
 
 /// Returns a copy of the same class, which may be a subclass, with a copy of the attributes that
@@ -272,6 +375,9 @@ pub(crate) fn for_call(
     }
     if config.soft_pin_ttl_ms.is_some() && config.soft_pin != SoftPin::Enable {
         return Err(Error::invalid("soft_pin_ttl_ms requires soft_pin_action ENABLE"));
+    }
+    if let Some(hints) = &config.hints {
+        hints.check()?;
     }
     Ok(config.clone())
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import os
 import threading
@@ -254,6 +255,62 @@ def test_replicate_config(store, key):
     other = copy.copy(config)
     other.replica_num = 3
     assert config.replica_num == 2
+
+
+def test_hints(store, make_store, key):
+    config = ReplicateConfig()
+    hints = ("parent_key", "position", "keep", "ttl_ms", "delete_after_read")
+    plain = str(config)
+    assert [getattr(config, name) for name in hints] == [None, None, None, None, False]
+    config.parent_key, config.position, config.keep = "block/1", 2, "front"
+    config.ttl_ms, config.delete_after_read = 60_000, True
+    assert [getattr(config, name) for name in hints] == ["block/1", 2, "front", 60_000, True]
+    shown = "parent_key: block/1, position: 2, keep: front, ttl_ms: 60000, delete_after_read: true }"
+    assert str(config).endswith(shown)
+    import copy
+
+    assert [getattr(copy.copy(config), name) for name in hints] == ["block/1", 2, "front", 60_000, True]
+    for name, bad in [("keep", "back"), ("ttl_ms", -1), ("position", "2"), ("parent_key", 1)]:
+        with pytest.raises((TypeError, ValueError)):
+            setattr(config, name, bad)
+    for name in hints[:4]:
+        setattr(config, name, None)
+    # A key is read at most once, by any call and any client.
+    other = make_store()
+    for number, read in enumerate([
+        lambda name: store.get(name),
+        lambda name: other.get(name),
+        lambda name: bytes(other.get_buffer(name)),
+        lambda name: other.get_batch([name])[0],
+        lambda name: bytes(other.batch_get_buffer([name])[0]),
+    ]):
+        name, value = f"{key}/{number}", bytes(range(256)) * (1 + 1000 * (number % 2))
+        assert store.put(name, value, config) == 0
+        assert store.is_exist(name) == 1 and store.batch_is_exist([name]) == [1] and store.prefix_hits([name]) == 1
+        assert read(name) == value
+        assert store.is_exist(name) == 0 and store.get(name) == b"" and other.get_buffer(name) is None
+        assert store.get_size(name) == -704
+    target = bytearray(1 << 16)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(target))
+    assert store.put_batch([f"{key}/a", f"{key}/b"], [b"a" * 5000, b"b" * 5000], config) == 0
+    assert other.register_buffer(address, len(target)) == 0
+    assert other.batch_get_into([f"{key}/a", f"{key}/b"], [address, address + 8192], [8192, 8192]) == [5000, 5000]
+    assert target[:5000] == b"a" * 5000 and target[8192:13192] == b"b" * 5000
+    assert other.batch_get_into([f"{key}/a"], [address], [8192])[0] < 0
+    assert other.unregister_buffer(address) == 0
+    # A size is part of the location, so the call that returns the size is the last read.
+    assert store.put(f"{key}/size", b"12345", config) == 0
+    assert store.get_size(f"{key}/size") == 5 and store.get(f"{key}/size") == b""
+    config.delete_after_read = False
+    assert str(config) == plain
+    config.ttl_ms = 50
+    assert store.put(f"{key}/soon", b"x", config) == 0
+    until = time.monotonic() + 30
+    while store.is_exist(f"{key}/soon") == 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert store.get(f"{key}/soon") == b""
+    config.ttl_ms = 0
+    assert store.put(f"{key}/never", b"x", config) == -600 and "ttl_ms" in store.last_error().message
 
 
 def test_descriptors(store, key):

@@ -13,13 +13,18 @@ from typing import Any
 # Attributes of a configuration that cannot be copied as a whole.
 _FIELDS = (
     "data_type",
+    "delete_after_read",
     "group_ids",
+    "keep",
     "nof_replica_num",
+    "parent_key",
+    "position",
     "prefer_alloc_in_same_node",
     "preferred_nof_segments",
     "preferred_segment",
     "preferred_segments",
     "replica_num",
+    "ttl_ms",
     "with_hard_pin",
     "with_soft_pin",
 )

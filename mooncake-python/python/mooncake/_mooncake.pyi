@@ -2,7 +2,7 @@
 
 from asyncio import Future
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 from typing_extensions import disjoint_base
 
@@ -474,6 +474,36 @@ class ReplicateConfig:
     def replica_num(self) -> int: ...
     @replica_num.setter
     def replica_num(self, value: int) -> None: ...
+    @property
+    def parent_key(self) -> str | None:
+        """Key of the block before the first key of a put. `None` for no hint."""
+
+    @parent_key.setter
+    def parent_key(self, value: str | None) -> None: ...
+    @property
+    def position(self) -> int | None:
+        """Number of blocks of the chain before the first key of a put. `None` for no hint."""
+
+    @position.setter
+    def position(self, value: int | None) -> None: ...
+    @property
+    def keep(self) -> Literal["front", "whole"] | None:
+        """Part of the chain that is of use: `"front"` or `"whole"`. `None` for no hint."""
+
+    @keep.setter
+    def keep(self, value: Literal["front", "whole"] | None) -> None: ...
+    @property
+    def ttl_ms(self) -> int | None:
+        """Time in milliseconds after which reads of the objects miss. `None` for no limit."""
+
+    @ttl_ms.setter
+    def ttl_ms(self, value: int | None) -> None: ...
+    @property
+    def delete_after_read(self) -> bool:
+        """True if the first read of each object is the last one."""
+
+    @delete_after_read.setter
+    def delete_after_read(self, value: bool) -> None: ...
     @property
     def with_soft_pin(self) -> bool: ...
     @with_soft_pin.setter

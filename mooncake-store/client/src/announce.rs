@@ -27,9 +27,9 @@ use crate::errors::shown;
 use crate::inventory::{Entry, Inventory, ReplicaPosition};
 use crate::state::Inner;
 use mooncake_protocol::message::{
-    AnnounceExpired, AnnounceReplicas, FetchExpired, FetchInventory, MountKeptSegment, ReleaseKept,
+    AnnounceExpired, AnnounceReplicas, AnnounceTimed, FetchExpired, MountKeptSegment, ReleaseKept,
 };
-use mooncake_protocol::wire::StoredReplica;
+use mooncake_protocol::wire::{ItemLifetime, StoredReplica};
 
 /// Divisor of the ping interval. At most this part of each interval is used for checksums of new
 /// objects.
@@ -70,13 +70,11 @@ impl<T: Transport> Inner<T> {
             return Ok(());
         }
         let mut inventory = self.inventory.lock().await;
-        let page = deadline
-            .bound("asking for the inventory", self.master.call(FetchInventory { client: self.id, after: 0 }))
-            .await;
-        match page {
-            Ok(page) => {
-                let same = inventory.turn_over(page.epoch);
-                inventory.apply(page, self.config.clock.now());
+        let asked = self.master.inventory(self.id, 0);
+        match deadline.bound("asking for the inventory", asked).await {
+            Ok(timed) => {
+                let same = inventory.turn_over(timed.page.epoch);
+                inventory.apply(timed, self.config.clock.now());
                 if same && !is_planted("expired-not-fetched") {
                     self.fetch_expired(&mut inventory, deadline).await?;
                 }
@@ -163,13 +161,13 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Result<Option<u64>> {
         loop {
-            let asked = self.master.call(FetchInventory { client: self.id, after: inventory.heard });
-            let page = deadline.bound("asking for the inventory", asked).await?;
-            if page.epoch != epoch {
-                return Ok(Some(page.epoch));
+            let asked = self.master.inventory(self.id, inventory.heard);
+            let timed = deadline.bound("asking for the inventory", asked).await?;
+            if timed.page.epoch != epoch {
+                return Ok(Some(timed.page.epoch));
             }
-            let whole = page.whole;
-            inventory.apply(page, self.config.clock.now());
+            let whole = timed.page.whole;
+            inventory.apply(timed, self.config.clock.now());
             if whole {
                 break;
             }
@@ -381,21 +379,27 @@ impl<T: Transport> Inner<T> {
     /// Announces objects. Returns the number of objects that the master accepted.
     async fn announce_batch(&self, batch: Vec<Entry>) -> Result<usize> {
         let (expired, kept): (Vec<_>, Vec<_>) = batch.into_iter().partition(|entry| entry.expired);
+        let (timed, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|entry| entry.lifetime.is_some());
         let mut taken = 0;
-        for (batch, expired) in [(expired, true), (kept, false)] {
+        let batches = [(expired, Announced::Expired), (timed, Announced::Timed), (kept, Announced::Kept)];
+        for (batch, kind) in batches {
             if !batch.is_empty() {
-                taken += self.announce_as(batch, expired).await?;
+                taken += self.announce_as(batch, kind).await?;
             }
         }
         Ok(taken)
     }
 
-    async fn announce_as(&self, batch: Vec<Entry>, expired: bool) -> Result<usize> {
+    async fn announce_as(&self, batch: Vec<Entry>, kind: Announced) -> Result<usize> {
         let now = self.config.clock.now();
         let tell = |entry: Entry| {
             let left = u64::try_from(entry.pinned.since(now).as_millis()).unwrap_or(u64::MAX);
             StoredReplica { soft_pin_ms: left, ..entry.stored }
         };
+        let lifetime = |(index, entry): (usize, &Entry)| {
+            Some(ItemLifetime { index: index as u64, lifetime: entry.lifetime? })
+        };
+        let lifetimes: Vec<_> = batch.iter().enumerate().filter_map(lifetime).collect();
         let batch: Vec<_> = batch.into_iter().map(tell).collect();
         // The lock is held during the request, so that reports of the master about these objects
         // are applied afterwards.
@@ -403,9 +407,22 @@ impl<T: Transport> Inner<T> {
         inventory.offer(&batch);
         let (client, stored) = (self.id, Cow::Borrowed(&batch[..]));
         let asked = async {
-            match expired {
-                true => self.master.call_each(AnnounceExpired { client, stored }, batch.len()).await,
-                false => self.master.call_each(AnnounceReplicas { client, stored }, batch.len()).await,
+            match kind {
+                Announced::Expired => {
+                    self.master.call_each(AnnounceExpired { client, stored }, batch.len()).await
+                }
+                Announced::Timed => {
+                    let lifetimes = Cow::Borrowed(&lifetimes[..]);
+                    let call = AnnounceTimed { client, stored, lifetimes };
+                    match self.master.call_each(call, batch.len()).await {
+                        // An older master would serve the objects for ever.
+                        Err(error) if is_refusal(&error) => Ok(vec![Err(error); batch.len()]),
+                        outcome => outcome,
+                    }
+                }
+                Announced::Kept => {
+                    self.master.call_each(AnnounceReplicas { client, stored }, batch.len()).await
+                }
             }
         };
         let announced = self.deadline().bound("announcing", asked).await?;
@@ -428,6 +445,17 @@ impl<T: Transport> Inner<T> {
         inventory.fresh += taken;
         Ok(taken)
     }
+}
+
+/// Kind of announced objects.
+#[derive(Clone, Copy)]
+enum Announced {
+    /// Objects that the master listed when this client expired.
+    Expired,
+    /// Objects of an earlier master that end by themselves.
+    Timed,
+    /// Other objects of an earlier master.
+    Kept,
 }
 
 /// Returns the space that an object takes.

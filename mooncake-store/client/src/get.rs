@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use mooncake_core::clock::Moment;
+use mooncake_core::ids::ReplicaId;
 use mooncake_core::memory::HostMemory;
 use mooncake_core::replica::{MemoryLocation, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
@@ -149,6 +150,8 @@ struct Read<'a, T: Transport> {
     known: LookUps,
     /// True if a client was found after the master was asked. The master has to be asked again.
     too_early: bool,
+    /// Number of a replica in the last response of the master.
+    named: Option<ReplicaId>,
     /// Expected checksum of the value, if this client compares checksums.
     checksum: Option<u64>,
     /// Copy of the value in the cache of this client.
@@ -182,6 +185,7 @@ impl<'a, T: Transport> Read<'a, T> {
             lease: Moment::default(),
             known: LookUps::default(),
             too_early: false,
+            named: None,
             checksum: None,
             kept: None,
             from_afar: false,
@@ -232,6 +236,7 @@ impl<'a, T: Transport> Read<'a, T> {
                 return;
             }
         };
+        self.named = list.replicas.first().map(|replica| replica.id);
         self.lease = asked.at.after(list.lease);
         self.checksum = list.checksum.filter(|_| client.config.checksum);
         self.replicas.clear();
@@ -290,8 +295,14 @@ async fn locate<T: Transport>(
     // The lease began when the master responded. A lease counted from before the request ends
     // earlier, which is safe.
     let asked = client.asked();
-    let call = client.master.locate(&client.config.tenant, &keys);
-    let answers = deadline.bound("replica list", call).await?;
+    let tenant = &client.config.tenant;
+    let named: Option<Vec<ReplicaId>> = pending.iter().map(|&i| reads[i].named).collect();
+    let answers = match named {
+        Some(named) => {
+            deadline.bound("replica list", client.master.locate_again(tenant, &keys, &named)).await?
+        }
+        None => deadline.bound("replica list", client.master.locate(tenant, &keys)).await?,
+    };
     for (&i, answer) in pending.iter().zip(answers) {
         let kept = answer.as_ref().ok().and_then(|list| client.kept(reads[i].key, list));
         reads[i].kept = kept;

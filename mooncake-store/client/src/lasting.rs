@@ -26,7 +26,6 @@ use crate::inventory::index::{self, Contents, Found, Header};
 use crate::inventory::journal::{Journal, write_anew};
 use crate::mounted::Mounted;
 use crate::state::{Client, Inner};
-use mooncake_protocol::message::FetchInventory;
 
 /// A segment file that this process has locked.
 #[derive(Debug)]
@@ -206,9 +205,9 @@ impl<T: Transport> Inner<T> {
         inventory.inherit(found, now);
         let mut lost = false;
         loop {
-            let asked = self.master.call(FetchInventory { client: self.id, after: inventory.heard });
-            let page = match deadline.bound("asking for the inventory", asked).await {
-                Ok(page) => page,
+            let asked = self.master.inventory(self.id, inventory.heard);
+            let timed = match deadline.bound("asking for the inventory", asked).await {
+                Ok(timed) => timed,
                 Err(error) if is_refusal(&error) => {
                     log_refusal(&error);
                     inventory.reset();
@@ -216,16 +215,17 @@ impl<T: Transport> Inner<T> {
                 }
                 Err(error) => return Err(error),
             };
+            let page = &timed.page;
             if page.epoch != found.epoch {
                 // The master was restarted, too. The reports of its predecessor are all that is
                 // known.
                 inventory.turn_over(page.epoch);
-                inventory.apply(page, now);
+                inventory.apply(timed, now);
                 break;
             }
             lost |= page.lost;
             let whole = page.whole;
-            inventory.apply(page, now);
+            inventory.apply(timed, now);
             if whole {
                 break;
             }

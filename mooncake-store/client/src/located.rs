@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mooncake_core::clock::Moment;
+use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
@@ -339,8 +340,11 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Vec<Result<(u64, Answer)>> {
         let keys: Vec<&[u8]> = locations.iter().map(|location| &*location.key).collect();
+        let named = |location: &Arc<ObjectLocation>| location.answer().replicas.first().map(|one| one.id);
+        let named: Vec<ReplicaId> = locations.iter().map(|one| named(one).unwrap_or(ReplicaId(0))).collect();
         let asked = self.asked();
-        match deadline.bound("replica list", self.master.locate(&self.config.tenant, &keys)).await {
+        let call = self.master.locate_again(&self.config.tenant, &keys, &named);
+        match deadline.bound("replica list", call).await {
             Ok(answers) => {
                 let answers = keys.iter().zip(answers);
                 answers.map(|(key, answer)| self.answer(key, answer?, asked)).collect()

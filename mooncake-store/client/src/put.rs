@@ -170,19 +170,27 @@ fn placement<'c, T: Transport>(
     Cow::Owned(config)
 }
 
-/// Returns the configuration for some of the items. Each item has a group of its own.
-pub(crate) fn of_some<'c>(
+/// Returns the configuration for some of the items, of which there are `all` with these keys. Each
+/// item has a group of its own, and hints are about the first key.
+pub(crate) fn of_some<'c, 'k>(
     config: &'c ReplicateConfig,
     some: &[usize],
     all: usize,
+    key: impl Fn(usize) -> &'k [u8],
 ) -> Cow<'c, ReplicateConfig> {
-    match &config.group_ids {
+    let mut config = match &config.group_ids {
         Some(groups) if some.len() < all && groups.len() == all => {
             let group_ids = Some(some.iter().map(|&i| groups[i].clone()).collect());
             Cow::Owned(ReplicateConfig { group_ids, ..config.clone() })
         }
         _ => Cow::Borrowed(config),
+    };
+    let first = some.first().copied().unwrap_or_default();
+    if first > 0 && config.hints.is_some() {
+        let config = config.to_mut();
+        config.hints = config.hints.take().map(|hints| Box::new(hints.after_keys(first, key(first - 1))));
     }
+    config
 }
 
 impl<'a, T: Transport> Writing<'a, T> {
@@ -211,7 +219,7 @@ impl<'a, T: Transport> Writing<'a, T> {
         config: &ReplicateConfig,
         outcomes: &mut Outcomes,
     ) -> Result<()> {
-        let config = &of_some(config, pending, items.len());
+        let config = &of_some(config, pending, items.len(), |i| items[i].key);
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
         let keys = asked.iter().map(|item| item.key);
@@ -313,7 +321,7 @@ impl<'a, T: Transport> Writing<'a, T> {
     /// Requests the same space again, and fails the grants that are no longer valid.
     async fn confirm_grants(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
         let of: Vec<usize> = self.grants.iter().map(|grant| grant.item).collect();
-        let config = of_some(config, &of, items.len());
+        let config = of_some(config, &of, items.len(), |i| items[i].key);
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let asked: Vec<PutItem<'_>> = of.iter().map(item).collect();
         match self.ask(&asked, &config).await {

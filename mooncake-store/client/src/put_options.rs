@@ -1,5 +1,8 @@
 //! Settings of a put.
 
+use std::time::Duration;
+
+use mooncake_core::hints::{KeepPart, PutHints};
 use mooncake_core::replica::{ReplicateConfig, SoftPin};
 use mooncake_protocol::api::WriteMode;
 
@@ -70,6 +73,61 @@ impl PutOptions {
         self.replication.same_node = true;
         self
     }
+
+    /// Names the key of the block before the first key of the call. The eviction policy `gittins`
+    /// uses it in place of a guess.
+    ///
+    /// ```
+    /// # use mooncake_client::PutOptions;
+    /// // The blocks of a prompt whose first two blocks are stored.
+    /// let options = PutOptions::new().parent_key("block 1").position(2);
+    /// ```
+    pub fn parent_key(mut self, key: impl AsRef<[u8]>) -> Self {
+        self.hints_mut().parent = Some(key.as_ref().to_vec());
+        self
+    }
+
+    /// Sets the number of blocks of the chain before the first key of the call; 0 for a call that
+    /// begins a chain.
+    pub fn position(mut self, position: u64) -> Self {
+        self.hints_mut().position = Some(position);
+        self
+    }
+
+    /// Names the part of the chain of keys that is of use if not all of its blocks stay.
+    pub fn keep(mut self, part: KeepPart) -> Self {
+        self.hints_mut().keep = part;
+        self
+    }
+
+    /// Limits the time for which the objects can be read. It begins at the end of the put, on the
+    /// clock of the master.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use mooncake_client::PutOptions;
+    /// let options = PutOptions::new().time_to_live(Duration::from_secs(600));
+    /// ```
+    pub fn time_to_live(mut self, span: Duration) -> Self {
+        self.hints_mut().ttl_ms = Some(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+        self
+    }
+
+    /// Deletes each object after its first read. Existence checks are not reads.
+    pub fn delete_after_read(mut self) -> Self {
+        self.hints_mut().delete_after_read = true;
+        self
+    }
+
+    /// Replaces all hints.
+    pub fn hints(mut self, hints: PutHints) -> Self {
+        self.replication.hints = (!hints.is_empty()).then(|| Box::new(hints));
+        self
+    }
+
+    fn hints_mut(&mut self) -> &mut PutHints {
+        self.replication.hints.get_or_insert_default()
+    }
 }
 
 #[cfg(test)]
@@ -89,5 +147,21 @@ mod tests {
             ..ReplicateConfig::default()
         };
         assert_eq!(options, PutOptions { replication, mode: WriteMode::Upsert });
+    }
+
+    #[test]
+    fn hints_add_up() {
+        let options = PutOptions::new().parent_key("p").position(3).keep(KeepPart::Front);
+        let options = options.time_to_live(Duration::from_secs(2)).delete_after_read();
+        let hints = PutHints {
+            parent: Some(b"p".to_vec()),
+            position: Some(3),
+            keep: KeepPart::Front,
+            ttl_ms: Some(2000),
+            delete_after_read: true,
+        };
+        assert_eq!(options.replication.hints.as_deref(), Some(&hints));
+        assert_eq!(PutOptions::new().hints(hints), options);
+        assert_eq!(options.hints(PutHints::default()), PutOptions::new());
     }
 }

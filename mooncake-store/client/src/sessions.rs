@@ -83,7 +83,7 @@ impl<T: Transport> ClientRanges<'_, T> {
             let attempt = Attempt::new(inner, WriteMode::Put);
             let known = inner.engine.look_ups();
             let asked: Vec<PutItem<'_>> = pending.iter().map(|&i| puts[i]).collect();
-            let config = of_some(config, &pending, puts.len());
+            let config = of_some(config, &pending, puts.len(), |i| puts[i].key);
             let keys = asked.iter().map(|put| put.key);
             // Held until the response, so that no file of an earlier value is reported meanwhile.
             let _files = match inner.reserve_files(keys, &deadline).await {

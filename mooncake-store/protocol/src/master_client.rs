@@ -14,7 +14,8 @@ use async_trait::async_trait;
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::ids::{ClientId, ObjectKey, SegmentId};
+use mooncake_core::hints::{KeepPart, PutHints};
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
 
 use super::call::Reply;
@@ -22,7 +23,7 @@ use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack;
 use super::service::MasterCalls;
-use super::wire::{CopyPlan, ReadablePrefix, TaskKind};
+use super::wire::{CopyPlan, ReadablePrefix, TaskKind, TimedInventoryPage};
 use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
 
 /// A master in the process of its clients.
@@ -78,7 +79,16 @@ struct Lacks {
     numbered_writes: AtomicBool,
     /// True if the master lacks the call for prefixes.
     prefixes: AtomicBool,
+    /// True if the master lacks the call for hints.
+    hints: AtomicBool,
+    /// True if the master lacks the call for located objects.
+    relocation: AtomicBool,
+    /// True if the master lacks the call for lifetimes in the inventory.
+    lifetimes: AtomicBool,
 }
+
+/// True once this process has warned that a master ignores hints.
+static WARNED_OF_HINTS: AtomicBool = AtomicBool::new(false);
 
 #[derive(Clone, Debug)]
 enum Location {
@@ -253,6 +263,31 @@ impl MasterClient {
         }
     }
 
+    /// Returns the replicas like [`locate`](Self::locate), of objects that this client has located
+    /// before. `located` is the number of a replica of each.
+    ///
+    /// An object whose first read is the last one can be located again under its lease. A master
+    /// without hints is asked as for the first time.
+    pub async fn locate_again(
+        &self,
+        tenant: &str,
+        keys: &[&[u8]],
+        located: &[ReplicaId],
+    ) -> Result<Vec<Result<ReplicaList>>> {
+        if !self.lacks.relocation.load(Relaxed) {
+            let counted =
+                if keys.len() > 1 { BatchGetReplicaList::FUNCTION } else { GetReplicaList::FUNCTION };
+            let request = LocateAgain { keys: keys.into(), located: located.into(), tenant };
+            match self.call_each_as(counted, request, keys.len()).await {
+                Err(error) if error.code() == ErrorCode::NotSupported => {
+                    self.lacks.relocation.store(true, Relaxed);
+                }
+                outcomes => return outcomes,
+            }
+        }
+        self.locate(tenant, keys).await
+    }
+
     /// Returns the number of keys from the front that can be read now. Grants a lease on each of
     /// these objects.
     ///
@@ -317,7 +352,7 @@ impl MasterClient {
         config: &ReplicateConfig,
     ) -> Result<Vec<Result<Vec<Replica>>>> {
         let Caller { client, tenant, attempt } = caller;
-        let config = Cow::Borrowed(config);
+        let (hints, config) = (config.hints.as_deref(), Cow::Borrowed(config));
         let (keys, sizes): (Cow<'_, [&[u8]]>, Cow<'_, [u64]>) = match items {
             [item] => (from_ref(&item.key).into(), from_ref(&item.len).into()),
             items => {
@@ -325,6 +360,29 @@ impl MasterClient {
             }
         };
         let (keys, sizes) = (Cow::Borrowed(&keys[..]), Cow::Borrowed(&sizes[..]));
+        let calls = match mode {
+            WriteMode::Put => [PutStart::FUNCTION, BatchPutStart::FUNCTION],
+            WriteMode::Upsert => [UpsertStart::FUNCTION, BatchUpsertStart::FUNCTION],
+        };
+        if let Some(hints) = hints.filter(|_| !self.lacks.hints.load(Relaxed)) {
+            let request = StartHintedWrites {
+                client,
+                attempt,
+                replace: mode == WriteMode::Upsert,
+                keys: keys.clone(),
+                sizes: sizes.clone(),
+                config: config.clone(),
+                hints: Cow::Borrowed(hints),
+                tenant,
+            };
+            match self.call_each_as(calls[usize::from(items.len() > 1)], request, items.len()).await {
+                Err(error) if error.code() == ErrorCode::NotSupported => {
+                    self.lacks.hints.store(true, Relaxed);
+                    warn_of_hints(hints);
+                }
+                outcomes => return outcomes,
+            }
+        }
         let request = StartWrites {
             client,
             attempt,
@@ -333,10 +391,6 @@ impl MasterClient {
             sizes: sizes.clone(),
             config: config.clone(),
             tenant,
-        };
-        let calls = match mode {
-            WriteMode::Put => [PutStart::FUNCTION, BatchPutStart::FUNCTION],
-            WriteMode::Upsert => [UpsertStart::FUNCTION, BatchUpsertStart::FUNCTION],
         };
         match self.numbered(attempt, calls, request, items.len()).await {
             // A start needs no number to be correct.
@@ -468,8 +522,10 @@ impl MasterClient {
 
     /// Forgets the calls that the master lacks, because another master may respond from now on.
     pub fn expect_another_master(&self) {
-        self.lacks.numbered_writes.store(false, Relaxed);
-        self.lacks.prefixes.store(false, Relaxed);
+        let Lacks { numbered_writes, prefixes, hints, relocation, lifetimes } = &*self.lacks;
+        [numbered_writes, prefixes, hints, relocation, lifetimes]
+            .iter()
+            .for_each(|lack| lack.store(false, Relaxed));
     }
 
     /// Reports that the client is alive.
@@ -489,6 +545,21 @@ impl MasterClient {
             Some(rpc) => rpc.location().another_leads(than).await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Returns the changes in the segments of a client after change number `after`, with the
+    /// lifetimes of the objects. A master without lifetimes has none.
+    pub async fn inventory(&self, client: ClientId, after: u64) -> Result<TimedInventoryPage> {
+        if !self.lacks.lifetimes.load(Relaxed) {
+            match self.call(FetchTimedInventory { client, after }).await {
+                Err(error) if error.code() == ErrorCode::NotSupported => {
+                    self.lacks.lifetimes.store(true, Relaxed);
+                }
+                outcome => return outcome,
+            }
+        }
+        let page = self.call(FetchInventory { client, after }).await?;
+        Ok(TimedInventoryPage { page, lifetimes: Vec::new() })
     }
 
     /// Reports that the node at this endpoint did not respond to the caller.
@@ -616,6 +687,22 @@ impl MasterClient {
 
 /// Converts a count of a response. A count has no field for an error, so a negative value is an
 /// error number.
+/// Warns once in this process that the master ignores hints, with those of the first put.
+fn warn_of_hints(hints: &PutHints) {
+    if WARNED_OF_HINTS.swap(true, Relaxed) {
+        return;
+    }
+    let named = [
+        ("parent_key", hints.parent.is_some()),
+        ("position", hints.position.is_some()),
+        ("keep", hints.keep != KeepPart::Any),
+        ("ttl_ms", hints.ttl_ms.is_some()),
+        ("delete_after_read", hints.delete_after_read),
+    ];
+    let named: Vec<&str> = named.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect();
+    tracing::warn!("this master ignores hints of puts: it is an older one, or Mooncake C++. hints={named:?}");
+}
+
 fn count(count: i64) -> Result<u64> {
     u64::try_from(count).map_err(|_| {
         i32::try_from(count).map_or_else(

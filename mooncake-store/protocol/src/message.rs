@@ -31,7 +31,8 @@ mod meaning;
 
 use std::borrow::Cow;
 
-use mooncake_core::ids::{ClientId, SegmentId, Uuid};
+use mooncake_core::hints::PutHints;
+use mooncake_core::ids::{ClientId, ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment, SegmentStatus};
 
 pub use super::call::{Handle, HandleAsync, Outcome, Request, TABLE_VERSION, Treatment};
@@ -42,10 +43,10 @@ use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_field
 use super::report::Reported;
 use super::type_signature::function_id;
 use super::wire::{
-    Attached, CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, Lent, LentParts, LocatedObject,
-    MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink, OffloadItem,
-    PingReply, PromotionPlan, ReadablePrefix, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo,
-    TaskReport, Welcome,
+    Attached, CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, ItemLifetime, Lent, LentParts,
+    LocatedObject, MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink,
+    OffloadItem, PingReply, PromotionPlan, ReadablePrefix, StorageConfig, StoredAt, StoredReplica, Task,
+    TaskInfo, TaskReport, TimedInventoryPage, Welcome,
 };
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
@@ -559,6 +560,28 @@ calls! {
     /// these objects. The order of the keys is that of the blocks of a prompt.
     LocatePrefix<'a>(keys: List<'a, &'a [u8]>, with_replicas: bool, tenant: &'a str)
         -> Answer<ReadablePrefix> [in Sheddable, batch_counter locate_prefix];
+    /// [`BatchGetReplicaList`] of objects that the caller has located and not read yet. The caller
+    /// names one replica of each. An object whose first read is the last one is located again
+    /// under its lease.
+    LocateAgain<'a>(keys: List<'a, &'a [u8]>, located: List<'a, ReplicaId>, tenant: &'a str)
+        -> Vec<Answer<ReplicaList>> [in Sheddable, batch_counter batch_get_replica_list];
+    /// [`StartWrites`] with hints.
+    StartHintedWrites<'a>(
+        client: ClientId,
+        attempt: u64,
+        replace: bool,
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, u64>,
+        config: Cow<'a, ReplicateConfig>,
+        hints: Cow<'a, PutHints>,
+        tenant: &'a str,
+    ) -> Vec<Answer<Vec<Replica>>> [in Sheddable, counter put_start, batch_counter batch_put_start];
+    /// [`FetchInventory`] with the objects that end by themselves. [`FetchInventory`] leaves these
+    /// out.
+    FetchTimedInventory(client: ClientId, after: u64) -> Answer<TimedInventoryPage> [remote_only];
+    /// [`AnnounceReplicas`] with the lifetimes of objects.
+    AnnounceTimed<'a>(client: ClientId, stored: List<'a, StoredReplica>, lifetimes: List<'a, ItemLifetime>)
+        -> Vec<Answer<()>> [remote_only];
 }
 
 calls! {
@@ -608,12 +631,17 @@ calls! {
     UnshareMemory(memory: u32) -> Reported<()>;
 
     /// Stores objects. Returns for each whether the key existed.
-    WriteObjects<'a>(replace: bool, config: Cow<'a, ReplicateConfig>, objects: List<'a, ObjectPieces<'a>>)
-        -> Reported<Vec<Reported<bool>>>;
+    WriteObjects<'a>(
+        replace: bool,
+        config: Cow<'a, ReplicateConfig>,
+        hints: Cow<'a, PutHints>,
+        objects: List<'a, ObjectPieces<'a>>,
+    ) -> Reported<Vec<Reported<bool>>>;
     /// Reads objects to the start of a memory range each. Returns their lengths.
     ReadObjects<'a>(objects: List<'a, ObjectSink<'a>>) -> Reported<Vec<Reported<Option<u64>>>>;
-    /// Reads an object of unknown length if it fits into the memory range. Returns its length.
-    FetchObject<'a>(key: &'a [u8], into: MemoryRange) -> Reported<Option<u64>>;
+    /// Reads an object of unknown length if it fits into the memory range. Otherwise the object can
+    /// be read by its number.
+    FetchObject<'a>(key: &'a [u8], into: MemoryRange) -> Reported<Option<LocatedObject>>;
     /// Locates objects and grants leases on them.
     LocateObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<Option<LocatedObject>>>>;
     /// Reads ranges of located objects.

@@ -391,7 +391,10 @@ impl<'a> Reader<'a> {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! wire_fields {
-    ($spelled:ident $name:ty { $($field:ident: $type:ty),* $(,)? }) => {
+    (
+        $spelled:ident $name:ty { $($field:ident: $type:ty),* $(,)? }
+        $(without { $($absent:ident: $value:expr),* })?
+    ) => {
         #[allow(unused_lifetimes)]
         impl<'a> $crate::pack::Wire for $name {
             const SIGNATURE: $crate::type_signature::TypeSignature = $crate::type_signature::TypeSignature::$spelled(&[
@@ -415,7 +418,10 @@ macro_rules! wire_fields {
             fn unpack(
                 _body: &mut $crate::pack::Reader<'a>,
             ) -> Result<Self, $crate::pack::PackError> {
-                Ok(Self { $($field: $crate::pack::Unpack::unpack(_body)?,)* })
+                Ok(Self {
+                    $($field: $crate::pack::Unpack::unpack(_body)?,)*
+                    $($($absent: $value,)*)?
+                })
             }
         }
     };

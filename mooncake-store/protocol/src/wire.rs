@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use mooncake_core::error::Error;
+use mooncake_core::hints::{KeepPart, PutHints};
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{
     DataType, MemoryLocation, Replica, ReplicaList, ReplicaLocation, ReplicaStatus, ReplicaType,
@@ -242,6 +243,38 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// End of a lifetime that outlives the master: when the object ends by itself.
+    #[derive(Copy)]
+    pub struct StoredLifetime {
+        /// Time of the end in milliseconds since 1970; 0 for none.
+        pub ends_ms: u64,
+        /// True if the first read ends the object.
+        pub ends_at_read: bool,
+    }
+}
+
+wire_struct! {
+    /// Lifetime of an item of a list. Items without one do not end by themselves.
+    #[derive(Copy)]
+    pub struct ItemLifetime {
+        /// Index of the item.
+        pub index: u64,
+        /// Lifetime of the item.
+        pub lifetime: StoredLifetime,
+    }
+}
+
+wire_struct! {
+    /// Changes in the segments of a client, with the lifetimes of the objects.
+    pub struct TimedInventoryPage {
+        /// Changes.
+        pub page: InventoryPage,
+        /// Lifetimes of the objects in the list of changes.
+        pub lifetimes: Vec<ItemLifetime>,
+    }
+}
+
+wire_struct! {
     /// Addition or removal of a replica.
     pub struct InventoryChange {
         /// Identity of the replica.
@@ -370,6 +403,7 @@ fn milliseconds(span: &Duration) -> u64 {
 written_as! {
     Duration as u64: span => milliseconds(span), |ms| Ok(Duration::from_millis(ms));
     DataType as Byte: kind => Byte(kind.0), |byte| Ok(DataType(byte.0));
+    KeepPart as Byte: part => Byte(*part as u8), |byte| known(KeepPart::from_number(byte.0), "part to keep", byte.0);
     SoftPin as Byte: pin => Byte(*pin as u8), |byte| known(SoftPin::from_number(byte.0), "soft pin action", byte.0);
     ReplicaType as i32: kind => *kind as i32, |n| known(ReplicaType::from_number(n), "replica type", n);
     ReplicaStatus as i32: status => *status as i32, |n| known(ReplicaStatus::from_number(n), "replica status", n);
@@ -402,6 +436,14 @@ wire_fields!(structure ReplicateConfig {
     data_type: DataType,
     host_id: String,
     group_ids: Option<Vec<String>>,
+} without { hints: None });
+
+wire_fields!(structure PutHints {
+    parent: Option<Vec<u8>>,
+    position: Option<u64>,
+    keep: KeepPart,
+    ttl_ms: Option<u64>,
+    delete_after_read: bool,
 });
 
 /// Object whose bytes are completely written.

@@ -93,7 +93,7 @@ impl Front {
     /// Returns whether the master lacks the call.
     fn lacks(&self, function: u32) -> bool {
         match function {
-            FetchInventory::FUNCTION => !self.lists,
+            FetchInventory::FUNCTION | FetchTimedInventory::FUNCTION => !self.lists,
             ExchangePromise::FUNCTION
             | DrainClient::FUNCTION
             | FetchExpired::FUNCTION
@@ -130,7 +130,8 @@ impl MasterConnection for Front {
             | UpsertStart::FUNCTION
             | BatchPutStart::FUNCTION
             | BatchUpsertStart::FUNCTION
-            | StartWrites::FUNCTION => "start",
+            | StartWrites::FUNCTION
+            | StartHintedWrites::FUNCTION => "start",
             PutEnd::FUNCTION
             | UpsertEnd::FUNCTION
             | BatchPutEnd::FUNCTION
@@ -152,9 +153,13 @@ impl MasterConnection for Front {
         };
         let mut out = Vec::new();
         MasterService(self.master()).call(function, body, &mut out).unwrap();
-        if [GetReplicaList::FUNCTION, BatchGetReplicaList::FUNCTION, LocatePrefix::FUNCTION]
-            .contains(&function)
-        {
+        let look_ups = [
+            GetReplicaList::FUNCTION,
+            BatchGetReplicaList::FUNCTION,
+            LocateAgain::FUNCTION,
+            LocatePrefix::FUNCTION,
+        ];
+        if look_ups.contains(&function) {
             self.clock.advance(std::mem::take(&mut *self.late.lock()));
         }
         if self.loses(name) { Err(ErrorCode::RpcFail.into()) } else { Ok(out) }
@@ -434,4 +439,72 @@ async fn objects_outlive_masters_after_two_restarts_during_one_remount() {
     })
     .await;
     passing.abort();
+}
+
+/// Warnings of this thread about hints.
+#[derive(Clone, Default)]
+struct HintWarnings(Arc<AtomicU64>);
+
+impl tracing::Subscriber for HintWarnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?}");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.fetch_add(u64::from(text.0.contains("ignores hints") && text.0.contains("ttl_ms")), SeqCst);
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A master of Mooncake C++ or an older one ignores hints, and the process says so once.
+#[tokio::test]
+async fn a_master_without_hints_ignores_them() {
+    let warnings = HintWarnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let front = Front::new(true);
+    let client = front.connect(1 << 20).await;
+    let options = PutOptions::new().time_to_live(Duration::from_secs(1)).delete_after_read().parent_key("p");
+    for key in ["a", "b"] {
+        assert_eq!(client.put_with(key, "v", &options).await.unwrap(), PutOutcome::Stored);
+    }
+    front.clock.advance(Duration::from_secs(2));
+    for _ in 0..2 {
+        assert_eq!(&client.get("a").await.unwrap().unwrap()[..], b"v");
+    }
+    // Another client of the process does not repeat the warning.
+    let other = front.connect(1 << 20).await;
+    assert_eq!(other.put_with("c", "v", &options).await.unwrap(), PutOutcome::Stored);
+    assert_eq!(warnings.0.load(SeqCst), 1);
+    other.close().await.unwrap();
+    client.close().await.unwrap();
+}
+
+/// A start with hints whose response is lost is repeated, and gets the same space.
+#[tokio::test]
+async fn a_start_with_hints_is_repeated() {
+    let front = Front::new(false);
+    let client = front.connect(1 << 20).await;
+    front.lose(&["start"]);
+    let options = PutOptions::new().delete_after_read();
+    assert_eq!(client.put_with("a", "v", &options).await.unwrap(), PutOutcome::Stored);
+    assert!(front.lose.lock().is_empty());
+    assert_eq!(&client.get("a").await.unwrap().unwrap()[..], b"v");
+    assert_eq!(client.get("a").await.unwrap(), None);
+    client.close().await.unwrap();
 }

@@ -29,6 +29,7 @@ mod faults;
 #[cfg(feature = "disk")]
 mod files;
 mod free_space;
+mod hints;
 mod hot_replicas;
 mod identity;
 mod lent_memory;

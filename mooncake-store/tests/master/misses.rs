@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mooncake_core::clock::Rng;
 use mooncake_core::error::ErrorCode;
 use mooncake_core::evict::PolicyKind;
+use mooncake_core::hints::PutHints;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, SoftPin};
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{MasterOptions, MissCause, MissCounts, Put, TenantQuota, Writer};
@@ -19,9 +20,18 @@ const LEN: u64 = 16 * KIB;
 /// Registered tenants, and one that is not.
 const TENANTS: [&str; 3] = ["a", "b", "nobody"];
 
+/// Hint that an object ends by itself.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    None,
+    /// A time to live of three seconds.
+    Time,
+    FirstRead,
+}
+
 #[derive(Clone, Debug)]
 enum Step {
-    Put { at: (usize, u8), group: Option<u8>, pinned: bool, large: bool, unfinished: bool },
+    Put { at: (usize, u8), group: Option<u8>, pinned: bool, large: bool, unfinished: bool, limit: Limit },
     Revoke((usize, u8)),
     Remove((usize, u8)),
     Unmount,
@@ -36,9 +46,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let at = || (0..2usize, 0..14u8);
     let keys = || proptest::collection::vec(0..14u8, 0..8);
     let group = proptest::option::weighted(0.3, 0..2u8);
-    let put = (at(), group, any::<bool>(), proptest::bool::weighted(0.1), proptest::bool::weighted(0.2));
+    let limit = prop_oneof![6 => Just(Limit::None), 1 => Just(Limit::Time), 1 => Just(Limit::FirstRead)];
+    let rarely = proptest::bool::weighted;
+    let put = (at(), group, any::<bool>(), rarely(0.1), rarely(0.2), limit);
     let step = prop_oneof![
-        8 => put.prop_map(|(at, group, pinned, large, unfinished)| Step::Put { at, group, pinned, large, unfinished }),
+        8 => put.prop_map(|(at, group, pinned, large, unfinished, limit)| {
+            Step::Put { at, group, pinned, large, unfinished, limit }
+        }),
         1 => at().prop_map(Step::Revoke),
         1 => at().prop_map(Step::Remove),
         1 => Just(Step::Unmount),
@@ -61,6 +75,8 @@ struct Tried {
     left: BTreeMap<Key, Vec<MissCause>>,
     grouped: BTreeSet<Key>,
     pinned: BTreeSet<Key>,
+    /// Keys that were put with a limit.
+    limited: BTreeSet<Key>,
     /// Misses that the responses show.
     missed: u64,
     by_cause: BTreeMap<(usize, MissCause), u64>,
@@ -83,6 +99,7 @@ impl Tried {
             left: BTreeMap::new(),
             grouped: BTreeSet::new(),
             pinned: BTreeSet::new(),
+            limited: BTreeSet::new(),
             missed: 0,
             by_cause: BTreeMap::new(),
         }
@@ -106,23 +123,30 @@ impl Tried {
     /// Runs a step. Returns the causes of objects that left in it, by key.
     fn run(&mut self, step: &Step) -> impl Fn(Key) -> Vec<MissCause> + use<> {
         let (grouped, pinned) = (self.grouped.clone(), self.pinned.clone());
+        let mut limited = self.limited.clone();
+        if let Step::Put { at, .. } = step {
+            limited.insert(*at);
+        }
         let of = move |why: Option<MissCause>| {
-            move |at: Key| match why {
-                Some(why) => vec![why],
-                // The first object of a group is not visible.
-                None => [
-                    Some(MissCause::Evicted),
-                    grouped.contains(&at).then_some(MissCause::EvictedWithGroup),
-                    pinned.contains(&at).then_some(MissCause::PinEnded),
-                ]
-                .into_iter()
-                .flatten()
-                .collect(),
+            move |at: Key| {
+                let by_itself = ends(limited.contains(&at));
+                let why: Vec<_> = match why {
+                    // Every step that takes time may be the end of a write.
+                    Some(why @ MissCause::OwnerLost) => vec![Some(why), Some(MissCause::PutFailed)],
+                    Some(why) => vec![Some(why)],
+                    // The first object of a group is not visible.
+                    None => vec![
+                        Some(MissCause::Evicted),
+                        grouped.contains(&at).then_some(MissCause::EvictedWithGroup),
+                        pinned.contains(&at).then_some(MissCause::PinEnded),
+                    ],
+                };
+                why.into_iter().flatten().chain(by_itself).collect::<Vec<_>>()
             }
         };
         match step {
-            Step::Put { at, group, pinned, large, unfinished } => {
-                self.put(*at, *group, *pinned, *large, *unfinished);
+            Step::Put { at, group, pinned, large, unfinished, limit } => {
+                self.put(*at, *group, *pinned, *large, *unfinished, *limit);
                 of(None)
             }
             Step::Revoke(at) => {
@@ -151,12 +175,21 @@ impl Tried {
         }
     }
 
-    fn put(&mut self, at: Key, group: Option<u8>, pinned: bool, large: bool, unfinished: bool) {
+    fn put(&mut self, at: Key, group: Option<u8>, pinned: bool, large: bool, unfinished: bool, limit: Limit) {
+        let hints = match limit {
+            Limit::None => None,
+            Limit::Time => Some(PutHints { ttl_ms: Some(3000), ..PutHints::default() }),
+            Limit::FirstRead => Some(PutHints { delete_after_read: true, ..PutHints::default() }),
+        };
+        if hints.is_some() {
+            self.limited.insert(at);
+        }
         let key = self.scoped(at).unwrap();
         let soft_pin = if pinned { SoftPin::Enable } else { SoftPin::Disable };
         let config = ReplicateConfig {
             soft_pin,
             soft_pin_ttl_ms: pinned.then_some(3000),
+            hints: hints.map(Box::new),
             ..ReplicateConfig::default()
         };
         let group = group.map(|group| format!("{}\0g{group}", TENANTS[at.0])).unwrap_or_default();
@@ -195,12 +228,15 @@ impl Tried {
     }
 
     fn read(&mut self, step: &Step) {
-        let (tenant, keys) = match step {
+        let (tenant, mut keys) = match step {
             Step::Exist(tenant, keys) | Step::Get(tenant, keys) => (*tenant, keys.clone()),
             Step::ExistOne(tenant, key) => (*tenant, vec![*key]),
             Step::Prefix { tenant, keys, .. } => (*tenant, keys.clone()),
             _ => unreachable!("no read"),
         };
+        // The first read of an object may end it, so that the second one in the call is a miss.
+        let mut seen = BTreeSet::new();
+        keys.retain(|key| seen.insert(*key));
         let causes: Vec<_> = keys.iter().map(|key| self.why((tenant, *key))).collect();
         let names: Vec<[u8; 2]> = keys.iter().map(|key| [b'k', *key]).collect();
         let names: Vec<&[u8]> = names.iter().map(AsRef::as_ref).collect();
@@ -229,6 +265,11 @@ impl Tried {
     }
 }
 
+/// Returns the causes of an object that may end by itself.
+fn ends(is_limited: bool) -> Vec<MissCause> {
+    if is_limited { vec![MissCause::Expired, MissCause::DeletedAfterRead] } else { Vec::new() }
+}
+
 fn counts(master: MissCounts) -> BTreeMap<MissCause, u64> {
     master.iter().filter(|(_, count)| *count > 0).collect()
 }
@@ -247,8 +288,10 @@ proptest! {
             let now = tried.existing();
             for at in before.difference(&now) {
                 // A put may have been refused after its own object had left.
-                let is_own = matches!(step, Step::Put { at: own, .. } if own == at);
-                prop_assert!(!is_own, "{step:?}");
+                if matches!(step, Step::Put { at: own, .. } if own == at) {
+                    prop_assert!(tried.limited.contains(at), "{step:?}");
+                    continue;
+                }
                 tried.left.insert(*at, why_left(*at));
             }
             if matches!(step, Step::Unmount) {
@@ -259,7 +302,10 @@ proptest! {
                 let is_readable = tried.rig.master.peek(&tried.scoped(at).unwrap()).is_ok();
                 let allowed = match (is_readable, now.contains(&at)) {
                     (true, _) => vec![None],
-                    (false, true) => vec![Some(MissCause::Unreadable)],
+                    (false, true) => {
+                        let by_itself = ends(tried.limited.contains(&at));
+                        by_itself.into_iter().chain([MissCause::Unreadable]).map(Some).collect()
+                    }
                     (false, false) => {
                         let left = tried.left.get(&at).cloned().unwrap_or(vec![MissCause::Unknown]);
                         left.into_iter().map(Some).collect()
@@ -306,6 +352,7 @@ fn each_cause_is_told() {
                 pinned: random(3) == 0,
                 large: random(20) == 0,
                 unfinished: random(6) == 0,
+                limit: [Limit::None, Limit::None, Limit::Time, Limit::FirstRead][random(4) as usize],
             },
         };
         drop(tried.run(&step));

@@ -127,7 +127,9 @@ fn under_overload_only_reads_and_starts_of_writes_are_refused() {
             "UpsertStart",
             "BatchUpsertStart",
             "StartWrites",
-            "LocatePrefix"
+            "LocatePrefix",
+            "LocateAgain",
+            "StartHintedWrites"
         ]
     );
 }

@@ -9,12 +9,14 @@ use mooncake_core::ids::{ClientId, ReplicaId, SegmentId};
 use mooncake_protocol::pack::wire_fields;
 pub(crate) use mooncake_protocol::record::append;
 use mooncake_protocol::record::next;
-use mooncake_protocol::wire::StoredReplica;
+use mooncake_protocol::wire::{StoredLifetime, StoredReplica};
 
 /// First bytes of an index in every version.
 const NAME: &[u8; 7] = b"mkckept";
 /// Version of the records that follow, as one digit after the name.
-const VERSION: u8 = b'1';
+const VERSION: u8 = b'2';
+/// Version before, which has no lifetimes.
+const FIRST: u8 = b'1';
 /// Number of objects in one record.
 pub(crate) const ITEMS: usize = 16 << 10;
 
@@ -40,6 +42,8 @@ pub(crate) struct Came {
     /// reported yet.
     pub(crate) replica: ReplicaId,
     pub(crate) stored: StoredReplica,
+    /// Lifetime, if the object ends by itself.
+    pub(crate) lifetime: Option<StoredLifetime>,
     /// CRC-64 of the bytes of the object.
     pub(crate) sum: u64,
     /// True if the object was offered to the master. If the master accepted it and still has it,
@@ -47,7 +51,24 @@ pub(crate) struct Came {
     pub(crate) offered: bool,
 }
 
-wire_fields!(structure Came { replica: ReplicaId, stored: StoredReplica, sum: u64, offered: bool });
+wire_fields!(structure Came {
+    replica: ReplicaId,
+    stored: StoredReplica,
+    lifetime: Option<StoredLifetime>,
+    sum: u64,
+    offered: bool,
+});
+
+/// [`Came`] in the first version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FirstCame {
+    replica: ReplicaId,
+    stored: StoredReplica,
+    sum: u64,
+    offered: bool,
+}
+
+wire_fields!(structure FirstCame { replica: ReplicaId, stored: StoredReplica, sum: u64, offered: bool });
 
 /// Changes of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +86,37 @@ pub(crate) struct Change {
 }
 
 wire_fields!(structure Change { epoch: u64, heard: u64, went: Vec<u64>, offered: Vec<u64>, came: Vec<Came> });
+
+/// [`Change`] in the first version.
+struct FirstChange {
+    epoch: u64,
+    heard: u64,
+    went: Vec<u64>,
+    offered: Vec<u64>,
+    came: Vec<FirstCame>,
+}
+
+wire_fields!(structure FirstChange {
+    epoch: u64,
+    heard: u64,
+    went: Vec<u64>,
+    offered: Vec<u64>,
+    came: Vec<FirstCame>,
+});
+
+impl From<FirstChange> for Change {
+    fn from(change: FirstChange) -> Self {
+        let came = |FirstCame { replica, stored, sum, offered }| Came {
+            replica,
+            stored,
+            lifetime: None,
+            sum,
+            offered,
+        };
+        let FirstChange { epoch, heard, went, offered, came: objects } = change;
+        Self { epoch, heard, went, offered, came: objects.into_iter().map(came).collect() }
+    }
+}
 
 /// Contents of an index that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,20 +153,24 @@ pub(crate) fn read(bytes: &[u8]) -> Contents {
     let Some((version, rest)) = bytes.strip_prefix(NAME).and_then(<[u8]>::split_first) else {
         return Contents::Foreign;
     };
-    if *version != VERSION {
+    if ![FIRST, VERSION].contains(version) {
         let (theirs, ours) = (version.escape_ascii(), VERSION.escape_ascii());
         return Contents::Unreadable(format!(
-            "the index has version {theirs}, this program reads version {ours}"
+            "the index has version {theirs}, this program reads versions up to {ours}"
         ));
     }
     let damaged = || Contents::Unreadable("the header of the index is damaged".into());
-    read_records(rest).map_or_else(damaged, Contents::Known)
+    read_records(rest, *version == FIRST).map_or_else(damaged, Contents::Known)
 }
 
-fn read_records(mut rest: &[u8]) -> Option<Found> {
+fn read_records(mut rest: &[u8], is_first: bool) -> Option<Found> {
+    let next_change = |rest: &mut &[u8]| match is_first {
+        true => next::<FirstChange>(rest).map(Change::from),
+        false => next::<Change>(rest),
+    };
     let header: Header = next(&mut rest)?;
     let mut found = Found { header, epoch: 0, heard: 0, objects: BTreeMap::new() };
-    while let Some(change) = next::<Change>(&mut rest) {
+    while let Some(change) = next_change(&mut rest) {
         (found.epoch, found.heard) = (change.epoch, change.heard);
         for position in change.went {
             found.objects.remove(&position);
@@ -153,7 +209,10 @@ mod tests {
             epoch: 9,
             number: replica,
         };
-        Came { replica: ReplicaId(replica), stored, sum: replica ^ 0xff, offered: false }
+        let lifetime = replica
+            .is_multiple_of(2)
+            .then_some(StoredLifetime { ends_ms: replica, ends_at_read: replica == 4 });
+        Came { replica: ReplicaId(replica), stored, lifetime, sum: replica ^ 0xff, offered: false }
     }
 
     fn changes() -> Vec<Change> {
@@ -198,12 +257,27 @@ mod tests {
     }
 
     #[test]
+    fn an_index_of_the_first_version_is_read() {
+        let mut bytes = begin(&header());
+        bytes[NAME.len()] = FIRST;
+        let Came { replica, stored, sum, .. } = came(3, 256);
+        let first = FirstCame { replica, stored, sum, offered: false };
+        let change = FirstChange { epoch: 9, heard: 1, went: vec![], offered: vec![], came: vec![first] };
+        append(&change, &mut bytes);
+        let objects: Vec<_> = known(&bytes).unwrap().objects.into_values().collect();
+        assert_eq!(objects, [came(3, 256)]);
+        // A record of the other version is not read.
+        append(&changes()[0], &mut bytes);
+        assert_eq!(known(&bytes).unwrap().objects.len(), 1);
+    }
+
+    #[test]
     fn an_index_of_another_version_is_told_from_a_foreign_file() {
         let (mut bytes, ends) = file();
         bytes[ends[0] - 1] ^= 1;
         assert!(matches!(read(&bytes), Contents::Unreadable(why) if why.contains("damaged")));
-        bytes[NAME.len()] = b'2';
-        assert!(matches!(read(&bytes), Contents::Unreadable(why) if why.contains("version 2")));
+        bytes[NAME.len()] = b'3';
+        assert!(matches!(read(&bytes), Contents::Unreadable(why) if why.contains("version 3")));
         assert_eq!(read(b"dear all"), Contents::Foreign);
         assert_eq!(read(NAME), Contents::Foreign);
     }

@@ -6,7 +6,7 @@ mod recording;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ReplicaId, SegmentId};
-use mooncake_protocol::wire::{InventoryPage, StoredReplica};
+use mooncake_protocol::wire::{StoredLifetime, StoredReplica, TimedInventoryPage};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub(crate) struct Entry {
     pub(crate) stored: StoredReplica,
     /// Time until which the object is soft-pinned.
     pub(crate) pinned: Moment,
+    /// Lifetime, if the object ends by itself.
+    pub(crate) lifetime: Option<StoredLifetime>,
     /// CRC-64 of the bytes of the object.
     pub(crate) sum: Option<u64>,
     /// True if the checksum certainly belongs to the bytes of this object.
@@ -64,7 +66,9 @@ pub(crate) struct Entry {
 }
 
 impl Inventory {
-    pub(crate) fn apply(&mut self, page: InventoryPage, now: Moment) {
+    pub(crate) fn apply(&mut self, page: TimedInventoryPage, now: Moment) {
+        let TimedInventoryPage { page, lifetimes } = page;
+        let lifetimes: HashMap<_, _> = lifetimes.iter().map(|item| (item.index, item.lifetime)).collect();
         if page.lost {
             let lost: Vec<_> = self.entries.drain().map(|(_, entry)| entry).collect();
             self.remember_sums(lost.into_iter());
@@ -74,7 +78,7 @@ impl Inventory {
             self.journal.iter_mut().for_each(Journal::write_anew);
         }
         self.heard = page.next;
-        for change in page.changes {
+        for (index, change) in (0u64..).zip(page.changes) {
             let Some(stored) = change.stored else {
                 let gone = self.entries.remove(&change.replica).filter(|entry| entry.sealed);
                 if let (Some(entry), Some(journal)) = (gone, &mut self.journal) {
@@ -96,8 +100,9 @@ impl Inventory {
             if let (true, Some(journal)) = (sealed, &mut self.journal) {
                 journal.came(change.replica);
             }
-            let entry =
-                Entry { stored, pinned, sum, sealed, announced: false, offered: false, expired: false };
+            let lifetime = lifetimes.get(&index).copied();
+            let (announced, offered, expired) = (false, false, false);
+            let entry = Entry { stored, pinned, lifetime, sum, sealed, announced, offered, expired };
             self.entries.insert(change.replica, entry);
         }
     }
@@ -189,10 +194,10 @@ impl Inventory {
         let sum = known.or(stored.checksum);
         let pinned = now.after(Duration::from_millis(stored.soft_pin_ms));
         let (announced, offered, expired) = (false, false, true);
-        self.kept.insert(
-            position,
-            Entry { stored, pinned, sum, sealed: sum.is_some(), announced, offered, expired },
-        );
+        // The master lists no objects that end by themselves.
+        let (lifetime, sealed) = (None, sum.is_some());
+        let entry = Entry { stored, pinned, lifetime, sum, sealed, announced, offered, expired };
+        self.kept.insert(position, entry);
     }
 
     /// Marks objects as offered, before they are sent to the master. Later reports of the master
@@ -230,7 +235,7 @@ mod tests {
     use mooncake_core::ids::{ClientId, Uuid};
 
     use super::*;
-    use mooncake_protocol::wire::InventoryChange;
+    use mooncake_protocol::wire::{InventoryChange, InventoryPage};
 
     fn stored(number: u64) -> StoredReplica {
         StoredReplica {
@@ -249,11 +254,12 @@ mod tests {
     }
 
     /// Returns the report of a master that these objects are new.
-    fn told(epoch: u64, numbers: &[u64]) -> InventoryPage {
+    fn told(epoch: u64, numbers: &[u64]) -> TimedInventoryPage {
         let change =
             |n: &u64| InventoryChange { replica: ReplicaId(epoch * 10 + n), stored: Some(stored(*n)) };
         let changes = numbers.iter().map(change).collect();
-        InventoryPage { epoch, next: numbers.len() as u64, lost: false, whole: true, changes }
+        let page = InventoryPage { epoch, next: numbers.len() as u64, lost: false, whole: true, changes };
+        TimedInventoryPage { page, lifetimes: Vec::new() }
     }
 
     #[test]

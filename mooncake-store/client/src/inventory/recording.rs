@@ -74,12 +74,13 @@ impl Inventory {
     /// Takes over the objects that an earlier process recorded.
     pub(crate) fn inherit(&mut self, found: &Found, now: mooncake_core::clock::Moment) {
         (self.epoch, self.heard) = (Some(found.epoch), found.heard);
-        for Came { replica, stored, sum, offered } in found.objects.values().cloned() {
+        for Came { replica, stored, lifetime, sum, offered } in found.objects.values().cloned() {
             let pinned = now.after(std::time::Duration::from_millis(stored.soft_pin_ms));
             let position = (stored.segment, stored.offset);
             let entry = Entry {
                 stored,
                 pinned,
+                lifetime,
                 sum: Some(sum),
                 sealed: true,
                 announced: false,
@@ -112,7 +113,8 @@ impl Inventory {
 }
 
 fn came(replica: ReplicaId, entry: &Entry) -> Option<Came> {
-    Some(Came { replica, stored: entry.stored.clone(), sum: entry.sum?, offered: entry.offered })
+    let (stored, lifetime) = (entry.stored.clone(), entry.lifetime);
+    Some(Came { replica, stored, lifetime, sum: entry.sum?, offered: entry.offered })
 }
 
 /// Empties the index, so that the next process finds no objects in it.

@@ -10,7 +10,7 @@ use mooncake_ipc::socket::RECORD_LEN;
 
 const MAGIC: [u8; 4] = *b"MKLC";
 /// Version of the protocol; both sides must have the same one.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Returns the hello of this version.
 pub fn encode() -> [u8; RECORD_LEN] {
@@ -59,6 +59,6 @@ mod tests {
         other[4] = 9;
         let error = check(&other).unwrap_err();
         assert_eq!(error.code(), ErrorCode::InvalidVersion);
-        assert!(error.message().contains("version 9") && error.message().contains("version 2"), "{error}");
+        assert!(error.message().contains("version 9") && error.message().contains("version 3"), "{error}");
     }
 }

@@ -21,6 +21,7 @@ use mooncake_transport::{Slice, SliceMut, Transport};
 use super::client::{Inner, LocalClient};
 use super::shared::{LocalBuf, Pool};
 use crate::deadline::Deadline;
+use crate::errors::is_lost;
 use crate::payload::PutOutcome;
 use crate::put_options::PutOptions;
 use crate::ranges::RangeRead;
@@ -192,6 +193,7 @@ impl LocalClient {
         let call = WriteObjects {
             replace: *mode == WriteMode::Upsert,
             config: Cow::Borrowed(replication),
+            hints: replication.hints.as_deref().map_or_else(Cow::default, Cow::Borrowed),
             objects: items.into(),
         };
         let (existed, _) = self.inner.call_each(n, &call, held, deadline).await?;
@@ -325,18 +327,23 @@ impl LocalClient {
         let call = FetchObject { key, into: room.place(0, room.len()) };
         let (found, held) = inner.call(&call, room, &deadline).await?;
         room = held;
-        let Some(len) = found.outcome()? else { return Ok(None) };
+        let Some(LocatedObject { size: len, number }) = found.outcome()? else { return Ok(None) };
         // Short values reduce the estimate slowly.
         inner.longest.store(len.max(guess - guess / 64), Ordering::Relaxed);
         let size = usize::try_from(len).map_err(|_| Error::invalid(format!("a value of {len} bytes")))?;
         if size > room.len() {
             drop(room);
             let room = inner.room(size, &deadline).await?;
-            let objects = vec![ObjectSink { key, into: room.place(0, size) }];
-            let call = ReadObjects { objects: objects.into() };
-            let (found, mut room) = inner.call_each(1, &call, room, &deadline).await?;
-            let Some(len) = one(found)? else { return Ok(None) };
-            room.truncate(usize::try_from(len).unwrap_or(size));
+            // The object was located once. An object that ends at its first read is gone by now.
+            let ranges = vec![ObjectRange { object: number, offset: 0, into: room.place(0, size) }];
+            let call = ReadRanges { ranges: ranges.into() };
+            let (read, mut room) = inner.call_each(1, &call, room, &deadline).await?;
+            match one(read) {
+                Ok(()) => {}
+                Err(error) if is_lost(&error) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+            room.truncate(size);
             return Ok(Some(room));
         }
         room.truncate(size);

@@ -242,7 +242,7 @@ handlers! {
         let pieces = |pieces: &[MemoryRange]| pieces.iter().map(|piece| session.slice(*piece)).collect::<Result<Vec<_>>>();
         let objects: Vec<(&[u8], Vec<Slice<T>>)> =
             r.objects.iter().map(|object| Ok((object.key, pieces(&object.pieces)?))).collect::<Result<_>>()?;
-        let mut options = PutOptions::from(r.config.into_owned());
+        let mut options = PutOptions::from(r.config.into_owned()).hints(r.hints.into_owned());
         if r.replace {
             options = options.upsert();
         }
@@ -262,13 +262,14 @@ handlers! {
         let len = object.size();
         if len <= r.into.len {
             let into = session.slice_mut(MemoryRange { len, ..r.into })?;
-            let read = ranges.read(vec![RangeRead { object, offset: 0, into }]).await;
+            let read = ranges.read(vec![RangeRead { object: object.clone(), offset: 0, into }]).await;
             match one(read.into_iter().map(|read| read.result).collect()) {
                 Err(error) if is_lost(&error) => return Ok(None),
                 outcome => outcome?,
             }
         }
-        Ok(Some(len))
+        let number = if len <= r.into.len { 0 } else { session.guest()?.keep(object) };
+        Ok(Some(LocatedObject { size: len, number }))
     };
     LocateObjects<'a>: |session, r| {
         let located = session.client()?.ranges().locate(&r.keys).await?;

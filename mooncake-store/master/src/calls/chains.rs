@@ -3,7 +3,8 @@
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
-use mooncake_core::ids::ClientId;
+use mooncake_core::hints::PutHints;
+use mooncake_core::ids::{ClientId, ReplicaId};
 
 use super::master::Master;
 use crate::model::misses::CallMisses;
@@ -27,11 +28,18 @@ pub(super) struct KeyInCall<'c> {
     begun: Option<Moment>,
     /// True if an earlier key of the call was not found.
     pub(super) is_behind_gap: bool,
+    /// Number of a replica of the object, if the caller has located it before.
+    pub(super) located: Option<ReplicaId>,
     /// Misses of the call that contains the key; `None` if the call is about one key.
     pub(super) misses: Option<&'c CallMisses>,
 }
 
 impl KeyInCall<'_> {
+    /// Returns what is known of a key of which the caller has located that replica before.
+    pub(super) fn located(self, replica: Option<ReplicaId>) -> Self {
+        Self { located: replica, ..self }
+    }
+
     /// Returns the place of the use, if the policy has a use for it.
     pub(super) fn place(&self) -> Option<Place> {
         self.chain.map(|(chain, at)| chain.place(at))
@@ -54,6 +62,11 @@ pub(super) fn key_in(chain: Option<&Batch>, at: usize) -> KeyInCall<'_> {
 }
 
 impl ReadCall {
+    /// Returns the time at which the call began.
+    pub(super) fn begun(&self) -> Moment {
+        self.begun
+    }
+
     /// Returns what is known of the key at an index. The keys before it have been looked up.
     pub(super) fn key(&self, at: usize) -> KeyInCall<'_> {
         let (misses, begun) = (Some(&self.misses), Some(self.begun));
@@ -93,13 +106,24 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Returns the chain of keys that a call of `client` stores, if the policy has a use for it.
-    pub(super) fn put_chain(&self, client: ClientId, tenant: &str, keys: &[&[u8]]) -> Option<Batch> {
+    /// `hints` are those of the call.
+    pub(super) fn put_chain(
+        &self,
+        client: ClientId,
+        tenant: &str,
+        keys: &[&[u8]],
+        hints: Option<&PutHints>,
+    ) -> Option<Batch> {
         let directory = &self.space().directory;
         let links = directory.links.as_ref()?;
-        let (tenant, hashes) = self.hashes(tenant, keys)?;
+        let (number, hashes) = self.hashes(tenant, keys)?;
         let now = self.space().clock.now();
-        let before = links.before(client, *hashes.first()?, keys.len(), now);
-        let batch = directory.batch(tenant, hashes, before, true);
+        let mut before = links.before(client, *hashes.first()?, keys.len(), now);
+        if let Some(hints) = hints {
+            let is_known = |hash| directory.lock(hash).knows(number, hash);
+            before = self.chain_hint(tenant, hints).end(before, is_known);
+        }
+        let batch = directory.batch(number, hashes, before, true);
         links.record_stored(client, keys.len(), batch.end(), now);
         self.space().curve.feed.note_chain(&batch);
         Some(batch)

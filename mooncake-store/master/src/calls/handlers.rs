@@ -19,7 +19,9 @@ use mooncake_protocol::frame::Refusal;
 use mooncake_protocol::master_client::EmbeddedMaster;
 use mooncake_protocol::message::*;
 use mooncake_protocol::pack::{self, Pack, Pairs};
-use mooncake_protocol::wire::{DrainProgress, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix};
+use mooncake_protocol::wire::{
+    DrainProgress, ItemLifetime, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix,
+};
 
 use super::chains::{KeyInCall, key_in};
 use super::master::Master;
@@ -100,6 +102,21 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
         });
         self.end_read(&call, r.tenant, &r.keys);
         written
+    }
+}
+
+impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocateAgain<'a>> for Master<A, E> {
+    fn handle(&self, r: LocateAgain<'a>) -> Outcome<LocateAgain<'a>> {
+        let mut call = self.read_call(r.tenant, &r.keys);
+        let locate = |at: usize| {
+            let located = r.located.get(at).copied();
+            let found = self.locate_of(r.tenant, r.keys[at], call.key(at).located(located))?;
+            call.record_found(at);
+            Ok(found)
+        };
+        let found = (0..r.keys.len()).map(locate).collect();
+        self.end_read(&call, r.tenant, &r.keys);
+        found
     }
 }
 
@@ -188,7 +205,8 @@ impl Starts<'_> {
 
     /// Returns the chain of the keys, if the policy has a use for it.
     fn chain<A: SegmentAllocator, E: MergeableOrder>(&self, master: &Master<A, E>) -> Option<Batch> {
-        master.put_chain(self.caller.client, self.caller.tenant, self.keys)
+        let Caller { client, tenant, .. } = self.caller;
+        master.put_chain(client, tenant, self.keys, self.config.hints.as_deref())
     }
 
     /// Returns the group of the object at this index; empty for none.
@@ -225,18 +243,20 @@ impl Starts<'_> {
 
 /// Implements [`Handle`] for the starts of writes.
 macro_rules! starts {
-    ($($how:ident $call:ident: |$r:ident| $starts:expr;)*) => {$(
+    ($($how:ident $call:ident: |$master:ident, $r:ident| $starts:expr;)*) => {$(
         impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<$call<'a>> for Master<A, E> {
             fn handle(&self, $r: $call<'a>) -> Outcome<$call<'a>> {
+                let $master = self;
                 let starts = $starts;
-                let chain = starts.chain(self);
+                let chain = starts.chain($master);
                 let start = |at| starts.start(self, at, |put| self.put_start_in(put, key_in(chain.as_ref(), at)));
                 starts!(@handle $how starts start)
             }
 
             fn respond(&self, $r: $call<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+                let $master = self;
                 let starts = $starts;
-                let chain = starts.chain(self);
+                let chain = starts.chain($master);
                 let start = |at, out: &mut pack::Writer<'_>| {
                     starts.start(self, at, |put| self.put_start_to(put, key_in(chain.as_ref(), at), out))
                 };
@@ -255,35 +275,42 @@ macro_rules! starts {
 }
 
 starts! {
-    one PutStart: |r| Starts {
+    one PutStart: |_master, r| Starts {
         caller: caller(r.client, r.tenant),
         mode: WriteMode::Put,
         keys: from_ref(&r.key),
         sizes: from_ref(&r.size),
         config: &r.config,
     };
-    one UpsertStart: |r| Starts {
+    one UpsertStart: |_master, r| Starts {
         caller: caller(r.client, r.tenant),
         mode: WriteMode::Upsert,
         keys: from_ref(&r.key),
         sizes: from_ref(&r.size),
         config: &r.config,
     };
-    many BatchPutStart: |r| Starts {
+    many BatchPutStart: |_master, r| Starts {
         caller: caller(r.client, r.tenant),
         mode: WriteMode::Put,
         keys: &r.keys,
         sizes: &r.sizes,
         config: &r.config,
     };
-    many BatchUpsertStart: |r| Starts {
+    many BatchUpsertStart: |_master, r| Starts {
         caller: caller(r.client, r.tenant),
         mode: WriteMode::Upsert,
         keys: &r.keys,
         sizes: &r.sizes,
         config: &r.config,
     };
-    many StartWrites: |r| Starts {
+    many StartHintedWrites: |master, r| Starts {
+        caller: Caller { client: r.client, tenant: r.tenant, attempt: r.attempt },
+        mode: if r.replace { WriteMode::Upsert } else { WriteMode::Put },
+        keys: &r.keys,
+        sizes: &r.sizes,
+        config: &master.hinted(r.tenant, &r.keys, &r.config, &r.hints),
+    };
+    many StartWrites: |_master, r| Starts {
         caller: Caller { client: r.client, tenant: r.tenant, attempt: r.attempt },
         mode: if r.replace { WriteMode::Upsert } else { WriteMode::Put },
         keys: &r.keys,
@@ -325,6 +352,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let use_number = largest.map(|largest| largest - at as u64);
             self.end_write_at(caller, item, replicas, use_number)
         };
+        // In an order of time, the last object to be stored is the last one to be evicted.
+        if largest.is_none() && items.len() > 1 && self.write_keeps_front(caller.tenant, items[0].key) {
+            let mut outcomes: Vec<_> = items.iter().enumerate().rev().map(end).collect();
+            outcomes.reverse();
+            return outcomes;
+        }
         items.iter().enumerate().map(end).collect()
     }
 
@@ -494,6 +527,7 @@ fn no_nof() -> Error {
 // Objects that outlive the master or their client.
 handlers! {
     FetchInventory: |master, r| Ok(master.inventory(r.client, r.after));
+    FetchTimedInventory: |master, r| Ok(master.timed_inventory(r.client, r.after));
     MountKeptSegment<'a>: |master, r| master.mount_kept(r.client, &r.segment);
     KeepExtents<'a>: |master, r| {
         if r.offsets.len() != r.lengths.len() {
@@ -508,6 +542,16 @@ handlers! {
         master.keep(r.client, r.segment, &extents, r.open)
     };
     AnnounceReplicas<'a>: |master, r| each(&r.stored, |stored| master.announce(r.client, stored));
+    AnnounceTimed<'a>: |master, r| {
+        let mut lifetimes = vec![None; r.stored.len()];
+        for ItemLifetime { index, lifetime } in r.lifetimes.iter() {
+            if let Some(of) = usize::try_from(*index).ok().and_then(|index| lifetimes.get_mut(index)) {
+                *of = Some(*lifetime);
+            }
+        }
+        let announced = r.stored.iter().zip(lifetimes);
+        announced.map(|(stored, lifetime)| master.announce_timed(r.client, stored, lifetime)).collect()
+    };
     ReleaseKept: |master, r| master.release_kept(r.client, r.segment);
     ExchangePromise: |master, r| Ok(master.exchange_promise(r.client, r.promise_ms));
     DrainClient: |master, r| {

@@ -15,10 +15,14 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, SlotId};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_protocol::wire::{InventoryPage, StoredReplica};
+use mooncake_protocol::wire::{
+    InventoryPage, ItemLifetime, StoredLifetime, StoredReplica, TimedInventoryPage,
+};
 
 use super::master::Master;
 use crate::directory::{Object, Replicas, Shard, Value};
+use crate::jobs::recovery::{KnownReplica, Recovery};
+use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN};
 use crate::model::value::{Stamp, Writer};
@@ -40,11 +44,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the objects that came to and went from the segments of a client after change number
     /// `after`; 0 for a client that knows of none. From the first call on, later mounts of the
     /// client are recorded until it expires.
+    ///
+    /// Objects that end by themselves are left out. A client that asks this way would announce them
+    /// to the next master without their end.
     pub fn inventory(&self, client: ClientId, after: u64) -> InventoryPage {
+        let TimedInventoryPage { mut page, lifetimes } = self.timed_inventory(client, after);
+        for ItemLifetime { index, .. } in lifetimes {
+            if let Some(change) = page.changes.get_mut(index as usize) {
+                change.stored = None;
+            }
+        }
+        page
+    }
+
+    /// Returns the objects like [`Master::inventory`], with those that end by themselves.
+    pub fn timed_inventory(&self, client: ClientId, after: u64) -> TimedInventoryPage {
         let now = self.space().clock.now();
         let ledger = self.space().ledgers.lock().open(client, now);
         self.space().timers.schedule(now.after(self.space().options.client_ttl));
-        ledger.page(after, self.space().epoch, now)
+        ledger.page(after, self.space().epoch, now, self.space().clock.wall_ms())
     }
 
     /// Mounts memory with objects in it, like [`Master::mount`]. It accepts no new objects until
@@ -98,7 +116,20 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// two is unknown, and both are dropped; or a snapshot shows that the value was removed or
     /// replaced); `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
     pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
-        self.announce_as(client, replica, false)
+        self.announce_as(client, replica, None, false)
+    }
+
+    /// Announces like [`Master::announce`] an object that ends by itself.
+    ///
+    /// # Errors
+    /// Those of [`Master::announce`]; `OBJECT_ALREADY_EXISTS` if the object has ended.
+    pub fn announce_timed(
+        &self,
+        client: ClientId,
+        replica: &StoredReplica,
+        lifetime: Option<StoredLifetime>,
+    ) -> Result<()> {
+        self.announce_as(client, replica, lifetime, false)
     }
 
     /// Announces like [`Master::announce`] a replica that [`Master::expired`] listed. A replica
@@ -107,10 +138,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// Those of [`Master::announce`].
     pub fn announce_expired(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
-        self.announce_as(client, replica, true)
+        self.announce_as(client, replica, None, true)
     }
 
-    fn announce_as(&self, client: ClientId, replica: &StoredReplica, expired: bool) -> Result<()> {
+    fn announce_as(
+        &self,
+        client: ClientId,
+        replica: &StoredReplica,
+        lifetime: Option<StoredLifetime>,
+        expired: bool,
+    ) -> Result<()> {
         let key = ObjectKey::new(replica.key.as_slice())?;
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key.as_bytes());
@@ -127,18 +164,30 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
         };
         let checked = if expired {
-            Some(shard.expired.take(replica))
+            Some(shard.expired.take(replica).map(|used| KnownReplica { used, lifetime: None }))
         } else {
-            self.jobs.recovery.get().map(|recovery| recovery.check_announced(hash, replica))
+            let check = |recovery: &Recovery| {
+                recovery.check_announced(hash, replica, now, self.space().clock.wall_ms())
+            };
+            self.jobs.recovery.get().map(check)
         };
-        let used = match checked {
+        let mut known = match checked {
             Some(Err(error)) => {
                 held.quarantine(now, now);
                 return Err(error);
             }
-            Some(Ok(used)) => used,
-            None => None,
+            Some(Ok(known)) => known,
+            None => KnownReplica::default(),
         };
+        if let Some(stored) = lifetime.filter(|_| known.lifetime.is_none()) {
+            let wall_ms = self.space().clock.wall_ms();
+            known.lifetime = Some(Lifetime::from_stored(stored, now, wall_ms));
+        }
+        if known.lifetime.is_some_and(|lifetime| has_ended(&shard, found, hash, lifetime, now)) {
+            held.quarantine(now, now);
+            let text = "cannot announce replica: the object has ended by itself";
+            return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
+        }
         let tenant = self.space().tenants.number(key.as_bytes());
         let Ok(_charged) = self.space().tenants.reserve(tenant, replica.len, 0) else {
             held.quarantine(now, now);
@@ -148,13 +197,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         match (found, age) {
             (None, _) => {
                 let slot = shard.add(hash, key, tenant);
-                self.admit_announced(&mut shard, slot, replica, held, used, now);
+                self.admit_announced(&mut shard, slot, replica, held, known, now);
             }
             (Some(slot), None) if shard[slot].write().is_none() => {
-                self.admit_announced(&mut shard, slot, replica, held, used, now);
+                self.admit_announced(&mut shard, slot, replica, held, known, now);
             }
             (Some(slot), Some(AnnouncedAge::Newer)) => {
-                self.admit_announced(&mut shard, slot, replica, held, used, now)
+                self.admit_announced(&mut shard, slot, replica, held, known, now)
             }
             (Some(slot), Some(AnnouncedAge::Same)) => {
                 shard.change_replicas(slot, |replicas| replicas.push(held))
@@ -216,7 +265,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         slot: SlotId,
         replica: &StoredReplica,
         held: Allocation<A>,
-        used: Option<u64>,
+        known: KnownReplica,
         now: Moment,
     ) {
         if !replica.group.is_empty() {
@@ -243,12 +292,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             stamp: stamp(replica),
             replicas,
         };
+        if known.lifetime.is_some() || shard[slot].is_limited {
+            self.space().set_lifetime(shard, slot, known.lifetime);
+        }
         // The replicas on disks may be older.
         shard[slot].drop_disk_replicas();
         if let Some(old) = self.space().directory.put_value(shard, slot, value, &self.space().next_place()) {
             old.quarantine(self.space().quarantine_end(in_use), now);
         }
-        if let Some(used) = used {
+        if let Some(used) = known.used {
             shard.restore_use(slot, used);
             self.space().directory.lower_age(self.space().directory.hash(&replica.key), used);
         }
@@ -267,6 +319,19 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
 fn stamp(replica: &StoredReplica) -> Stamp {
     Stamp { epoch: replica.epoch, number: replica.number }
+}
+
+/// Returns whether an announced value has ended by itself. `found` is the object of its key.
+fn has_ended<A: SegmentAllocator, E: MergeableOrder>(
+    shard: &Shard<A, E>,
+    found: Option<SlotId>,
+    hash: u64,
+    lifetime: Lifetime,
+    now: Moment,
+) -> bool {
+    // Another replica of the value may have been read meanwhile.
+    let was_read = || found.is_none() && shard.why_absent(hash) == MissCause::DeletedAfterRead;
+    lifetime.end(now).is_some() || lifetime.ends_at_read && was_read()
 }
 
 /// Returns whether an object has exactly that replica.

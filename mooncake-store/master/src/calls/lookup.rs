@@ -6,7 +6,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::ObjectKey;
+use mooncake_core::ids::{ObjectKey, ReplicaId, SlotId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
 use smallvec::SmallVec;
@@ -16,8 +16,8 @@ use mooncake_protocol::wire::pack_in_memory;
 
 use super::chains::KeyInCall;
 use super::master::Master;
-use crate::directory::Object;
 use crate::directory::object::not_found;
+use crate::directory::{Object, Shard};
 use crate::model::disk_replicas::DiskReplicas;
 use crate::model::pattern::compile;
 use crate::model::segment::Allocation;
@@ -39,12 +39,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
         let found = shard.find(hash, key);
-        let Some(slot) = found.filter(|slot| is_readable(&shard[*slot])) else {
-            self.count_miss(&mut shard, key, hash, found, call);
+        let Some(slot) = found.filter(|slot| is_readable(&shard, *slot, now)) else {
+            self.count_miss(&mut shard, key, hash, found, now, call);
             return false;
         };
         if call.is_behind_gap {
-            self.count_miss(&mut shard, key, hash, found, call);
+            self.count_miss(&mut shard, key, hash, found, now, call);
         }
         shard[slot].grant_lease(self.space().lease_from(now));
         // A policy that counts uses learns from those that read. The lease protects the object.
@@ -138,15 +138,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let lease = self.space().lease_from(now);
         let mut found = Vec::new();
         self.space().directory.visit(|shard, slot| {
-            let object = &mut shard[slot];
-            if !wanted(object.key.as_bytes()) {
+            let object = &shard[slot];
+            if !wanted(object.key.as_bytes()) || shard.end_of_lifetime(slot, now).is_some() {
                 return;
             }
+            let object = &mut shard[slot];
             let replicas = object.describe();
             if !replicas.is_empty() {
                 found.push((object.key.clone(), replicas));
                 object.grant_lease(lease);
                 self.space().directory.touch(shard, slot, &self.space().next_place());
+                self.space().end_at_read(shard, slot);
             }
         });
         found
@@ -168,8 +170,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
         let hash = self.space().directory.hash(key);
         let shard = self.space().directory.lock(hash);
-        let object = shard.find(hash, key).map(|slot| &shard[slot]).ok_or_else(not_found)?;
-        let replicas = object.describe();
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
+        let object = &shard[slot];
+        let has_ended = shard.end_of_lifetime(slot, self.space().clock.now()).is_some();
+        let replicas = if has_ended { Vec::new() } else { object.describe() };
         if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
     }
 
@@ -186,10 +190,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Returns every key with a readable value, in no order.
     pub fn keys(&self) -> Vec<ObjectKey> {
-        let mut keys = Vec::new();
+        let (now, mut keys) = (self.space().clock.now(), Vec::new());
         self.space().directory.visit(|shard, slot| {
             let object = &shard[slot];
-            if object.value().is_some() || object.disk().is_some() {
+            let exists = object.value().is_some() || object.disk().is_some();
+            if exists && shard.end_of_lifetime(slot, now).is_none() {
                 keys.push(object.key.clone());
             }
         });
@@ -203,12 +208,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
         let found = shard.find(hash, key);
-        let Some(slot) = found.filter(|slot| is_readable(&shard[*slot])) else {
-            self.count_miss(&mut shard, key, hash, found, call);
+        let can_read = |slot: &SlotId| {
+            let located = call.located;
+            is_readable(&shard, *slot, now) || located.is_some_and(|id| is_being_read(&shard, *slot, id, now))
+        };
+        let Some(slot) = found.filter(can_read) else {
+            self.count_miss(&mut shard, key, hash, found, now, call);
             return Err(found.map_or_else(not_found, |slot| unreadable(&shard[slot])));
         };
         if call.is_behind_gap {
-            self.count_miss(&mut shard, key, hash, found, call);
+            self.count_miss(&mut shard, key, hash, found, now, call);
         }
         let object = &mut shard[slot];
         let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
@@ -221,6 +230,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             self.jobs.read_from_disk(&mut shard, slot, now);
         }
         let sampled = self.sampled_bytes(&shard, slot);
+        if shard[slot].is_limited {
+            self.space().end_at_read(&mut shard, slot);
+        }
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
         if in_memory.is_none() {
@@ -240,7 +252,29 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 }
 
 /// Returns whether an object has a replica to read.
-pub(super) fn is_readable<A: SegmentAllocator>(object: &Object<A>) -> bool {
+pub(super) fn is_readable<A: SegmentAllocator, E: MergeableOrder>(
+    shard: &Shard<A, E>,
+    slot: SlotId,
+    now: Moment,
+) -> bool {
+    let object = &shard[slot];
+    has_replica(object) && (!object.is_limited || shard.end_of_lifetime(slot, now).is_none())
+}
+
+/// Returns whether the first read of an object was its last, and its reader still has a lease. The
+/// reader knows the number of a replica.
+fn is_being_read<A: SegmentAllocator, E: MergeableOrder>(
+    shard: &Shard<A, E>,
+    slot: SlotId,
+    replica: ReplicaId,
+    now: Moment,
+) -> bool {
+    let object = &shard[slot];
+    let is_there = || object.value().is_some_and(|value| value.live().any(|held| held.id == replica));
+    object.lease > now && shard.lifetime(slot).is_some_and(|lifetime| lifetime.was_read) && is_there()
+}
+
+fn has_replica<A: SegmentAllocator>(object: &Object<A>) -> bool {
     object.value().is_some_and(|value| value.live().next().is_some())
         || object.disk().is_some_and(DiskReplicas::is_live)
 }

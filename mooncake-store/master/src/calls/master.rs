@@ -1,6 +1,7 @@
 //! The master.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
@@ -25,6 +26,8 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = Bu
     pub(crate) jobs: Jobs<A, E>,
     pub(crate) clients: Mutex<ClientTable>,
     pub(crate) announcements: AnnouncePace,
+    /// True once a put had the hint that the front of its chain stays.
+    pub(crate) keeps_fronts: AtomicBool,
 }
 
 impl Master {
@@ -65,6 +68,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             jobs: Jobs::new(space, &mut rng),
             clients: Mutex::default(),
             announcements: AnnouncePace::default(),
+            keeps_fronts: AtomicBool::new(false),
         })
     }
 

@@ -1,6 +1,7 @@
 //! Misses: the reason of each, counted over the cluster and by tenant.
 
 use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::SlotId;
 
@@ -16,9 +17,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     pub fn why_missing(&self, key: &[u8]) -> Option<MissCause> {
         let hash = self.space().directory.hash(key);
         let shard = self.space().directory.lock(hash);
-        why(&shard, shard.find(hash, key), hash)
+        why(&shard, shard.find(hash, key), hash, self.space().clock.now())
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the parts of a look-up")]
     /// Counts a miss of a key. `slot` is that of its object, if it has one.
     pub(super) fn count_miss(
         &self,
@@ -26,9 +28,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         key: &[u8],
         hash: u64,
         slot: Option<SlotId>,
+        now: Moment,
         call: KeyInCall<'_>,
     ) {
-        let why = why(shard, slot, hash).unwrap_or(MissCause::BehindGap);
+        let why = why(shard, slot, hash, now).unwrap_or(MissCause::BehindGap);
         shard.misses.add(why, 1);
         match call.misses {
             Some(misses) => misses.add(why),
@@ -60,6 +63,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         };
         let directory = &self.space().directory;
         let (mut scratch, mut hashes) = (Vec::new(), Vec::with_capacity(rest.len()));
+        let now = call.begun();
         let mut known = Vec::with_capacity(rest.len());
         for (at, key) in rest.iter().enumerate() {
             let Ok(scoped) = scope.key_in(key, &mut scratch) else {
@@ -72,7 +76,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         directory.visit_hashes(&hashes, |shard, at| {
             if let Ok(key) = scope.key_in(known[at], &mut scratch) {
                 let slot = shard.find(hashes[at], key);
-                self.count_miss(shard, key, hashes[at], slot, call.key(first));
+                self.count_miss(shard, key, hashes[at], slot, now, call.key(first));
             }
         });
     }
@@ -83,10 +87,11 @@ fn why<A: SegmentAllocator, E: MergeableOrder>(
     shard: &Shard<A, E>,
     slot: Option<SlotId>,
     hash: u64,
+    now: Moment,
 ) -> Option<MissCause> {
     match slot {
         None => Some(shard.why_absent(hash)),
-        Some(slot) if is_readable(&shard[slot]) => None,
-        Some(_) => Some(MissCause::Unreadable),
+        Some(slot) if is_readable(shard, slot, now) => None,
+        Some(slot) => Some(shard.end_of_lifetime(slot, now).unwrap_or(MissCause::Unreadable)),
     }
 }

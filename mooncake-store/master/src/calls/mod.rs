@@ -14,6 +14,7 @@ mod expired;
 mod fault_injection;
 mod files;
 mod handlers;
+mod hints;
 mod inventory;
 mod journal;
 mod lookup;

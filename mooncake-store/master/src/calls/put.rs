@@ -20,6 +20,7 @@ use super::master::Master;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk_replicas::DiskReplicas;
+use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
 use crate::model::options::Placement;
 use crate::model::segment::Allocation;
@@ -274,6 +275,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let text = "cannot put object: this master has no distributed file system";
             return Err(Error::new(ErrorCode::DfsServiceUnavailable, text));
         }
+        if let Some(hints) = &config.hints {
+            hints.check()?;
+        }
         if let Some(ttl) = config.soft_pin_ttl_ms {
             if config.soft_pin != SoftPin::Enable {
                 return refuse("soft_pin_ttl_ms needs soft_pin_action ENABLE");
@@ -300,6 +304,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     ) -> Result<Option<R>> {
         let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
         shard.prune(slot, now, self.space().options.put_release);
+        if shard[slot].is_limited {
+            self.space().remove_if_ended(shard, slot, now);
+            if shard.find(hash, put.key).is_none() {
+                return Ok(None);
+            }
+        }
         let object = &shard[slot];
         if let Some(write) = object.write() {
             if write.writer.repeats(put.writer) && write.len == put.len {
@@ -369,7 +379,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         write.soft_pin = put.config.soft_pin;
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
-        write.file = self.grant_file(put.key);
+        write.hints = put.config.hints.clone();
+        // An object that ends by itself stays in memory: a file would keep it for the next master.
+        let is_limited = write.hints.as_ref().is_some_and(|hints| hints.limit_lifetime());
+        write.file = if is_limited { None } else { self.grant_file(put.key) };
         write.place = place;
         let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
@@ -435,6 +448,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
         let (writer, file) = (write.writer, write.file);
+        let lifetime = write.hints.and_then(|hints| Lifetime::begin(&hints, now));
         let value = Value {
             len: write.len,
             checksum,
@@ -457,6 +471,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
         }
         shard[slot].drop_disk_replicas();
+        if lifetime.is_some() || shard[slot].is_limited {
+            self.space().set_lifetime(shard, slot, lifetime);
+        }
         let old = self.space().directory.put_value(shard, slot, value, place);
         if let Some(old) = old {
             old.quarantine(self.space().quarantine_end(lease), now);
@@ -464,7 +481,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if let Some(file) = file {
             self.expect_file(&mut shard[slot], *file, writer, now);
         }
-        if self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict) {
+        let to_disk = self.space().options.disks.as_ref().is_some_and(|disks| !disks.on_evict);
+        if to_disk && !shard[slot].is_limited {
             self.jobs.offload(shard, slot, now);
         }
     }

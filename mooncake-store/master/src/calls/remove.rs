@@ -30,6 +30,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             return Err(not_found());
         };
         shard.prune(slot, now, self.space().options.put_release);
+        if shard[slot].is_limited {
+            self.space().remove_if_ended(&mut shard, slot, now);
+            if shard.find(hash, key).is_none() {
+                return Err(not_found());
+            }
+        }
         let object = &shard[slot];
         if object.value().is_none() && object.write().is_none() && object.disk().is_none() {
             shard.expired.forget(key);
@@ -109,7 +115,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         self.space().directory.visit(|shard, slot| {
             let object = &shard[slot];
             if wanted(object.key.as_bytes()) && self.blocked(object, force, now).is_none() {
-                removed += u64::from(object.value().is_some() || object.disk().is_some());
+                let exists = object.value().is_some() || object.disk().is_some();
+                removed += u64::from(exists && shard.end_of_lifetime(slot, now).is_none());
                 sampled.extend(Some(object.hash).filter(|hash| feed.sample().contains(*hash)));
                 self.drop_object(shard, slot, now);
             }

@@ -13,6 +13,7 @@ use mooncake_core::Result;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
+use mooncake_protocol::wire::StoredLifetime;
 
 use super::master::Master;
 use crate::directory::Object;
@@ -21,7 +22,7 @@ use crate::model::disk_replicas::DiskReplicas;
 use crate::model::segment::Allocation;
 use crate::model::snapshot::{
     Horizon, ReplicaPosition, Snapshot, SnapshotDrains, SnapshotHead, SnapshotObject, SnapshotPart,
-    encode_head,
+    encode_head, encode_part,
 };
 
 /// Maximum number of objects or tasks in one record.
@@ -43,7 +44,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     pub fn snapshot(&self, mut write: impl FnMut(&[u8]) -> Result<()>) -> Result<u64> {
         // An object that was written before this number is visited below, or was gone.
         let since = Horizon { epoch: self.space().epoch, number: self.space().directory.next_use_number() };
-        let now = self.space().clock.now();
+        let (now, wall_ms) = (self.space().clock.now(), self.space().clock.wall_ms());
         let mut horizons = vec![since];
         horizons.extend(self.jobs.recovery.get().into_iter().flat_map(Recovery::horizons).take(FOREBEARS));
         let promise_ms = self.space().promise_ms(now);
@@ -53,7 +54,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let batch = RefCell::new(Vec::new());
         let mut put = |part: SnapshotPart| {
             let mut bytes = Vec::new();
-            mooncake_protocol::record::append(&SnapshotPart { number, ..part }, &mut bytes);
+            encode_part(SnapshotPart { number, ..part }, &mut bytes);
             number += 1;
             write(&bytes)
         };
@@ -72,7 +73,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         objects += self.expired_to_snapshot(&mut put)?;
         let mut failed = Ok(());
         self.space().directory.visit_while(
-            |shard, slot| batch.borrow_mut().extend(to_snapshot(&shard[slot], now)),
+            |shard, slot| {
+                let lifetime = shard.lifetime(slot);
+                if lifetime.is_none_or(|lifetime| lifetime.end(now).is_none()) {
+                    let lifetime = lifetime.map(|lifetime| lifetime.to_stored(now, wall_ms));
+                    batch.borrow_mut().extend(to_snapshot(&shard[slot], lifetime, now));
+                }
+            },
             || {
                 let mut noted = batch.borrow_mut();
                 if noted.len() < PART {
@@ -152,7 +159,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 }
 
-fn to_snapshot<A: SegmentAllocator>(object: &Object<A>, now: Moment) -> Option<SnapshotObject> {
+fn to_snapshot<A: SegmentAllocator>(
+    object: &Object<A>,
+    lifetime: Option<StoredLifetime>,
+    now: Moment,
+) -> Option<SnapshotObject> {
     let (value, disk) = (object.value(), object.disk());
     let len = value.map(|value| value.len).or_else(|| disk.map(|disk| disk.len))?;
     let place =
@@ -166,6 +177,7 @@ fn to_snapshot<A: SegmentAllocator>(object: &Object<A>, now: Moment) -> Option<S
         group: object.group_name().to_owned(),
         hard_pin: object.hard_pin,
         soft_pin_ms: u64::try_from(object.soft_pin().since(now).as_millis()).unwrap_or(u64::MAX),
+        lifetime,
         positions: value.into_iter().flat_map(|value| value.live().map(place)).collect(),
         disks: disk.into_iter().flat_map(DiskReplicas::owners).collect(),
     })

@@ -53,7 +53,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             self.take_back_space(now);
             self.jobs.tasks.lock().expire(now, self.space().clock.wall_ms());
         }
-        if self.space().reclaim_all(now) {
+        let has_removed = self.space().remove_all_ended(now);
+        if self.space().reclaim_all(now) || has_removed {
             self.space().eviction.end_backoff();
         }
         self.space().evict_to_watermark(now);

@@ -48,11 +48,43 @@ impl ChainLinks {
         }
     }
 
-    /// Returns the end that a batch of `count` keys goes on from. A client stores the batch, and
-    /// `first` is its first key.
+    /// Returns the end that a batch of `count` keys seems to go on from. A client stores the batch,
+    /// and `first` is its first key.
     pub(crate) fn before(&self, client: ClientId, first: u64, count: usize, now: Moment) -> ChainEnd {
         let of_client = || if count > 1 { self.clients.get(hash_of(client), now) } else { None };
         self.missing.get(first, now).or_else(of_client).unwrap_or_default()
+    }
+}
+
+/// Hint of a client about the chain of its batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChainHint {
+    /// Hash of the key before the first one.
+    pub(crate) parent: Option<u64>,
+    /// Number of keys before the first one.
+    pub(crate) position: Option<u32>,
+}
+
+impl ChainHint {
+    /// Returns the end that the batch goes on from. `guess` is the end that it seems to go on from,
+    /// and `is_known` tells whether the cache holds or remembers the key with a hash.
+    pub(crate) fn end(self, guess: ChainEnd, is_known: impl FnOnce(u64) -> bool) -> ChainEnd {
+        match (self.parent, self.position) {
+            (None, None) => guess,
+            (_, Some(0)) => ChainEnd::default(),
+            (Some(parent), _) if parent == guess.last => guess,
+            // A known key is not evicted before those that follow it, so those before it are known.
+            (Some(last), position) => {
+                let is_known = is_known(last);
+                let known = if is_known { position.unwrap_or(1) } else { 0 };
+                ChainEnd { last, known, is_known }
+            }
+            (None, Some(position)) if guess.last != 0 => {
+                ChainEnd { known: guess.known.min(position), ..guess }
+            }
+            // A client stores what it did not find, so it has found the keys before.
+            (None, Some(known)) => ChainEnd { last: 0, known, is_known: true },
+        }
     }
 }
 
@@ -65,6 +97,23 @@ mod tests {
     use mooncake_core::ids::Uuid;
 
     use super::*;
+
+    #[test]
+    fn a_hint_replaces_a_guess() {
+        let guess = ChainEnd { last: 7, known: 3, is_known: true };
+        let hint = |parent, position| ChainHint { parent, position };
+        assert_eq!(ChainHint::default().end(guess, |_| true), guess);
+        assert_eq!(hint(None, Some(0)).end(guess, |_| true), ChainEnd::default(), "the batch is a root");
+        assert_eq!(hint(Some(7), Some(9)).end(guess, |_| false), guess, "the guess was right");
+        let other = ChainEnd { last: 8, known: 5, is_known: true };
+        assert_eq!(hint(Some(8), Some(5)).end(guess, |hash| hash == 8), other);
+        assert_eq!(hint(Some(8), None).end(guess, |_| true), ChainEnd { known: 1, ..other });
+        let unknown = ChainEnd { last: 8, known: 0, is_known: false };
+        assert_eq!(hint(Some(8), Some(5)).end(guess, |_| false), unknown);
+        assert_eq!(hint(None, Some(2)).end(guess, |_| true), ChainEnd { known: 2, ..guess });
+        let by_position = ChainEnd { last: 0, known: 4, is_known: true };
+        assert_eq!(hint(None, Some(4)).end(ChainEnd::default(), |_| true), by_position);
+    }
 
     #[test]
     fn a_batch_goes_on_from_what_was_found_or_stored_before() {

@@ -12,7 +12,7 @@ const PER_OBJECT: usize = 4;
 const FEWEST: usize = 256;
 
 /// Bits of the number of a cause.
-const CAUSE_BITS: u32 = 3;
+const CAUSE_BITS: u32 = 4;
 
 /// Fingerprint of a key above the number of a cause; 0 for none.
 type Departure = u32;

@@ -51,9 +51,10 @@ pub(crate) struct ExpiredReplicas {
 }
 
 impl ExpiredReplicas {
-    /// Lists the replicas of an object that lie in segments of expired clients.
+    /// Lists the replicas of an object that lie in segments of expired clients. An object that ends
+    /// by itself is not listed: the list does not say when.
     pub(crate) fn record<A: SegmentAllocator>(&mut self, object: &Object<A>, now: Moment) {
-        let Some(value) = object.value() else { return };
+        let Some(value) = object.value().filter(|_| !object.is_limited) else { return };
         for held in value.replicas.iter().filter(|held| held.segment.has_expired()) {
             let key = object.key.as_bytes();
             if !self.objects.contains_key(key) && self.objects.len() >= MAX_OBJECTS {
@@ -168,6 +169,7 @@ impl ExpiredReplicas {
             group: listed.group.clone(),
             hard_pin: listed.hard_pin,
             soft_pin_ms: soft_pin_ms(listed, now),
+            lifetime: None,
             positions: listed.positions.to_vec(),
             disks: Vec::new(),
         })

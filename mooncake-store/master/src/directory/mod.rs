@@ -6,6 +6,7 @@
 mod chains;
 mod departed;
 pub(crate) mod expired;
+mod lifetimes;
 pub(crate) mod object;
 pub(crate) mod object_disks;
 mod order;
@@ -14,6 +15,7 @@ pub(crate) mod shard;
 mod slots;
 mod table;
 
+pub(crate) use self::chains::ChainHint;
 pub(crate) use self::object::{Copying, Object, Replicas, Value, Write};
 pub(crate) use self::order::Pass;
 pub(crate) use self::shard::Shard;

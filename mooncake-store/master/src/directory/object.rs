@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::Place;
+use mooncake_core::hints::PutHints;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
 use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use mooncake_core::{Error, ErrorCode};
@@ -15,6 +16,7 @@ use smallvec::SmallVec;
 use crate::model::disk_replicas::{DiskReplicas, DiskTier, FileGrant};
 use crate::model::group::Group;
 use crate::model::ledger::StoredChange;
+use crate::model::lifetime::Lifetime;
 use crate::model::segment::Allocation;
 use crate::model::value::{Stamp, Writer};
 
@@ -57,6 +59,8 @@ pub(crate) struct Object<A> {
     pub(super) soft_pin: Moment,
     pub(crate) hard_pin: bool,
     pub(super) position: OrderPosition,
+    /// True if the object ends by itself; its shard has its lifetime.
+    pub(crate) is_limited: bool,
     /// Number of the tenant; 0 for none.
     pub(super) tenant: u32,
     pub(super) group: Option<Arc<Group>>,
@@ -113,6 +117,8 @@ pub(crate) struct Write<A> {
     pub(crate) promotes: bool,
     /// File that the value is to be written to as well.
     pub(crate) file: Option<Box<FileGrant>>,
+    /// Hints of the writer.
+    pub(crate) hints: Option<Box<PutHints>>,
     /// Place of the object in its chain.
     pub(crate) place: Place,
     /// Index of the object in the list of writes of its shard.
@@ -228,7 +234,12 @@ impl<A: SegmentAllocator> Object<A> {
     }
 
     /// Describes a replica of `value` for the ledger of its segment.
-    pub(super) fn stored_at(&self, held: &Allocation<A>, value: &Value<A>) -> StoredChange {
+    pub(super) fn stored_at(
+        &self,
+        held: &Allocation<A>,
+        value: &Value<A>,
+        lifetime: Option<Lifetime>,
+    ) -> StoredChange {
         StoredChange {
             segment: held.segment.info.id,
             offset: held.extent.offset,
@@ -239,6 +250,7 @@ impl<A: SegmentAllocator> Object<A> {
             group: self.group.clone(),
             hard_pin: self.hard_pin,
             soft_pin: self.soft_pin,
+            lifetime: lifetime.map(Box::new),
             stamp: value.stamp,
         }
     }
@@ -282,6 +294,7 @@ impl<A: SegmentAllocator> Write<A> {
             hard_pin: false,
             promotes: false,
             file: None,
+            hints: None,
             place: Place::numbered(0),
             index: 0,
         }

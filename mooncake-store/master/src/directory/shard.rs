@@ -11,12 +11,14 @@ use mooncake_core::tables::Tables;
 
 use super::departed::Departed;
 use super::expired::ExpiredReplicas;
+use super::lifetimes::Lifetimes;
 use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_retired};
 use super::order::{EvictionOrder, Pass};
 use super::read_rates::ReadRates;
 use super::slots::Slots;
 use crate::model::group::{Group, Groups};
 use crate::model::journal::Journal;
+use crate::model::lifetime::Lifetime;
 use crate::model::misses::{MissCause, MissCounts};
 use crate::model::segment::Allocation;
 use crate::model::tenants::Tenants;
@@ -47,6 +49,7 @@ pub(crate) struct Shard<A, E: MergeableOrder> {
     pub(crate) read_rates: ReadRates,
     /// Replicas that expired clients may announce again.
     pub(crate) expired: ExpiredReplicas,
+    lifetimes: Lifetimes,
     departed: Departed,
     /// Misses of keys of this shard. They are under its lock, like the counters of reads.
     pub(crate) misses: MissCounts,
@@ -79,6 +82,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             reads: ReadCounters::default(),
             read_rates: ReadRates::default(),
             expired: ExpiredReplicas::default(),
+            lifetimes: Lifetimes::default(),
             departed: Departed::default(),
             misses: MissCounts::default(),
         }
@@ -104,6 +108,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             soft_pin: Moment(0),
             hard_pin: false,
             position: OrderPosition::None,
+            is_limited: false,
             tenant,
             group: None,
             used: 0,
@@ -262,6 +267,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             let object = &shard[slot];
             let Some(value) = &object.value else { return };
             let is = |held: &Allocation<A>, id| held.id == id;
+            let lifetime = shard.lifetime(slot);
             for (id, segment) in
                 told.iter().filter(|(id, _)| !value.replicas.iter().any(|held| is(held, *id)))
             {
@@ -271,7 +277,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
                 held.segment
                     .ledger
                     .iter()
-                    .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value)));
+                    .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value, lifetime)));
             }
         });
     }
@@ -280,11 +286,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     fn notify_ledgers(&self, slot: SlotId) {
         let object = &self[slot];
         let Some(value) = &object.value else { return };
+        let lifetime = self.lifetime(slot);
         for held in &value.replicas {
             held.segment
                 .ledger
                 .iter()
-                .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value)));
+                .for_each(|ledger| ledger.stored(held.id, object.stored_at(held, value, lifetime)));
         }
     }
 
@@ -343,12 +350,46 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             self.remove_copy(slot);
             let Some(mut object) = self.objects.remove(slot) else { return };
             self.record_departure(object.hash, why);
+            if object.is_limited {
+                self.lifetimes.set(slot, None);
+            }
             object.drop_disk_replicas();
             self.read_rates.forget(slot);
             if let Some(group) = &object.group {
                 self.groups.leave(group, &object.key);
             }
         }
+    }
+
+    /// Returns the lifetime of an object; `None` if it does not end by itself.
+    pub(crate) fn lifetime(&self, slot: SlotId) -> Option<Lifetime> {
+        if self[slot].is_limited { self.lifetimes.get(slot) } else { None }
+    }
+
+    /// Returns why the value of an object has ended by itself; `None` if it has not.
+    pub(crate) fn end_of_lifetime(&self, slot: SlotId, now: Moment) -> Option<MissCause> {
+        self.lifetime(slot).and_then(|lifetime| lifetime.end(now))
+    }
+
+    /// Sets the lifetime of an object; `None` if it does not end by itself.
+    pub(crate) fn set_lifetime(&mut self, slot: SlotId, lifetime: Option<Lifetime>) {
+        let was_limited = std::mem::replace(&mut self[slot].is_limited, lifetime.is_some());
+        if was_limited || lifetime.is_some() {
+            self.lifetimes.set(slot, lifetime);
+        }
+    }
+
+    /// Reports to the owners of the replicas of an object that the object is gone, so that they do
+    /// not announce it to the next master.
+    pub(crate) fn disown(&self, slot: SlotId) {
+        for held in self[slot].value.iter().flat_map(|value| &value.replicas) {
+            held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+        }
+    }
+
+    /// Returns the object whose lifetime ends first, and when.
+    pub(crate) fn next_end_of_lifetime(&self) -> Option<(Moment, SlotId)> {
+        self.lifetimes.first()
     }
 
     /// Remembers why the object with a hash is not here.
@@ -395,7 +436,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     }
 
     /// Returns whether the object with a hash is here, or the policy of its tenant remembers it.
-    pub(super) fn knows(&self, tenant: u32, hash: u64) -> bool {
+    pub(crate) fn knows(&self, tenant: u32, hash: u64) -> bool {
         let is_here = self.find_hash(hash).is_some_and(|slot| self[slot].value.is_some());
         is_here || self.order.remembers(tenant, hash)
     }

@@ -10,6 +10,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::StoredReplica;
 use parking_lot::Mutex;
 
+use crate::model::lifetime::Lifetime;
 use crate::model::snapshot::{Horizon, SnapshotObject};
 
 /// Time for which recovered state is kept for clients that have not returned.
@@ -33,6 +34,14 @@ pub(crate) struct Recovery {
     parts: Box<[RecoveryPart]>,
     /// Number of parts that are forgotten.
     forgotten: AtomicUsize,
+}
+
+/// Knowledge of the master about an announced replica.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KnownReplica {
+    /// Number of the last use of the object.
+    pub(crate) used: Option<u64>,
+    pub(crate) lifetime: Option<Lifetime>,
 }
 
 /// Pins and group of an object on a disk.
@@ -83,9 +92,15 @@ impl Recovery {
         unclaimed.map(|(key, entry)| SnapshotObject { key: key.to_vec(), ..entry.object.clone() }).collect()
     }
 
-    /// Checks whether an announced replica can be what it claims. Returns the number of the last
-    /// use of the object, if it is known.
-    pub(crate) fn check_announced(&self, hash: u64, replica: &StoredReplica) -> Result<Option<u64>> {
+    /// Checks whether an announced replica can be what it claims. Returns what is known of it.
+    /// `wall_ms` is the date of `now`.
+    pub(crate) fn check_announced(
+        &self,
+        hash: u64,
+        replica: &StoredReplica,
+        now: Moment,
+        wall_ms: u64,
+    ) -> Result<KnownReplica> {
         let mut part = self.parts[part_of(hash)].lock();
         let entry = part.get_mut(&*replica.key);
         let written = entry.as_ref().and_then(|entry| entry.object.written);
@@ -100,7 +115,8 @@ impl Recovery {
                 ));
             }
             entry.claimed = true;
-            return Ok(Some(object.used));
+            let lifetime = object.lifetime.map(|stored| Lifetime::from_stored(stored, now, wall_ms));
+            return Ok(KnownReplica { used: Some(object.used), lifetime });
         }
         let gone = |horizon: &Horizon| horizon.epoch == replica.epoch && replica.number < horizon.number;
         let replaced = written.is_some_and(|now| now.epoch == replica.epoch && replica.number < now.number);
@@ -108,7 +124,7 @@ impl Recovery {
             let text = "cannot announce replica: the object was removed or replaced before the snapshot";
             return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
         }
-        Ok(None)
+        Ok(KnownReplica::default())
     }
 
     /// Returns the pins of an object of length `len` that was found on the disk of `owner`.

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId};
-use mooncake_protocol::wire::{InventoryChange, InventoryPage, StoredReplica};
+use mooncake_protocol::wire::{
+    InventoryChange, InventoryPage, ItemLifetime, StoredReplica, TimedInventoryPage,
+};
 use parking_lot::Mutex;
 
 use super::group::Group;
+use super::lifetime::Lifetime;
 use super::value::Stamp;
 
 /// Maximum number of changes that wait for a client. A client that falls behind by more has to
@@ -53,6 +56,7 @@ pub(crate) struct StoredChange {
     pub(crate) group: Option<Arc<Group>>,
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin: Moment,
+    pub(crate) lifetime: Option<Box<Lifetime>>,
     pub(crate) stamp: Stamp,
 }
 
@@ -97,8 +101,9 @@ impl Ledger {
         waiting.changes.push_back(change);
     }
 
-    /// Returns the changes after number `after` and forgets those up to it.
-    pub(crate) fn page(&self, after: u64, epoch: u64, now: Moment) -> InventoryPage {
+    /// Returns the changes after number `after` and forgets those up to it. `wall_ms` is the date
+    /// of `now`.
+    pub(crate) fn page(&self, after: u64, epoch: u64, now: Moment, wall_ms: u64) -> TimedInventoryPage {
         let mut waiting = self.0.lock();
         waiting.asked = now;
         let acknowledged = after.saturating_sub(waiting.first - 1);
@@ -115,7 +120,13 @@ impl Ledger {
         let sent: Vec<_> = waiting.changes.iter().take(PAGE).map(|change| change.to_message(now)).collect();
         let next = waiting.first - 1 + sent.len() as u64;
         waiting.sent = waiting.sent.max(next);
-        InventoryPage { epoch, next, lost, whole: sent.len() == waiting.changes.len(), changes: sent }
+        let lifetime = |(index, change): (usize, &LedgerChange)| {
+            let lifetime = change.stored.as_ref()?.lifetime.as_ref()?.to_stored(now, wall_ms);
+            Some(ItemLifetime { index: index as u64, lifetime })
+        };
+        let lifetimes = waiting.changes.iter().take(PAGE).enumerate().filter_map(lifetime).collect();
+        let whole = sent.len() == waiting.changes.len();
+        TimedInventoryPage { page: InventoryPage { epoch, next, lost, whole, changes: sent }, lifetimes }
     }
 }
 

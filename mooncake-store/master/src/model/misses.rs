@@ -21,6 +21,10 @@ pub enum MissCause {
     PutFailed,
     /// The last write of the object was refused for the quota of its tenant.
     OverQuota,
+    /// The time to live of the object was over.
+    Expired,
+    /// The object was deleted after its first read, as its writer had asked for.
+    DeletedAfterRead,
     /// The object can be read, but an earlier key of the same request cannot.
     BehindGap,
     /// The object is there, but has no replica that can be read: it is being written, or its owner
@@ -30,7 +34,7 @@ pub enum MissCause {
 
 impl MissCause {
     /// Causes, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Unknown,
         Self::Evicted,
         Self::EvictedWithGroup,
@@ -39,6 +43,8 @@ impl MissCause {
         Self::OwnerLost,
         Self::PutFailed,
         Self::OverQuota,
+        Self::Expired,
+        Self::DeletedAfterRead,
         Self::BehindGap,
         Self::Unreadable,
     ];
@@ -54,6 +60,8 @@ impl MissCause {
             Self::OwnerLost => "owner_lost",
             Self::PutFailed => "put_failed",
             Self::OverQuota => "over_quota",
+            Self::Expired => "expired",
+            Self::DeletedAfterRead => "deleted_after_read",
             Self::BehindGap => "behind_gap",
             Self::Unreadable => "unreadable",
         }
@@ -75,6 +83,8 @@ impl MissCause {
             Self::OwnerLost => "every client that held it has left or expired",
             Self::PutFailed => "its last write was revoked, was not ended in time, or found no space",
             Self::OverQuota => "its last write exceeded the quota of its tenant",
+            Self::Expired => "its time to live is over",
+            Self::DeletedAfterRead => "it was deleted after its first read, as its writer asked",
             Self::BehindGap => "it can be read, but an earlier key of the request cannot",
             Self::Unreadable => "it is being written, or the client that holds it does not respond",
         }
@@ -146,8 +156,8 @@ mod tests {
             counts.add(cause, number as u64);
         }
         assert!(counts.iter().all(|(cause, count)| count == cause as u64 && counts.of(cause) == count));
-        assert_eq!((counts.total(), MissCause::named("other")), (45, None));
+        assert_eq!((counts.total(), MissCause::named("other")), (66, None));
         counts.add_all(&counts.clone());
-        assert_eq!(counts.total(), 90);
+        assert_eq!(counts.total(), 132);
     }
 }

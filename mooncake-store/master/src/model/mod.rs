@@ -12,6 +12,7 @@ pub(crate) mod drain;
 pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod ledger;
+pub(crate) mod lifetime;
 pub(crate) mod misses;
 pub(crate) mod options;
 pub mod pattern;

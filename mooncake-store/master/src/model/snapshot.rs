@@ -7,13 +7,15 @@ use mooncake_core::{Error, ErrorCode, Result};
 use super::drain::DrainStatus;
 use mooncake_protocol::pack::{PackError, wire_fields, written_as};
 use mooncake_protocol::record::{append, next};
-use mooncake_protocol::wire::{TaskKind, TaskStatus};
+use mooncake_protocol::wire::{ItemLifetime, StoredLifetime, TaskKind, TaskStatus};
 
 /// First bytes of a snapshot, with the version of the rest.
-const MAGIC: &[u8; 8] = b"mksnap04";
-/// First bytes of the previous version, which has no learned values in its head.
+const MAGIC: &[u8; 8] = b"mksnap05";
+/// First bytes of the previous version, which has no lifetimes of objects.
+const FOURTH: &[u8; 8] = b"mksnap04";
+/// First bytes of the version before, which has no learned values in its head either.
 const THIRD: &[u8; 8] = b"mksnap03";
-/// First bytes of the version before, which has no promise in its head either.
+/// First bytes of the second version, which has no promise in its head either.
 const SECOND: &[u8; 8] = b"mksnap02";
 /// First bytes of the oldest version, which has no drain jobs either.
 const FIRST: &[u8; 8] = b"mksnap01";
@@ -33,16 +35,15 @@ impl Snapshot {
     /// passed.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the three
+    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the four
     /// before; the text names the defect.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse =
             |why: &str| Err(Error::new(ErrorCode::PersistentFail, format!("cannot read snapshot: {why}")));
         let unknown = "unknown version or not a snapshot";
         let Some((version, mut rest)) = bytes.split_first_chunk::<8>() else { return refuse(unknown) };
-        let first = version == FIRST;
         let head = match version {
-            MAGIC => next::<SnapshotHead>(&mut rest),
+            MAGIC | FOURTH => next::<SnapshotHead>(&mut rest),
             THIRD => next::<ThirdHead>(&mut rest).map(SnapshotHead::from),
             SECOND | FIRST => next::<SecondHead>(&mut rest).map(SnapshotHead::from),
             _ => return refuse(unknown),
@@ -51,13 +52,24 @@ impl Snapshot {
         let mut snapshot =
             Self { head, objects: Vec::new(), tasks: Vec::new(), drains: SnapshotDrains::default() };
         for number in 0u64.. {
-            let part =
-                if first { next::<FirstPart>(&mut rest).map(SnapshotPart::from) } else { next(&mut rest) };
+            let part = match version {
+                MAGIC => next(&mut rest),
+                FIRST => next::<FirstPart>(&mut rest).map(SnapshotPart::from),
+                _ => next::<FourthPart>(&mut rest).map(SnapshotPart::from),
+            };
             let Some(part) = part else { return refuse("a record is damaged or cut off") };
             if part.number != number {
                 return refuse("a record is missing");
             }
-            snapshot.objects.extend(part.objects);
+            let mut objects = part.objects;
+            for ItemLifetime { index, lifetime } in part.lifetimes {
+                let Some(object) = usize::try_from(index).ok().and_then(|index| objects.get_mut(index))
+                else {
+                    return refuse("a lifetime belongs to no object");
+                };
+                object.lifetime = Some(lifetime);
+            }
+            snapshot.objects.extend(objects);
             snapshot.tasks.extend(part.tasks);
             snapshot.drains.jobs.extend(part.drains.jobs);
             snapshot.drains.drained.extend(part.drains.drained);
@@ -95,7 +107,8 @@ impl Snapshot {
     pub fn write(&self) -> Vec<u8> {
         let mut bytes = encode_head(&self.head);
         let Self { objects, tasks, drains, .. } = self.clone();
-        append(&SnapshotPart { number: 0, objects, tasks, drains, last: true }, &mut bytes);
+        let part = SnapshotPart { objects, tasks, drains, last: true, ..SnapshotPart::default() };
+        encode_part(part, &mut bytes);
         bytes
     }
 }
@@ -105,6 +118,15 @@ pub(crate) fn encode_head(head: &SnapshotHead) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     append(head, &mut out);
     out
+}
+
+/// Appends a record.
+pub(crate) fn encode_part(part: SnapshotPart, out: &mut Vec<u8>) {
+    let lifetime = |(index, object): (usize, &SnapshotObject)| {
+        Some(ItemLifetime { index: index as u64, lifetime: object.lifetime? })
+    };
+    let lifetimes = part.objects.iter().enumerate().filter_map(lifetime).collect();
+    append(&SnapshotPart { lifetimes, ..part }, out);
 }
 
 /// Identity of the writer of a snapshot, and its time as a number of uses.
@@ -127,7 +149,7 @@ wire_fields!(structure SnapshotHead {
     learned: Vec<u8>,
 });
 
-/// Head of a snapshot of the previous version.
+/// Head of a snapshot of the third version.
 struct ThirdHead {
     uses: u64,
     horizons: Vec<Horizon>,
@@ -172,6 +194,8 @@ pub(crate) struct SnapshotPart {
     /// Number of the record, counted from 0.
     pub(crate) number: u64,
     pub(crate) objects: Vec<SnapshotObject>,
+    /// Lifetimes of the objects, which [`encode_part`] sets.
+    pub(crate) lifetimes: Vec<ItemLifetime>,
     pub(crate) tasks: Vec<SnapshotTask>,
     pub(crate) drains: SnapshotDrains,
     pub(crate) last: bool,
@@ -180,10 +204,35 @@ pub(crate) struct SnapshotPart {
 wire_fields!(structure SnapshotPart {
     number: u64,
     objects: Vec<SnapshotObject>,
+    lifetimes: Vec<ItemLifetime>,
     tasks: Vec<SnapshotTask>,
     drains: SnapshotDrains,
     last: bool,
 });
+
+/// Record of a snapshot of the second to the fourth version.
+struct FourthPart {
+    number: u64,
+    objects: Vec<SnapshotObject>,
+    tasks: Vec<SnapshotTask>,
+    drains: SnapshotDrains,
+    last: bool,
+}
+
+wire_fields!(structure FourthPart {
+    number: u64,
+    objects: Vec<SnapshotObject>,
+    tasks: Vec<SnapshotTask>,
+    drains: SnapshotDrains,
+    last: bool,
+});
+
+impl From<FourthPart> for SnapshotPart {
+    fn from(part: FourthPart) -> Self {
+        let FourthPart { number, objects, tasks, drains, last } = part;
+        Self { number, objects, lifetimes: Vec::new(), tasks, drains, last }
+    }
+}
 
 /// Record of a snapshot of the oldest version.
 struct FirstPart {
@@ -198,7 +247,8 @@ wire_fields!(structure FirstPart { number: u64, objects: Vec<SnapshotObject>, ta
 impl From<FirstPart> for SnapshotPart {
     fn from(part: FirstPart) -> Self {
         let FirstPart { number, objects, tasks, last } = part;
-        Self { number, objects, tasks, drains: SnapshotDrains::default(), last }
+        let drains = SnapshotDrains::default();
+        FourthPart { number, objects, tasks, drains, last }.into()
     }
 }
 
@@ -216,6 +266,8 @@ pub(crate) struct SnapshotObject {
     pub(crate) group: String,
     pub(crate) hard_pin: bool,
     pub(crate) soft_pin_ms: u64,
+    /// Lifetime, if the object ends by itself. The record has it in a list of its own.
+    pub(crate) lifetime: Option<StoredLifetime>,
     /// Positions of the replicas in memory.
     pub(crate) positions: Vec<ReplicaPosition>,
     /// Clients that held the object on their disks.
@@ -233,7 +285,7 @@ wire_fields!(structure SnapshotObject {
     soft_pin_ms: u64,
     positions: Vec<ReplicaPosition>,
     disks: Vec<ClientId>,
-});
+} without { lifetime: None });
 
 /// Position of a replica in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -343,13 +395,56 @@ written_as! {
 mod tests {
     use super::*;
 
-    /// Snapshots of the previous version have a head without learned values.
+    #[test]
+    fn a_snapshot_of_the_fourth_version_is_read_and_lifetimes_are_kept() {
+        let object = |key: &[u8], lifetime| SnapshotObject {
+            key: key.into(),
+            len: 7,
+            checksum: None,
+            written: None,
+            used: 1,
+            group: String::new(),
+            hard_pin: false,
+            soft_pin_ms: 0,
+            lifetime,
+            positions: Vec::new(),
+            disks: Vec::new(),
+        };
+        let ends = |ends_ms| Some(StoredLifetime { ends_ms, ends_at_read: ends_ms == 0 });
+        let objects = vec![object(b"a", None), object(b"b", ends(5)), object(b"c", ends(0))];
+        let head = SnapshotHead { uses: 3, horizons: Vec::new(), promise_ms: 4, learned: Vec::new() };
+        let mut bytes = FOURTH.to_vec();
+        append(&head, &mut bytes);
+        let drains = SnapshotDrains::default;
+        let part = FourthPart {
+            number: 0,
+            objects: objects.clone(),
+            tasks: Vec::new(),
+            drains: drains(),
+            last: true,
+        };
+        append(&part, &mut bytes);
+        let read = Snapshot::read(&bytes).unwrap();
+        assert!(read.objects.len() == 3 && read.objects.iter().all(|object| object.lifetime.is_none()));
+        let whole = Snapshot { head, objects, tasks: Vec::new(), drains: drains() };
+        assert_eq!(Snapshot::read(&whole.write()).unwrap(), whole);
+        let mut bytes = encode_head(&whole.head);
+        let lifetimes = vec![ItemLifetime { index: 3, lifetime: ends(1).unwrap() }];
+        append(
+            &SnapshotPart { objects: whole.objects, lifetimes, last: true, ..SnapshotPart::default() },
+            &mut bytes,
+        );
+        assert!(Snapshot::read(&bytes).is_err());
+    }
+
+    /// Snapshots of the third version have a head without learned values.
     #[test]
     fn a_snapshot_of_the_third_version_is_read() {
         let horizons = vec![Horizon { epoch: 1, number: 2 }];
         let mut bytes = THIRD.to_vec();
         append(&ThirdHead { uses: 3, horizons: horizons.clone(), promise_ms: 4 }, &mut bytes);
-        append(&SnapshotPart { last: true, ..SnapshotPart::default() }, &mut bytes);
+        let (objects, tasks, drains) = (Vec::new(), Vec::new(), SnapshotDrains::default());
+        append(&FourthPart { number: 0, objects, tasks, drains, last: true }, &mut bytes);
         let read = Snapshot::read(&bytes).unwrap();
         assert_eq!(read.head, SnapshotHead { uses: 3, horizons, promise_ms: 4, learned: Vec::new() });
         assert_eq!(Snapshot::read(&read.write()).unwrap(), read);

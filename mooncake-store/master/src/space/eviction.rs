@@ -45,7 +45,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         else {
             return false;
         };
-        if self.reclaim(now) > 0 && self.has_space_for(len, &takes) {
+        let has_removed = self.remove_all_ended(now);
+        if (self.reclaim(now) > 0 || has_removed) && self.has_space_for(len, &takes) {
             return true;
         }
         if self.eviction.paused_until.load(Relaxed) > now.0 {

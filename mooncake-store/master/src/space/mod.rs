@@ -4,7 +4,7 @@
 //! A module uses those on its left:
 //!
 //! ```text
-//! state <- usage, lease <- offload_first <- victim <- contiguous, quota, hot_replicas <- eviction
+//! state <- usage, lease <- lifetimes, offload_first <- victim <- contiguous, quota, hot_replicas <- eviction
 //! state <- placement; promises <- mount
 //! ```
 
@@ -20,6 +20,7 @@ pub(crate) mod hot_table;
 #[cfg(feature = "testkit")]
 pub(crate) mod injected_bug;
 mod lease;
+mod lifetimes;
 pub(crate) mod mount;
 mod offload_first;
 mod placement;

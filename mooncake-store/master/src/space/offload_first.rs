@@ -113,6 +113,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if object.awaits_file(now) {
             return MemoryExit::Later;
         }
+        // An object that ends by itself is not written to disks.
+        if object.is_limited {
+            return MemoryExit::Now;
+        }
         let Some(options) = &self.options.disks else { return MemoryExit::Now };
         if object.disk().is_some_and(DiskReplicas::is_live) {
             return MemoryExit::Now;

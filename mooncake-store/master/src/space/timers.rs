@@ -9,11 +9,17 @@ pub(crate) struct Timers {
     /// Earliest time at which a client, a retired segment or a grace period may be due.
     pub(crate) membership: AtomicU64,
     pub(crate) abandoned: AtomicU64,
+    /// Time before which no lifetime of an object ends.
+    pub(crate) lifetimes: AtomicU64,
 }
 
 impl Default for Timers {
     fn default() -> Self {
-        Self { membership: AtomicU64::new(u64::MAX), abandoned: AtomicU64::new(0) }
+        Self {
+            membership: AtomicU64::new(u64::MAX),
+            abandoned: AtomicU64::new(0),
+            lifetimes: AtomicU64::new(u64::MAX),
+        }
     }
 }
 

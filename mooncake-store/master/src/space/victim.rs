@@ -45,6 +45,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     ) {
         let is_after_pin = why == MissCause::Evicted && shard.is_after_pin(slot);
         let why = if is_after_pin { MissCause::PinEnded } else { why };
+        let why = shard.end_of_lifetime(slot, now).unwrap_or(why);
         let lease = self.in_use_until(&shard[slot]);
         let Some(value) = shard.take_value(slot) else { return };
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));

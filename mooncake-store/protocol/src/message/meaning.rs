@@ -38,6 +38,15 @@ macro_rules! meaning {
     (config) => {
         "Placement and pinning of the objects."
     };
+    (located) => {
+        "Number of a replica of each object, from the earlier response."
+    };
+    (hints) => {
+        "Hints about the objects."
+    };
+    (lifetimes) => {
+        "Lifetimes of those objects that end by themselves."
+    };
     (item) => {
         "Object with its checksum."
     };

@@ -114,6 +114,8 @@ fn words(cause: MissCause) -> &'static str {
         MissCause::OwnerLost => "lost with their client",
         MissCause::PutFailed => "not written",
         MissCause::OverQuota => "over quota",
+        MissCause::Expired => "past their time to live",
+        MissCause::DeletedAfterRead => "deleted after their read",
         MissCause::BehindGap => "behind a gap",
         MissCause::Unreadable => "unreadable",
     }

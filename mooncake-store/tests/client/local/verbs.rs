@@ -245,3 +245,23 @@ async fn nothing_is_left_when_it_goes() {
     assert!(!folder.path().join("owner.sock").exists());
     client.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn hints_reach_the_master_and_a_last_read_is_whole() {
+    let host = Host::new().await;
+    let shared = host.connect().await;
+    let once = PutOptions::new().delete_after_read();
+    for len in [1, 4096, 4097, 1 << 20, 20 << 20] {
+        let (key, value) = (key(), bytes(len, 3));
+        assert_eq!(shared.put_with(&key, &value, &once).await.unwrap(), PutOutcome::Stored);
+        assert!(shared.exist(&key).await.unwrap());
+        assert!(shared.get(&key).await.unwrap().unwrap() == value, "{len} bytes");
+        assert!(shared.get(&key).await.unwrap().is_none(), "{len} bytes");
+        assert!(host.client.get(&key).await.unwrap().is_none(), "{len} bytes");
+    }
+    let soon = PutOptions::new().time_to_live(std::time::Duration::from_millis(1));
+    shared.put_with("soon", b"v", &soon).await.unwrap();
+    while shared.exist("soon").await.unwrap() {
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,92 @@
+//! Ends of lifetimes. A value that has ended cannot be read from then on; this module gives its
+//! memory back, once no lease protects it.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use mooncake_core::alloc::SegmentAllocator;
+use mooncake_core::clock::Moment;
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::ids::SlotId;
+
+use super::state::Space;
+use crate::directory::Shard;
+use crate::model::lifetime::Lifetime;
+use crate::model::misses::MissCause;
+
+/// Maximum number of values that are removed under one lock.
+const AT_ONCE: usize = 256;
+
+impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
+    /// Sets the lifetime of an object, before its value is set.
+    pub(crate) fn set_lifetime(&self, shard: &mut Shard<A, E>, slot: SlotId, lifetime: Option<Lifetime>) {
+        shard.set_lifetime(slot, lifetime);
+        if let Some(lifetime) = lifetime {
+            self.timers.lifetimes.fetch_min(lifetime.until.0, SeqCst);
+        }
+    }
+
+    /// Ends an object that was just read, if its first read is the last one. The object stays until
+    /// the lease of the reader ends.
+    pub(crate) fn end_at_read(&self, shard: &mut Shard<A, E>, slot: SlotId) {
+        if let Some(lifetime) = shard.lifetime(slot).filter(|lifetime| lifetime.ends_at_read) {
+            if !lifetime.was_read {
+                shard.disown(slot);
+            }
+            let until = shard[slot].lease;
+            self.set_lifetime(shard, slot, Some(Lifetime { until, was_read: true, ..lifetime }));
+        }
+    }
+
+    /// Removes an object that has ended by now.
+    pub(crate) fn remove_if_ended(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
+        if let Some(why) = shard.end_of_lifetime(slot, now) {
+            self.remove_ended(shard, slot, why, now);
+        }
+    }
+
+    /// Removes the objects whose time is over by now. Returns whether there were any.
+    pub(crate) fn remove_all_ended(&self, now: Moment) -> bool {
+        if self.timers.lifetimes.load(SeqCst) > now.0 {
+            return false;
+        }
+        self.timers.lifetimes.store(u64::MAX, SeqCst);
+        let (sample, mut sampled, mut any) = (self.curve.feed.sample(), Vec::new(), false);
+        for index in 0..self.directory.len() {
+            let mut more = true;
+            while more {
+                let mut shard = self.directory.lock_at(index);
+                for _ in 0..AT_ONCE {
+                    let next = shard.next_end_of_lifetime();
+                    let Some((_, slot)) = next.filter(|(end, _)| *end <= now) else {
+                        let next = next.map_or(u64::MAX, |(end, _)| end.0);
+                        self.timers.lifetimes.fetch_min(next, SeqCst);
+                        more = false;
+                        break;
+                    };
+                    sampled.extend(Some(shard[slot].hash).filter(|hash| sample.contains(*hash)));
+                    let why = shard.end_of_lifetime(slot, now).unwrap_or(MissCause::Expired);
+                    self.remove_ended(&mut shard, slot, why, now);
+                    any = true;
+                }
+            }
+        }
+        sampled.into_iter().for_each(|hash| self.curve.feed.note_removal(hash));
+        any
+    }
+
+    fn remove_ended(&self, shard: &mut Shard<A, E>, slot: SlotId, why: MissCause, now: Moment) {
+        let lease = self.in_use_until(&shard[slot]);
+        shard[slot].drop_disk_replicas();
+        shard.forget_expired(slot);
+        // The client that copies finds no copy to end.
+        if let Some(copying) = shard.take_copy(slot) {
+            let until = copying.started.after(self.options.put_release);
+            copying.quarantine(self.quarantine_end(until), now);
+        }
+        if let Some(value) = shard.take_value(slot) {
+            value.quarantine(self.quarantine_end(lease), now);
+        }
+        shard.set_lifetime(slot, None);
+        shard.remove_if_empty(slot, why);
+    }
+}
