@@ -88,11 +88,11 @@ fn a_named_parent_stays_longer_than_its_child() {
 #[test]
 fn a_batch_that_begins_a_chain_is_not_linked_to_the_batch_before() {
     let root = PutHints { position: Some(0), ..PutHints::default() };
-    for (hints, first) in [(PutHints::default(), "second"), (root, "first")] {
+    for (hints, first) in [(PutHints::default(), "d"), (root, "b")] {
         let rig = rig(PolicyKind::Gittins, 8);
-        put(&rig, 1, &["first"], &PutHints::default());
-        put(&rig, 1, &["second"], &hints);
-        assert_eq!(first_to_go(&rig, &["first", "second"]), [first], "{hints:?}");
+        put(&rig, 1, &["a", "b"], &PutHints::default());
+        put(&rig, 1, &["c", "d"], &hints);
+        assert_eq!(first_to_go(&rig, &["a", "b", "c", "d"]), [first], "{hints:?}");
     }
 }
 
