@@ -147,10 +147,11 @@ impl<E: MergeableOrder> EvictionOrder<E> {
             return;
         }
         let (use_number, by_value) = (place.number, self.ranks_by_value);
+        // A waiting object may be the next victim, like others.
+        self.end_wait(objects, slot);
         let object = &mut objects[slot];
         let before = std::mem::replace(&mut object.used, use_number);
         let (tenant, position) = (object.tenant, object.position);
-        self.end_wait(objects, slot);
         let order = self.tenant(tenant);
         match position {
             OrderPosition::None => {}
@@ -300,6 +301,29 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         let tenant = object.tenant;
         self.tenant(tenant).policy.change_children(slot, false);
         true
+    }
+
+    /// Moves an object to a group. Returns the group that the object leaves.
+    pub(crate) fn change_group<A>(
+        &mut self,
+        objects: &mut Slots<Object<A>>,
+        slot: SlotId,
+        group: Arc<Group>,
+    ) -> Option<Arc<Group>> {
+        self.end_wait(objects, slot);
+        let object = &mut objects[slot];
+        let is_counted = self.ranks_by_value && object.position.is_in_policy();
+        if is_counted {
+            group.add_running();
+        }
+        let before = object.group.replace(group);
+        if is_counted
+            && let Some(before) = before.as_ref().filter(|before| before.remove_ordered(false))
+            && self.idle.len() < MAX_LEFT
+        {
+            self.idle.push(before.clone());
+        }
+        before
     }
 
     /// Returns the groups that have become idle since the last call.

@@ -409,13 +409,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
 
     /// Moves an object from its group to the group of that name.
     pub(crate) fn join_group(&mut self, slot: SlotId, name: &str) {
-        let object = &mut self.objects[slot];
+        let object = &self[slot];
         if object.group_name() == name {
             return;
         }
         let group = self.groups.join(name, object.key.clone(), object.lease);
-        if let Some(before) = object.group.replace(group) {
-            self.groups.leave(&before, &object.key);
+        if let Some(before) = self.order.change_group(&mut self.objects, slot, group) {
+            self.groups.leave(&before, &self[slot].key);
         }
     }
 
@@ -643,6 +643,48 @@ mod tests {
             (Some(1), 1),
             "the one that was not used for the longest"
         );
+    }
+
+    /// Returns the victim among those that `allowed` accepts.
+    fn victim(shard: &mut Tried, allowed: impl Fn(u64) -> bool) -> Option<SlotId> {
+        next(shard, Pass::Ordinary, 0, allowed).0?;
+        shard.order.take_chosen()
+    }
+
+    fn shard_by_value() -> Tried {
+        let (tenants, groups) = (Arc::new(Tenants::new(None)), Arc::new(Groups::new(1)));
+        Shard::new(&PolicyKind::Gittins.into(), tenants, groups)
+    }
+
+    #[test]
+    fn a_use_of_a_waiting_victim_counts() {
+        let mut shard = shard_by_value();
+        let [one, two] = [1, 2].map(|number| put(&mut shard, number, Moment(0)));
+        shard.join_group(one, "g");
+        // Another object of the group is in another shard.
+        shard[one].group().unwrap().add_running();
+        assert_eq!(victim(&mut shard, |used| used == 1), Some(one));
+        assert!(shard.begin_wait(one));
+        assert_eq!(victim(&mut shard, |used| used == 1), Some(one), "nothing else may go");
+        shard.touch(one, &Place::numbered(3));
+        assert_eq!(victim(&mut shard, |_| true), Some(two));
+        assert!(shard.begin_wait(one), "both objects of the group run");
+    }
+
+    #[test]
+    fn an_object_that_changes_its_group_counts_there() {
+        let mut shard = shard_by_value();
+        let [one, two, three] = [1, 2, 3].map(|number| put(&mut shard, number, Moment(0)));
+        [one, two].iter().for_each(|slot| shard.join_group(*slot, "before"));
+        let before = shard[one].group().unwrap().clone();
+        shard.join_group(one, "after");
+        assert!(!shard.begin_wait(two), "the last one of its group");
+        shard.join_group(three, "after");
+        assert!(shard.begin_wait(three) && !shard.begin_wait(one));
+        shard.join_group(three, "before");
+        assert!(shard.begin_wait(three), "the wait has ended with the change");
+        shard.join_group(two, "after");
+        assert!(before.is_idle() && shard.take_idle_groups().len() == 1);
     }
 
     #[test]
