@@ -631,6 +631,43 @@ fn full_memory_takes_back_what_is_of_more_value() {
     assert_eq!(code(start), NoAvailableHandle);
 }
 
+/// The notes about the next victims of the shards are too low after uses. A promotion does not
+/// evict what is of more value for that.
+#[test]
+fn a_promotion_does_not_evict_what_was_used_since() {
+    let promotion = Some(PromotionOptions { threshold: 1, ..PromotionOptions::default() });
+    let options = MasterOptions {
+        disks: Some(DiskOptions { promotion, ..DiskOptions::default() }),
+        high_watermark: 1.0,
+        shards: 4,
+        lease_ttl: Duration::from_millis(1),
+        ..MasterOptions::default()
+    };
+    let rig = Rig::with_policy(options, PolicyKind::Gittins);
+    rig.mount(1, 8 * 64 * KIB);
+    rig.offer(1);
+    let read = |key: &str| {
+        rig.locate(key).unwrap();
+        rig.clock.advance(Duration::from_millis(2));
+    };
+    let put = |key: &str| {
+        rig.put(9, key, 64 * KIB).unwrap();
+        rig.write_all(1);
+    };
+    let keys: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+    let is_here = |key: &&String| rig.replicas_of(key).0 == 1;
+    keys[..9].iter().for_each(|key| put(key));
+    (0..500).for_each(|_| read("8"));
+    put("9");
+    let (here, gone): (Vec<_>, Vec<_>) = keys.iter().partition(is_here);
+    read(gone[0]);
+    assert_eq!(rig.master.to_promote(client(1)).unwrap().len(), 1);
+    here.iter().for_each(|key| read(key));
+    let start = rig.master.promotion_start(client(1), gone[0].as_bytes(), 64 * KIB, &[]);
+    assert_eq!(code(start), NoAvailableHandle);
+    assert!(here.iter().all(is_here));
+}
+
 /// Each admitted promotion counts once: as in flight, or by its outcome.
 #[test]
 fn promotions_are_accounted_for() {

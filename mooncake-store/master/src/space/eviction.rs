@@ -69,7 +69,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             };
             let mut freed = 0;
             while only.is_none() && freed < len.max(1) {
-                let of_use = |object: &Object<A>| by_chance || leaves_a_gap(object, need, &takes);
+                let of_use = |object: &Object<A>, _| by_chance || leaves_a_gap(object, need, &takes);
                 let victim = match self.evict_next(pass, now, of_use) {
                     NextVictim::Evicted(victim) => victim,
                     NextVictim::Kept => break,
@@ -116,7 +116,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let (mut freed, mut has_space) = (0, self.reclaim(now) > 0 && self.has_space_for(len, &takes));
         self.renew_notes(Pass::Ordinary, now);
         while !has_space && freed < len && self.directory.has_less_than(value) {
-            let Some(victim) = self.evict_one(Pass::Ordinary, now) else { break };
+            // A note may be too low, so the rank of the victim itself decides.
+            let is_less = |_: &Object<A>, rank| rank < value;
+            let NextVictim::Evicted(victim) = self.evict_next(Pass::Ordinary, now, is_less) else { break };
             freed = victim.bytes.saturating_add(freed);
             has_space = self.has_space_for(len, &takes);
         }
@@ -179,14 +181,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// lie in many shards. If each shard were emptied by itself, every prefix would soon have a
     /// hole.)
     pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
-        match self.evict_next(pass, now, |_| true) {
+        match self.evict_next(pass, now, |_, _| true) {
             NextVictim::Evicted(victim) => Some(victim),
             NextVictim::Kept | NextVictim::NoVictim => None,
         }
     }
 
-    /// Evicts like [`evict_one`](Self::evict_one), but only an object that `of_use` accepts.
-    fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>) -> bool) -> NextVictim<A> {
+    /// Evicts like [`evict_one`](Self::evict_one), but only an object of a rank that `of_use`
+    /// accepts.
+    fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>, u64) -> bool) -> NextVictim<A> {
         let mut unwritten = Vec::new();
         let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
         self.request_offloads(unwritten);
@@ -197,7 +200,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         &self,
         pass: Pass,
         now: Moment,
-        of_use: impl Fn(&Object<A>) -> bool,
+        of_use: impl Fn(&Object<A>, u64) -> bool,
         unwritten: &mut Vec<SkippedObject>,
     ) -> NextVictim<A> {
         self.renew_notes(pass, now);
@@ -213,10 +216,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             let found =
                 shard.choose(pass, now, |object| self.is_evictable_noting(object, pass, now, &mut skipped));
             unwritten.extend(skipped);
-            if found.is_none_or(|found| found > others) {
+            let Some(rank) = found.filter(|found| *found <= others) else {
                 self.directory.note_victim(index, found);
                 continue;
-            }
+            };
             let Some(slot) = shard.take_chosen() else { continue };
             if passed_over < MAX_PASSED_OVER && shard.begin_wait(slot) {
                 let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
@@ -225,7 +228,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 rounds += 1;
                 continue;
             }
-            if !of_use(&shard[slot]) {
+            if !of_use(&shard[slot], rank) {
+                self.directory.note_victim(index, Some(rank));
                 return NextVictim::Kept;
             }
             let group = shard[slot].group().cloned();
