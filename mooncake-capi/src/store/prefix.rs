@@ -17,7 +17,8 @@ static LENT: Mutex<BTreeMap<usize, Prefix>> = Mutex::new(BTreeMap::new());
 
 /// Prefix with all that it points to.
 struct Prefix {
-    root: Box<mooncake_prefix>,
+    // One prefix. A box would claim to be the only pointer to it.
+    _root: Vec<mooncake_prefix>,
     _objects: Vec<mooncake_object>,
     _replicas: Vec<mooncake_replica>,
     _texts: Texts,
@@ -74,9 +75,9 @@ pub(super) fn lend(lists: &[ReplicaList]) -> *mut mooncake_prefix {
         }
     };
     let objects: Vec<mooncake_object> = lists.iter().map(object).collect();
-    let mut root = Box::new(mooncake_prefix { objects: objects.as_ptr(), count: objects.len() });
-    let lent = &raw mut *root;
-    let prefix = Prefix { root, _objects: objects, _replicas: replicas, _texts: texts };
+    let mut root = vec![mooncake_prefix { objects: objects.as_ptr(), count: objects.len() }];
+    let lent = root.as_mut_ptr();
+    let prefix = Prefix { _root: root, _objects: objects, _replicas: replicas, _texts: texts };
     LENT.lock().insert(lent.addr(), prefix);
     lent
 }
@@ -84,9 +85,7 @@ pub(super) fn lend(lists: &[ReplicaList]) -> *mut mooncake_prefix {
 /// Frees a prefix.
 pub(super) fn free(lent: *mut mooncake_prefix) -> Result<()> {
     let known = LENT.lock().remove(&lent.addr());
-    let prefix = known.ok_or_else(|| {
+    known.map(drop).ok_or_else(|| {
         Error::invalid(format!("cannot free prefix {lent:p}: it was freed already, or never returned"))
-    })?;
-    drop(prefix.root);
-    Ok(())
+    })
 }

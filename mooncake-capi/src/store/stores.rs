@@ -22,8 +22,9 @@ pub(super) struct Store {
     session: OnceLock<Session>,
     /// Held by a setup.
     joining: Mutex<()>,
-    /// Read by each call, and written by the end of the store, which waits for them.
-    calls: RwLock<()>,
+    /// True once the store is destroyed. Locked by each call, so that the end of the store waits
+    /// for them.
+    is_destroyed: RwLock<bool>,
 }
 
 /// Membership in a cluster.
@@ -42,22 +43,29 @@ impl Store {
             runtime,
             session: OnceLock::new(),
             joining: Mutex::default(),
-            calls: RwLock::default(),
+            is_destroyed: RwLock::default(),
         }))
     }
 
     /// Runs a call on a store.
     pub(super) fn call<R>(number: usize, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
-        let store = STORES.find(number)?;
-        let _call = store.calls.read();
-        work(&store)
+        STORES.find(number)?.run(work)
+    }
+
+    fn run<R>(&self, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        let is_destroyed = self.is_destroyed.read();
+        if *is_destroyed {
+            return Err(Error::invalid("cannot use store: another thread destroyed it meanwhile"));
+        }
+        work(self)
     }
 
     /// Waits for the calls in progress, and leaves the cluster. When it returns, nothing uses
     /// memory of the program any more.
     pub(super) fn destroy(number: usize) -> Result<()> {
         let store = STORES.take(number)?;
-        let _no_calls = store.calls.write();
+        let mut is_destroyed = store.is_destroyed.write();
+        *is_destroyed = true;
         let Some(session) = store.session.get() else { return Ok(()) };
         store.wait(async {
             let closed = session.client.close().await;
@@ -110,5 +118,20 @@ impl Session {
         let (memory, gone) = unsafe { foreign(address, len) }?;
         self.regions.add(self.full.memory().register(memory)?, gone);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call may find its store, and begin only after another thread has destroyed the store.
+    #[test]
+    fn no_call_begins_after_the_end() {
+        let number = Store::create().unwrap();
+        let found = STORES.find(number).unwrap();
+        assert_eq!(found.run(|_| Ok(1)).unwrap(), 1);
+        Store::destroy(number).unwrap();
+        assert!(found.run(|_| Ok(1)).is_err() && Store::call(number, |_| Ok(1)).is_err());
     }
 }
