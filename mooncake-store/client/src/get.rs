@@ -92,8 +92,8 @@ pub(crate) async fn read<T: Transport>(
         round += 1;
     }
     for read in reads.iter().filter(|read| read.from_afar) {
-        if let State::Found(len) = read.state {
-            client.came(read.key, len as u64);
+        if let (State::Found(len), Some(named)) = (&read.state, read.named) {
+            client.came(read.key, *len as u64, named);
         }
     }
     let gone = |read: &&Read<'_, T>| read.pending() && matches!(read.gone, Some((_, ROUNDS)));
@@ -299,7 +299,20 @@ async fn locate<T: Transport>(
     let named: Option<Vec<ReplicaId>> = pending.iter().map(|&i| reads[i].named).collect();
     let answers = match named {
         Some(named) => {
-            deadline.bound("replica list", client.master.locate_again(tenant, &keys, &named)).await?
+            let call = client.master.locate_again(tenant, &keys, &named);
+            let mut answers = deadline.bound("replica list", call).await?;
+            // Another object may have taken the place of one that was located.
+            let is_missed =
+                |at: &usize| answers[*at].as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            let missed: Vec<usize> = (0..answers.len().min(keys.len())).filter(is_missed).collect();
+            if !missed.is_empty() {
+                let keys: Vec<&[u8]> = missed.iter().map(|&at| keys[at]).collect();
+                let call = client.master.locate(tenant, &keys);
+                for (&at, answer) in missed.iter().zip(deadline.bound("replica list", call).await?) {
+                    answers[at] = answer;
+                }
+            }
+            answers
         }
         None => deadline.bound("replica list", client.master.locate(tenant, &keys)).await?,
     };
