@@ -59,7 +59,8 @@ impl PutHints {
         self.ttl_ms.is_some() || self.delete_after_read
     }
 
-    /// Returns the hints about each object itself: those without the place of the call in its chain.
+    /// Returns the hints about each object itself: those without the place of the call in its
+    /// chain.
     #[must_use]
     pub fn of_object(&self) -> Self {
         let Self { keep, ttl_ms, delete_after_read, .. } = *self;

@@ -213,7 +213,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             None => is_readable(&shard, *slot, now),
         };
         let Some(slot) = found.filter(can_read) else {
-            // An object that the caller has not located, and that can be read, is none to the caller.
+            // A readable object that the caller has not located is none to the caller.
             let missed = found.filter(|slot| !is_readable(&shard, *slot, now));
             self.count_miss(&mut shard, key, hash, missed, now, call);
             return Err(found.map_or_else(not_found, |slot| unreadable(&shard[slot])));
