@@ -10,7 +10,7 @@ from mooncake import _pg_work  # noqa: E402
 
 
 class Stream:
-    """Stream that runs its queue when a reader or a stream waits for it, as late as a device may."""
+    """Stream that runs its queue when it is waited for, as late as a device may."""
 
     def __init__(self):
         self._queue = []
