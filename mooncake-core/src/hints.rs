@@ -59,6 +59,14 @@ impl PutHints {
         self.ttl_ms.is_some() || self.delete_after_read
     }
 
+    /// Returns the hints about each object itself: those without the place of the call in its
+    /// chain.
+    #[must_use]
+    pub fn of_object(&self) -> Self {
+        let Self { keep, ttl_ms, delete_after_read, .. } = *self;
+        Self { parent: None, position: None, keep, ttl_ms, delete_after_read }
+    }
+
     /// Checks that the hints are within their limits.
     ///
     /// # Errors
@@ -80,7 +88,8 @@ impl PutHints {
     /// last.
     #[must_use]
     pub fn after_keys(&self, count: usize, last: &[u8]) -> Self {
-        let has_chain = self.parent.is_some() || self.position.is_some();
+        let is_whole = self.keep == KeepPart::Whole;
+        let has_chain = is_whole || self.parent.is_some() || self.position.is_some();
         let position = self.position.map(|position| position.saturating_add(count as u64));
         let parent = if has_chain { Some(last.to_vec()) } else { None };
         Self { parent, position, ..self.clone() }
@@ -117,5 +126,9 @@ mod tests {
         assert_eq!(hints.after_keys(2, b"b"), later);
         let without = PutHints { delete_after_read: true, ..PutHints::default() };
         assert_eq!(without.after_keys(2, b"b"), without);
+        let whole = PutHints { keep: KeepPart::Whole, ..PutHints::default() };
+        let later = PutHints { parent: Some(b"b".to_vec()), ..whole.clone() };
+        assert_eq!(whole.after_keys(2, b"b"), later, "the later keys belong to the group of the first");
+        assert_eq!(later.of_object(), whole);
     }
 }

@@ -1,7 +1,8 @@
 //! Pauses: times in which this process, or its machine, was stopped.
 //!
 //! Other ranks may leave a process out that does not respond. A process finds such a time by a
-//! thread that looks at the clock: if it has not looked for a while, it was stopped.
+//! thread that looks at the clock: if it has not looked for a while, it was stopped. The clock
+//! counts the time of a suspended machine, but not of a virtual one whose clock stops with it.
 
 use std::sync::Arc;
 use std::time::Duration;

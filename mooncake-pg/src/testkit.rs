@@ -38,6 +38,9 @@ struct GroupState {
     /// Slots that do not get new views at present.
     held: u64,
     dead: u64,
+    /// Time that a probe takes, and the number of probes that have begun.
+    probe: Duration,
+    probes: usize,
     /// True if a sync deactivates dead slots.
     deactivates: bool,
     reports: Vec<(Slot, Slot, Evidence)>,
@@ -64,6 +67,8 @@ impl TestGroup {
             views,
             held: 0,
             dead: 0,
+            probe: Duration::ZERO,
+            probes: 0,
             deactivates,
             reports: Vec::new(),
             syncs: 0,
@@ -108,6 +113,16 @@ impl TestGroup {
     /// Makes a slot respond again.
     pub fn set_alive(&self, slot: usize) {
         self.inner.lock().dead &= !(1 << slot);
+    }
+
+    /// Makes each probe take a time.
+    pub fn set_probe(&self, span: Duration) {
+        self.inner.lock().probe = span;
+    }
+
+    /// Returns the number of probes that have begun.
+    pub fn probes(&self) -> usize {
+        self.inner.lock().probes
     }
 
     /// Gives a slot to a new process, which is inactive at first.
@@ -202,7 +217,15 @@ impl Membership for TestMember {
     }
 
     async fn is_alive(&self, slot: Slot) -> bool {
-        self.group.inner.lock().dead >> slot.0 & 1 == 0
+        let (is_alive, span) = {
+            let mut state = self.group.inner.lock();
+            state.probes += 1;
+            (state.dead >> slot.0 & 1 == 0, state.probe)
+        };
+        if !span.is_zero() {
+            tokio::time::sleep(span).await;
+        }
+        is_alive
     }
 
     async fn sync_after_failure(&self) -> SyncOutcome {

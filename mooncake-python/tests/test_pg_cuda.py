@@ -1,4 +1,4 @@
-"""CUDA tensors of process groups, on a double of the device: torch for CPU has none."""
+"""CUDA tensors of process groups, on a fake device: torch for CPU has none."""
 
 import contextlib
 
@@ -10,7 +10,7 @@ from mooncake import _pg_work  # noqa: E402
 
 
 class Stream:
-    """Stream that runs what was queued when somebody waits for it, as late as a device may."""
+    """Stream that runs its queue when it is waited for, as late as a device may."""
 
     def __init__(self):
         self._queue = []
@@ -49,7 +49,7 @@ class Device:
 
 
 class DeviceTensor:
-    """Tensor on the double. Operations are queued on the current stream."""
+    """Tensor on the fake device. Operations are queued on the current stream."""
 
     layout, is_quantized = torch.strided, False
 

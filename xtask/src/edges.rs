@@ -435,6 +435,21 @@ const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_was_stopped_has_the_result_of_those_that_have_ended",
+                bugs: &["pg-last-rank-repeats-alone"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_rank_that_was_stopped_while_it_asks_for_another_one_asks_again",
+                bugs: &["pg-stopped-rank-accuses-others"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
+                test: "comm::tests::failures::a_message_from_a_rank_that_has_closed_its_communicator_is_not_waited_for",
+                bugs: &["pg-closed-communicator-is-waited-for"],
+            },
+            Edge {
+                program: "lib mooncake_pg",
                 test: "link::tests::a_ring_without_end_does_not_keep_the_thread",
                 bugs: &["pg-ring-is-read-to-its-end"],
             },

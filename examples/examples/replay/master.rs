@@ -10,7 +10,7 @@ use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_store::master::{Master, MasterOptions};
+use mooncake_store::master::{Master, MasterOptions, MissCause};
 use mooncake_store::protocol::call::Handle;
 use mooncake_store::protocol::message::{BatchExistKey, BatchGetReplicaList, BatchPutEnd, BatchPutStart};
 use mooncake_store::protocol::wire::EndItem;
@@ -45,6 +45,14 @@ pub(crate) struct Loss {
     pub(crate) with_root: bool,
 }
 
+/// Shares of the blocks that were asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    pub(crate) hits: f64,
+    /// Blocks in memory that an earlier block of the request was missing for.
+    pub(crate) behind_gap: f64,
+}
+
 impl MasterReplay {
     /// Returns the hit ratio.
     ///
@@ -52,6 +60,15 @@ impl MasterReplay {
     ///
     /// If a call of the master fails for another reason than the lack of space.
     pub(crate) fn hit_ratio(self, args: &Args, trace: &Trace) -> Result<f64> {
+        self.shares(args, trace).map(|shares| shares.hits)
+    }
+
+    /// Returns the hit ratio and the share of blocks that were in memory in vain.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`hit_ratio`](Self::hit_ratio).
+    pub(crate) fn shares(self, args: &Args, trace: &Trace) -> Result<Shares> {
         let lease_ttl = args.lease_ms.map_or(MasterOptions::default().lease_ttl, Duration::from_millis);
         let client_ttl = self.loss.map_or(MasterOptions::default().client_ttl, |l| l.silence.max(3 * BEAT));
         let options =
@@ -81,7 +98,9 @@ impl MasterReplay {
             }
             hits += members.request(index, args.block_bytes, request)?;
         }
-        Ok(hits as f64 / trace.blocks().0.max(1) as f64)
+        let behind_gap = master.stats().misses.of(MissCause::BehindGap);
+        let share = |count: u64| count as f64 / trace.blocks().0.max(1) as f64;
+        Ok(Shares { hits: share(hits), behind_gap: share(behind_gap) })
     }
 }
 

@@ -117,10 +117,15 @@ fn through_master(args: &Args, trace: &Trace, simulated: &Table) -> Result<(Tabl
     let mut is_good = true;
     for kind in PolicyKind::ALL {
         let is_default = *kind == PolicyKind::default();
-        let ratio = |size: &u64| {
-            MasterReplay { policy: *kind, blocks: *size, clients: 1, loss: None }.hit_ratio(args, trace)
+        let shares = |size: &u64| {
+            MasterReplay { policy: *kind, blocks: *size, clients: 1, loss: None }.shares(args, trace)
         };
-        let ratios: Vec<f64> = simulated.sizes.iter().map(ratio).collect::<Result<_>>()?;
+        let shares: Vec<_> = simulated.sizes.iter().map(shares).collect::<Result<_>>()?;
+        if is_default {
+            let behind: Vec<_> = shares.iter().map(|of| format!("{:.4}", of.behind_gap)).collect();
+            println!("in memory behind a gap through the master, `{kind}`: {}", behind.join(", "));
+        }
+        let ratios: Vec<f64> = shares.iter().map(|of| of.hits).collect();
         is_good &= !is_default || ratios.iter().zip(&exact).all(|(of, exact)| *of >= exact - SLACK);
         let name = format!("`{kind}`{}", if is_default { " (default)" } else { "" });
         rows.push(Row { name, ratios, is_bound: false });

@@ -40,6 +40,8 @@ struct Attempt {
     writes: Vec<(Buffer, Arrived)>,
     /// Reduced block that only other participants read.
     reduced: Option<Staged>,
+    /// True if all participants were ready, and this rank asks them whether they have left it out.
+    was_agreed: bool,
     /// Fault of this rank that does not concern the others.
     local: Option<Error>,
     /// Fault because of which no participant can finish the operation properly.
@@ -84,13 +86,17 @@ impl Executor {
         let mut ready: Option<(Round, Attempt)> = None;
         loop {
             let agreement = self.agree(ready.as_ref().map(|(round, _)| *round)).await;
+            let is_alone = self.peers() == 0 && !is_planted("pg-last-rank-repeats-alone");
             match (agreement, ready.take()) {
-                (Agreement::Reached, _) => {}
-                (Agreement::Finished, Some((round, attempt))) => {
+                // A participant has finished, or all were ready and no other one is left.
+                (Agreement::Finished | Agreement::Reached, Some((round, attempt)))
+                    if agreement == Agreement::Finished || is_alone && attempt.was_agreed =>
+                {
                     self.finish(Some(round));
                     // SAFETY: promised by the caller.
                     return unsafe { attempt.complete() }.await;
                 }
+                (Agreement::Reached, _) => {}
                 (other, _) => {
                     let error = self.error_of(other);
                     if let (Some(tensor), Some(source)) = (call.in_place(), &source) {
@@ -206,8 +212,11 @@ impl Executor {
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
             if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.take_all() {
                 // A rank that was stopped meanwhile may have been left out.
-                let is_in_doubt = self.is_abandoned(tag.round) || self.doubts();
-                return if is_in_doubt { Err(Interrupted) } else { Ok(()) };
+                if self.is_abandoned(tag.round) {
+                    return Err(Interrupted);
+                }
+                attempt.was_agreed = self.doubts();
+                return if attempt.was_agreed { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
             // count as a failure of this operation.

@@ -206,10 +206,10 @@ impl Communicator {
     }
 }
 
-/// Returns the operation with a slot whose process has failed before.
+/// Returns the operation with a slot whose process has failed, or closed its communicator, before.
 fn failed_at_once(slot: Slot) -> Operation {
     let (operation, pending) = Operation::new(None);
-    pending.finish(failed_with(slot.0, "its process has ended"));
+    pending.finish(failed_with(slot.0, "it has ended, or closed its communicator"));
     operation
 }
 

@@ -177,8 +177,8 @@ impl Executor {
     async fn examine(&mut self, slots: u64) {
         // A process that was stopped after its message and before its notice silences the others.
         self.shared.plane.driver.attend();
-        let membership = &self.shared.membership;
-        let asked = bits(slots).map(|slot| async move { (slot, membership.is_alive(Slot(slot)).await) });
+        let shared = &self.shared;
+        let asked = bits(slots).map(|slot| async move { (slot, shared.responds(slot).await) });
         for (slot, is_alive) in join_all(asked).await {
             if !is_alive {
                 tracing::info!(slot, "rank does not respond");

@@ -31,7 +31,8 @@
 //!   has removed. A rank takes all messages that have arrived before it finishes an operation. It
 //!   finishes none in a round that a participant has left in this way, unless that participant has
 //!   finished it. That message may still be on its way. So a rank that was stopped for a while
-//!   begins a new round before it finishes, in which every participant says where it is.
+//!   begins a new round before it finishes, in which every participant says where it is. If no
+//!   other participant is left by then, none goes on without the rank, and it finishes.
 //! - A rank that was left out counts the operation as over. While others still carry that operation
 //!   out, the rank is absent there. From the next operation on, it takes part again if its slot is
 //!   still active: after a round with absent slots, each operation begins a new round.

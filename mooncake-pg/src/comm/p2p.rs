@@ -257,10 +257,16 @@ impl Shared {
                         None => return,
                         Some(now) if now != steps => {}
                         Some(_) => {
-                            if !shared.membership.is_alive(Slot(slot)).await
+                            // The news may have come between the check of a call and its start.
+                            let has_left = shared.has_left(slot);
+                            let reason = match has_left {
+                                true => "it has closed its communicator",
+                                false => "its process does not respond",
+                            };
+                            if (has_left || !shared.responds(slot).await)
                                 && shared.steps(slot, failures) == Some(steps)
                             {
-                                return shared.fail_pair(slot, "its process does not respond");
+                                return shared.fail_pair(slot, reason);
                             }
                         }
                     }

@@ -174,7 +174,20 @@ impl Shared {
         }
     }
 
-    /// Checks that a slot may be a partner. Returns whether a process of it is known.
+    /// Returns whether the communicator of a slot is closed.
+    pub(super) fn has_left(&self, slot: u8) -> bool {
+        !is_planted("pg-closed-communicator-is-waited-for") && self.inbox.lock().left >> slot & 1 != 0
+    }
+
+    /// Asks whether the process of a slot responds. If this process was stopped meanwhile, the
+    /// response may have come too late, and counts as one.
+    pub(super) async fn responds(&self, slot: u8) -> bool {
+        let before = self.plane.pauses.count();
+        let is_alive = self.membership.is_alive(Slot(slot)).await;
+        is_alive || self.plane.pauses.count() != before && !is_planted("pg-stopped-rank-accuses-others")
+    }
+
+    /// Checks that a slot may be a partner. Returns whether its communicator is known and open.
     pub(super) fn check_partner(self: &Arc<Self>, slot: Slot) -> Result<bool> {
         self.check_open()?;
         self.check_global()?;
@@ -184,12 +197,13 @@ impl Shared {
         self.apply_view();
         let at = usize::from(slot.0);
         let is_known = self.inbox.lock().members.get(at).is_some_and(|member| member.present.is_some());
+        let is_open = is_known && !self.has_left(slot.0);
         let is_assigned =
             self.views.borrow().as_ref().is_some_and(|view| {
                 view.members.get(at).is_some_and(|member| member.state != MemberState::None)
             });
         if is_known || is_assigned {
-            Ok(is_known)
+            Ok(is_open)
         } else {
             Err(Error::invalid(format!("cannot start operation: no process has the slot. slot={slot}")))
         }

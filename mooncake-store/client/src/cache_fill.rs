@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use mooncake_core::Result;
+use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::{ReplicaList, ReplicaStatus};
 use mooncake_transport::Transport;
 use std::sync::Arc;
@@ -39,8 +40,8 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Counts a value that was read over a transport. Fetches the value into the cache if it is
-    /// read often.
-    pub(crate) fn came(self: &Arc<Self>, key: &[u8], len: u64) {
+    /// read often. `named` is a replica of the value.
+    pub(crate) fn came(self: &Arc<Self>, key: &[u8], len: u64, named: ReplicaId) {
         let Some(cache) = &self.cache else { return };
         if len > cache.config.longest.min(cache.config.bytes) {
             return;
@@ -58,7 +59,7 @@ impl<T: Transport> Inner<T> {
         self.runtime.spawn(async move {
             let _turn = turn;
             let Some(cache) = &client.cache else { return };
-            let fetched = fetch(&client, cache, &key).await;
+            let fetched = fetch(&client, cache, &key, named).await;
             let entry = fetched.unwrap_or_else(|error| {
                 tracing::debug!(key = %shown(&key), "it is not kept: {error}");
                 None
@@ -70,17 +71,19 @@ impl<T: Transport> Inner<T> {
     }
 }
 
-/// Reads the present value of a key into memory of the cache.
+/// Reads the present value of a key into memory of the cache. The value that was read is named: the
+/// first read of another one may be the last, and is left to a caller.
 async fn fetch<T: Transport>(
     client: &Arc<Inner<T>>,
     cache: &HotCache<T>,
     key: &[u8],
+    named: ReplicaId,
 ) -> Result<Option<CachedValue>> {
     client.usable()?;
     let deadline = client.deadline();
     let asked = client.asked();
-    let keys = [key];
-    let call = client.master.locate(&client.config.tenant, &keys);
+    let (keys, named) = ([key], [named]);
+    let call = client.master.locate_again(&client.config.tenant, &keys, &named);
     let Some(answer) = deadline.bound("replica list", call).await?.pop() else { return Ok(None) };
     let mut list = answer?;
     list.replicas.retain(|replica| replica.status == ReplicaStatus::Complete);

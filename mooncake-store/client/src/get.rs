@@ -92,8 +92,8 @@ pub(crate) async fn read<T: Transport>(
         round += 1;
     }
     for read in reads.iter().filter(|read| read.from_afar) {
-        if let State::Found(len) = read.state {
-            client.came(read.key, len as u64);
+        if let (State::Found(len), Some(named)) = (&read.state, read.named) {
+            client.came(read.key, *len as u64, named);
         }
     }
     let gone = |read: &&Read<'_, T>| read.pending() && matches!(read.gone, Some((_, ROUNDS)));
@@ -296,12 +296,27 @@ async fn locate<T: Transport>(
     // earlier, which is safe.
     let asked = client.asked();
     let tenant = &client.config.tenant;
-    let named: Option<Vec<ReplicaId>> = pending.iter().map(|&i| reads[i].named).collect();
-    let answers = match named {
-        Some(named) => {
-            deadline.bound("replica list", client.master.locate_again(tenant, &keys, &named)).await?
+    let answers = if pending.iter().all(|&i| reads[i].named.is_none()) {
+        deadline.bound("replica list", client.master.locate(tenant, &keys)).await?
+    } else {
+        let named = pending.iter().map(|&i| reads[i].named.unwrap_or(ReplicaId(0)));
+        let named: Vec<ReplicaId> = named.collect();
+        let call = client.master.locate_again(tenant, &keys, &named);
+        let mut answers = deadline.bound("replica list", call).await?;
+        // An object without a name, or one that has taken the place of another, is read first here.
+        let missed = answers
+            .iter()
+            .enumerate()
+            .filter(|(_, answer)| answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound));
+        let missed: Vec<usize> = missed.map(|(at, _)| at).collect();
+        if !missed.is_empty() {
+            let keys: Vec<&[u8]> = missed.iter().filter_map(|&at| keys.get(at).copied()).collect();
+            let call = client.master.locate(tenant, &keys);
+            for (&at, answer) in missed.iter().zip(deadline.bound("replica list", call).await?) {
+                answers[at] = answer;
+            }
         }
-        None => deadline.bound("replica list", client.master.locate(tenant, &keys)).await?,
+        answers
     };
     for (&i, answer) in pending.iter().zip(answers) {
         let kept = answer.as_ref().ok().and_then(|list| client.kept(reads[i].key, list));

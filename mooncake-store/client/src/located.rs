@@ -106,6 +106,11 @@ impl Located {
 }
 
 impl Answer {
+    /// Returns the number of a replica, by which the master knows the object again.
+    pub(crate) fn named(&self) -> Option<ReplicaId> {
+        self.replicas.first().map(|replica| replica.id)
+    }
+
     /// Returns the number of replicas that can be tried.
     pub(crate) fn tries(&self) -> usize {
         self.replicas.len()
@@ -340,8 +345,8 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Vec<Result<(u64, Answer)>> {
         let keys: Vec<&[u8]> = locations.iter().map(|location| &*location.key).collect();
-        let named = |location: &Arc<ObjectLocation>| location.answer().replicas.first().map(|one| one.id);
-        let named: Vec<ReplicaId> = locations.iter().map(|one| named(one).unwrap_or(ReplicaId(0))).collect();
+        let named = locations.iter().map(|one| one.answer().named().unwrap_or(ReplicaId(0)));
+        let named: Vec<ReplicaId> = named.collect();
         let asked = self.asked();
         let call = self.master.locate_again(&self.config.tenant, &keys, &named);
         match deadline.bound("replica list", call).await {

@@ -401,7 +401,9 @@ impl<T: Transport> Inner<T> {
             *bytes += range.into.as_ref().map_or(0, SliceMut::len) as u64;
         }
         for (location, _) in came.into_values().filter(|(location, bytes)| *bytes >= location.size) {
-            self.came(&location.key, location.size);
+            if let Some(named) = location.answer().named() {
+                self.came(&location.key, location.size, named);
+            }
         }
     }
 

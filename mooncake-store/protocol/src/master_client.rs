@@ -685,8 +685,6 @@ impl MasterClient {
     }
 }
 
-/// Converts a count of a response. A count has no field for an error, so a negative value is an
-/// error number.
 /// Warns once in this process that the master ignores hints, with those of the first put.
 fn warn_of_hints(hints: &PutHints) {
     if WARNED_OF_HINTS.swap(true, Relaxed) {
@@ -703,6 +701,8 @@ fn warn_of_hints(hints: &PutHints) {
     tracing::warn!("this master ignores hints of puts: it is an older one, or Mooncake C++. hints={named:?}");
 }
 
+/// Converts a count of a response. A count has no field for an error, so a negative value is an
+/// error number.
 fn count(count: i64) -> Result<u64> {
     u64::try_from(count).map_err(|_| {
         i32::try_from(count).map_or_else(

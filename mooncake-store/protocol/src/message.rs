@@ -562,7 +562,7 @@ calls! {
         -> Answer<ReadablePrefix> [in Sheddable, batch_counter locate_prefix];
     /// [`BatchGetReplicaList`] of objects that the caller has located and not read yet. The caller
     /// names one replica of each. An object whose first read is the last one is located again
-    /// under its lease.
+    /// under its lease. It misses, and is not read, if it has no such replica.
     LocateAgain<'a>(keys: List<'a, &'a [u8]>, located: List<'a, ReplicaId>, tenant: &'a str)
         -> Vec<Answer<ReplicaList>> [in Sheddable, batch_counter batch_get_replica_list];
     /// [`StartWrites`] with hints.

@@ -242,3 +242,15 @@ fn requests_with_hints_are_decoded_or_refused() {
     assert_eq!(encoded[0], encoded[1]);
     assert_eq!(pack::decode::<ReplicateConfig>(&encoded[1]).unwrap(), plain);
 }
+
+/// A client that repeats a part of its call names the key before, so the group stays one.
+#[test]
+fn the_rest_of_a_whole_batch_joins_its_group() {
+    let rig = rig(PolicyKind::Lru, 10);
+    let whole = keeping(KeepPart::Whole);
+    put(&rig, 1, &["a", "b"], &whole);
+    put(&rig, 1, &["c", "d"], &whole.after_keys(2, b"b"));
+    put(&rig, 1, &["other"], &whole);
+    assert_eq!(first_to_go(&rig, &["a", "b", "c", "d"]), ["a", "b", "c", "d"]);
+    assert!(rig.has("other"));
+}

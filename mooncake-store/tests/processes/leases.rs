@@ -142,7 +142,7 @@ struct Stage {
 impl Stage {
     async fn set(len: usize, fill: u64) -> Self {
         let (port, data) = (free_port(), free_port());
-        // What is stored last must stay.
+        // The values that are stored last must stay.
         let server = master(port, &[LEASE, "--eviction_policy=lru"]);
         // The writer has shared memory of its own, which needs no port.
         let writer = builder(&format!("127.0.0.1:{port}"), 0).timeout(LONGEST).connect().await.unwrap();

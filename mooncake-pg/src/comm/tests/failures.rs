@@ -8,7 +8,7 @@ use super::*;
 use crate::link::Recipient;
 use crate::message::{Message, Payload, Progress, Round, Tag};
 use crate::pause::LONGEST_GAP;
-use crate::staging::Staged;
+use crate::staging::{Staged, keep};
 use crate::view::{Evidence, MemberState};
 
 /// Returns the sum of the values that ranks contribute, given the ranks as bits: rank `r` has
@@ -265,6 +265,29 @@ fn a_rank_that_closes_its_communicator_is_left_out_and_not_accused() {
     }
     let accused = group.reports().into_iter().filter(|(.., evidence)| *evidence == Evidence::Failure);
     assert_eq!(accused.collect::<Vec<_>>(), []);
+}
+
+#[test]
+fn a_message_from_a_rank_that_has_closed_its_communicator_is_not_waited_for() {
+    let (_group, ranks) = start(2);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    ranks[1].comm().close();
+    let shared = ranks[0].comm().shared.clone();
+    while shared.inbox.lock().left == 0 {
+        std::thread::yield_now();
+    }
+    let expect_failure = |operation: &Operation| {
+        assert!(operation.wait(Some(WITHIN / 6)), "it is waited for");
+        let outcome = finish(operation);
+        assert_eq!((outcome.failed, outcome.error.is_some()), (0b10, true));
+    };
+    expect_failure(&receive(&ranks[0], 1, 1).0);
+    // The news may also come between the check of a call and its start.
+    shared.plane.timeouts.set_p2p(Duration::from_millis(50));
+    let memory = Memory::new(vec![0]);
+    let guard = keep(Box::new(memory.clone()));
+    expect_failure(&shared.post_receive(memory.buffer(), Some(slot(1)), guard));
+    expect_failure(&send(&ranks[0], 1, vec![1]));
 }
 
 #[test]
@@ -534,6 +557,57 @@ fn a_rank_that_was_stopped_has_the_result_of_those_that_have_finished() {
     assert!(ranks[..2].iter().any(asked), "it asks no other rank");
     for memory in [&memory, &begun[0].1, &begun[1].1] {
         assert_eq!(contributors(memory), 0b111);
+    }
+}
+
+#[test]
+fn a_rank_that_was_stopped_has_the_result_of_those_that_have_ended() {
+    let (group, mut ranks) = start(3);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    let memory = Memory::new(values(2, 10));
+    let call = Collective::AllReduce { tensor: memory.buffer(), reduction: sum(DType::I32) };
+    let tag = second(&group, &call);
+    let operation = ranks[2].start_collective(call, &[&memory]);
+    for other in &ranks[..2] {
+        let payload = Payload::Inline(values(other.slot, 10).into());
+        deliver(other, &ranks[2], Message::Offer { tag, part: 0, payload });
+    }
+    wait_until_ready(2, &ranks[0], tag);
+    wait_until_ready(2, &ranks[1], tag);
+    let stopped = stop_for_long(&ranks[2]);
+    let begun: Vec<_> = ranks[..2].iter().map(|rank| all_reduce(rank, values(rank.slot, 10))).collect();
+    begun.iter().for_each(|(operation, _)| succeed(operation));
+    let rank = ranks.pop().unwrap();
+    drop(ranks);
+    drop(stopped);
+    assert!(finish(&operation).error.is_none());
+    assert_eq!(contributors(&memory), 0b111, "its result lacks ranks that have finished");
+    drop(rank);
+}
+
+#[test]
+fn a_rank_that_was_stopped_while_it_asks_for_another_one_asks_again() {
+    let (group, ranks) = start(2);
+    ranks.iter().map(barrier).collect::<Vec<_>>().iter().for_each(succeed);
+    group.set_probe(Duration::from_millis(200));
+    ranks[0].plane().timeouts().set_collective(Duration::from_millis(50));
+    // The response of the other rank does not come in time because this one is stopped.
+    group.set_dead(1);
+    let first = all_reduce(&ranks[0], values(0, 10));
+    while group.probes() == 0 {
+        std::thread::yield_now();
+    }
+    let stopped = stop_for_long(&ranks[0]);
+    group.set_alive(1);
+    drop(stopped);
+    while group.probes() == 1 {
+        assert!(!first.0.is_done(), "it accuses the other rank");
+        std::thread::yield_now();
+    }
+    let second = all_reduce(&ranks[1], values(1, 10));
+    for (operation, memory) in [&first, &second] {
+        succeed(operation);
+        assert_eq!(contributors(memory), 0b11);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::{ReplicaList, ReplicaType};
 use mooncake_core::{ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
@@ -109,7 +110,10 @@ impl<T: Transport> Inner<T> {
         self.runtime.spawn(async move {
             for some in own.chunks(ASKED) {
                 let keys: Vec<&[u8]> = some.iter().map(|(key, _)| &**key).collect();
-                let locate = client.master.locate(&client.config.tenant, &keys);
+                // No replica is named, so the only read of an object is left to its reader. Such an
+                // object has no file.
+                let named = vec![ReplicaId(0); keys.len()];
+                let locate = client.master.locate_again(&client.config.tenant, &keys, &named);
                 let Ok(answers) = client.deadline().bound("replica list", locate).await else { return };
                 let absent = |answer: &Result<ReplicaList>| {
                     answer.as_ref().is_err_and(|e| e.kind() == ErrorKind::NotFound)

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::{StreamExt, future};
+use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::{ReplicaStatus, ReplicaType};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_disk::Put;
@@ -364,7 +365,9 @@ async fn copies<T: Transport>(
         }
         let keys: Vec<&[u8]> = wanted.iter().map(|&i| &*items[i].key).collect();
         let asked = client.config.clock.now();
-        let call = client.master.locate(tenant, &keys);
+        // No replica is named, so the only read of an object is left to its reader.
+        let named = vec![ReplicaId(0); keys.len()];
+        let call = client.master.locate_again(tenant, &keys, &named);
         let answers = match client.deadline().bound("replica list", call).await {
             Ok(answers) => answers,
             Err(error) => {

@@ -208,12 +208,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         shard.reads.asked += 1;
         let found = shard.find(hash, key);
-        let can_read = |slot: &SlotId| {
-            let located = call.located;
-            is_readable(&shard, *slot, now) || located.is_some_and(|id| is_being_read(&shard, *slot, id, now))
+        let can_read = |slot: &SlotId| match call.located {
+            Some(id) => is_readable_again(&shard, *slot, id, now),
+            None => is_readable(&shard, *slot, now),
         };
         let Some(slot) = found.filter(can_read) else {
-            self.count_miss(&mut shard, key, hash, found, now, call);
+            // A readable object that the caller has not located is none to the caller.
+            let missed = found.filter(|slot| !is_readable(&shard, *slot, now));
+            self.count_miss(&mut shard, key, hash, missed, now, call);
             return Err(found.map_or_else(not_found, |slot| unreadable(&shard[slot])));
         };
         if call.is_behind_gap {
@@ -261,17 +263,21 @@ pub(super) fn is_readable<A: SegmentAllocator, E: MergeableOrder>(
     has_replica(object) && (!object.is_limited || shard.end_of_lifetime(slot, now).is_none())
 }
 
-/// Returns whether the first read of an object was its last, and its reader still has a lease. The
-/// reader knows the number of a replica.
-fn is_being_read<A: SegmentAllocator, E: MergeableOrder>(
+/// Returns whether a caller that has located an object can locate it again. An object whose first
+/// read is the last one has to be the one that the caller has located: it has that replica. Its
+/// reader may ask again under the lease.
+fn is_readable_again<A: SegmentAllocator, E: MergeableOrder>(
     shard: &Shard<A, E>,
     slot: SlotId,
     replica: ReplicaId,
     now: Moment,
 ) -> bool {
     let object = &shard[slot];
-    let is_there = || object.value().is_some_and(|value| value.live().any(|held| held.id == replica));
-    object.lease > now && shard.lifetime(slot).is_some_and(|lifetime| lifetime.was_read) && is_there()
+    let Some(lifetime) = shard.lifetime(slot).filter(|lifetime| lifetime.ends_at_read) else {
+        return is_readable(shard, slot, now);
+    };
+    let is_there = object.value().is_some_and(|value| value.live().any(|held| held.id == replica));
+    is_there && if lifetime.was_read { object.lease > now } else { lifetime.until > now }
 }
 
 fn has_replica<A: SegmentAllocator>(object: &Object<A>) -> bool {

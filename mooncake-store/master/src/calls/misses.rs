@@ -20,7 +20,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         why(&shard, shard.find(hash, key), hash, self.space().clock.now())
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of a look-up")]
     /// Counts a miss of a key. `slot` is that of its object, if it has one.
     pub(super) fn count_miss(
         &self,

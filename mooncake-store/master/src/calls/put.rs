@@ -379,7 +379,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         write.soft_pin = put.config.soft_pin;
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
         write.hard_pin = put.config.hard_pin;
-        write.hints = put.config.hints.clone();
+        // Each write without a copy of the parent of the call.
+        let hints = put.config.hints.as_ref().map(|hints| hints.of_object());
+        write.hints = hints.filter(|hints| !hints.is_empty()).map(Box::new);
         // An object that ends by itself stays in memory: a file would keep it for the next master.
         let is_limited = write.hints.as_ref().is_some_and(|hints| hints.limit_lifetime());
         write.file = if is_limited { None } else { self.grant_file(put.key) };

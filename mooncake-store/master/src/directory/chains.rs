@@ -34,8 +34,8 @@ impl Default for ChainLinks {
 }
 
 impl ChainLinks {
-    /// Records that of a chain `found` keys were found, of which `last` is the last, 0 for none, and
-    /// then `missing` was not.
+    /// Records that of a chain `found` keys were found, and then `missing` was not. `last` is the
+    /// last one that was found, 0 for none.
     pub(crate) fn record_found(&self, found: usize, last: u64, missing: u64, now: Moment) {
         let known = u32::try_from(found).unwrap_or(u32::MAX);
         self.missing.remember(missing, ChainEnd { last, known, is_known: true }, now);
