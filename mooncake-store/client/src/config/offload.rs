@@ -11,7 +11,7 @@ pub use mooncake_disk::Faults as DiskFaults;
 /// Faults that a test injects into a disk. They need a build with feature `disk`.
 #[cfg(not(feature = "disk"))]
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct DiskFaults;
+pub struct DiskFaults {}
 
 /// Settings of a disk that stores objects for which memory has no space. The defaults are those of
 /// Mooncake C++.
